@@ -1,0 +1,41 @@
+# Everything runs inside $(VENV); nothing is installed outside this directory.
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_FLAGS ?= -q
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+DEMO := $(BIN)/python examples/toy_gdu.py
+
+.PHONY: test demo setup clean lint
+
+test: setup lint
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src
+
+demo: setup
+	$(DEMO)
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer, or say where it is: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), but eqprop needs Python 3.10 or newer. Choose another: make PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "make: '$(PYTHON)' cannot create virtual environments (its venv or ensurepip module is missing). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \
+	  echo "Creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing eqprop and its dependencies into $(VENV) (torch is large: the first time takes minutes)"
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
