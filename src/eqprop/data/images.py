@@ -1,0 +1,227 @@
+"""Sets of images as whole tensors on one device: no loader, no work per item.
+
+Pixels are kept as floats in [0, 1], converted once: 60,000 images of 28 x 28 take 188 MB in float32, and a
+mini-batch is then a single gather. Keeping bytes would save that memory but cost one more launch in every
+iteration, where the time of a small network goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eqprop.data.idx import Idx, read_idx
+
+MNIST_DIRECTORY = Path(__file__).parent / "mnist"
+MNIST_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+FILES = tuple(MNIST_SHA256)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A classification set: x holds a flat image a row, pixels in [0, 1]; y the labels 0 .. classes-1, int64.
+
+    `shape` is that of one image, (height, width). `sha256` says where the set comes from: it is taken over
+    the uncompressed training images file followed by the training labels file, and a split keeps it.
+    """
+
+    train_x: Tensor  # (N, height * width)
+    train_y: Tensor  # (N,)
+    test_x: Tensor  # (M, height * width)
+    test_y: Tensor  # (M,)
+    shape: tuple[int, int]
+    classes: int
+    name: str
+    sha256: str
+
+    def __repr__(self) -> str:
+        height, width = self.shape
+        return (
+            f"Images({self.name!r}: {len(self.train_x)} training and {len(self.test_x)} test images, "
+            f"{height} x {width}, {self.classes} classes, {self.train_x.dtype}, {self.train_x.device})"
+        )
+
+    def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
+        """n different training images (n, pixels) and their labels (n,); a seed means the same everywhere."""
+        if not 1 <= n <= len(self.train_x):
+            raise ValueError(
+                f"Cannot draw a sample of {n} images: {self.name} has {len(self.train_x)} training images. "
+                f"Choose n from 1 to {len(self.train_x)}."
+            )
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(self.train_x), generator=generator)[:n].to(self.train_x.device)
+        return self.train_x[chosen], self.train_y[chosen]
+
+
+def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Images:
+    """MNIST as shipped with the package, its content checked against the known SHA-256."""
+    return idx_directory(MNIST_DIRECTORY, device, dtype, sha256=MNIST_SHA256)
+
+
+def idx_directory(
+    path: str | Path,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    classes: int = 10,
+    sha256: Mapping[str, str] | None = None,
+) -> Images:
+    """The set in a directory with the four files of MNIST's layout: Fashion-MNIST, KMNIST or one's own.
+
+    The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
+    t10k-labels-idx1-ubyte, also with a dot before idx, also with .gz (a plain file is taken before a
+    compressed one). `sha256` gives, by these names, digests of uncompressed files to insist on.
+    """
+    _check_destination(device, dtype)
+    directory = Path(path)
+    files = {name: read_idx(_find(directory, name)) for name in FILES}
+    for name, digest in (sha256 or {}).items():
+        _check_digest(files, name, digest)
+    train_images, train_labels, test_images, test_labels = (files[name] for name in FILES)
+    _check_pair(train_images, train_labels, classes)
+    _check_pair(test_images, test_labels, classes)
+    if train_images.values.shape[1:] != test_images.values.shape[1:]:
+        raise ValueError(
+            f"{directory}: training images are {train_images.values.shape[1:]} pixels and test images "
+            f"{test_images.values.shape[1:]}; expected one size. Take all four files from one set."
+        )
+    digest_of_both = hashlib.sha256(train_images.content)
+    digest_of_both.update(train_labels.content)
+    height, width = train_images.values.shape[1:]
+    return Images(
+        train_x=_pixels(train_images, device, dtype),
+        train_y=_labels(train_labels, device),
+        test_x=_pixels(test_images, device, dtype),
+        test_y=_labels(test_labels, device),
+        shape=(height, width),
+        classes=classes,
+        name=directory.resolve().name,
+        sha256=digest_of_both.hexdigest(),
+    )
+
+
+def split_validation(images: Images, n: int) -> Images:
+    """Train on all but the LAST n training images, and test on those n: for choosing hyper-parameters.
+
+    The real test set is not in the result, so whatever is chosen with it has not seen that set.
+    """
+    total = len(images.train_x)
+    if not 1 <= n < total:
+        raise ValueError(
+            f"Cannot hold out {n} of the {total} training images of {images.name}: both parts need at least "
+            f"one. Choose n from 1 to {total - 1}."
+        )
+    kept = total - n
+    return replace(
+        images,
+        train_x=images.train_x[:kept],
+        train_y=images.train_y[:kept],
+        test_x=images.train_x[kept:],
+        test_y=images.train_y[kept:],
+        name=f"{images.name} (training images 0-{kept - 1}, tested on {kept}-{total - 1})",
+    )
+
+
+def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Labels (...,) as targets (..., classes): 1 at the label, 0 elsewhere.
+
+    It looks at the values, which waits for the device: make the targets of a whole set at once, not those
+    of every mini-batch.
+    """
+    if labels.dtype != torch.int64:
+        raise ValueError(
+            f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long()."
+        )
+    if labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"one_hot got labels from {low} to {high}; expected 0 to {classes - 1}. Check the labels, or "
+                f"say how many classes there are (now {classes})."
+            )
+    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)
+
+
+def _find(directory: Path, name: str) -> Path:
+    if not directory.is_dir():
+        raise FileNotFoundError(
+            f"There is no directory {directory}. Give the directory that holds {', '.join(FILES)}."
+        )
+    candidates = [
+        f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx"))
+    ]
+    for candidate in candidates:
+        if (directory / candidate).is_file():
+            return directory / candidate
+    there = sorted(entry.name for entry in directory.iterdir())
+    listing = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "") if there else "nothing"
+    raise FileNotFoundError(
+        f"{directory} has no {name}: it holds {listing}. Expected one of {', '.join(candidates)}. "
+        "Put the file there."
+    )
+
+
+def _check_digest(files: Mapping[str, Idx], name: str, expected: str) -> None:
+    if name not in files:
+        raise ValueError(f"sha256 names {name!r}, which is not read here; expected {', '.join(FILES)}.")
+    got = files[name].sha256()
+    if got != expected.lower():
+        raise ValueError(
+            f"{files[name].path} is not the expected file: the SHA-256 of its content is {got}, expected "
+            f"{expected}. It was changed or damaged: get it again (reinstall, if it came with the package)."
+        )
+
+
+def _check_pair(images: Idx, labels: Idx, classes: int) -> None:
+    if images.values.ndim != 3 or images.values.dtype != "u1":
+        raise ValueError(
+            f"{images.path} holds {images.values.ndim}-dimensional {images.values.dtype.name}; expected "
+            "3-dimensional uint8 (number, height, width). Check that this is an images file."
+        )
+    if labels.values.ndim != 1 or labels.values.dtype != "u1":
+        raise ValueError(
+            f"{labels.path} holds {labels.values.ndim}-dimensional {labels.values.dtype.name}; expected "
+            "1-dimensional uint8. Check that this is a labels file."
+        )
+    if images.values.size == 0 or len(images.values) != len(labels.values):
+        raise ValueError(
+            f"{images.path} holds {len(images.values)} images of {images.values.shape[1:]} pixels, and "
+            f"{labels.path} {len(labels.values)} labels; expected as many of each, and at least one. "
+            "Take both files from one set."
+        )
+    if labels.values.max() >= classes:
+        raise ValueError(
+            f"{labels.path} holds the label {labels.values.max()}; expected 0 to {classes - 1}. "
+            "Check the file, or say how many classes there are with `classes`."
+        )
+
+
+def _check_destination(device: torch.device | str | None, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise ValueError(f"Pixels cannot be {dtype}: they are in [0, 1]. Use torch.float32 or torch.float64.")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"Cannot put images on device {str(device)!r}: {reason}. Use 'cpu', or a device this machine has."
+        ) from error
+
+
+def _pixels(images: Idx, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+    # Divided on the CPU, so that pixels are the same to the bit on every device.
+    flat = images.values.reshape(len(images.values), -1)
+    return torch.tensor(flat).to(dtype).div_(255).to(device)
+
+
+def _labels(labels: Idx, device: torch.device | str | None) -> Tensor:
+    return torch.tensor(labels.values, dtype=torch.int64).to(device)

@@ -1,0 +1,392 @@
+"""The data module against an independent decoding of the same files, and against damaged copies of them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from eqprop.data import Images, idx_directory, images, mnist, one_hot, read_idx, split_validation
+
+SHIPPED = images.MNIST_DIRECTORY
+TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = images.FILES
+
+
+def unpack(name: str) -> bytes:
+    return gzip.decompress((SHIPPED / f"{name}.gz").read_bytes())
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An IDX file written from the format's description, for arrays the shipped files do not cover."""
+    code = {"u1": 8, "i1": 9, "i2": 0xB, "i4": 0xC, "f4": 0xD, "f8": 0xE}[array.dtype.str[1:]]
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
+    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.fixture(scope="module")
+def full() -> Images:
+    return mnist()
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    """The shipped files in a directory of their own, free to be damaged."""
+    directory = tmp_path / "digits"
+    directory.mkdir()
+    for name in images.FILES:
+        shutil.copyfile(SHIPPED / f"{name}.gz", directory / f"{name}.gz")
+    return directory
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A valid set of 6 + 4 images of 2 x 3 pixels in 3 classes, as plain files."""
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    generator = np.random.default_rng(0)
+    for name, count in ((TRAIN_IMAGES, 6), (TEST_IMAGES, 4)):
+        (directory / name).write_bytes(idx_bytes(generator.integers(0, 256, (count, 2, 3), np.uint8)))
+    for name, count in ((TRAIN_LABELS, 6), (TEST_LABELS, 4)):
+        (directory / name).write_bytes(idx_bytes((np.arange(count) % 3).astype(np.uint8)))
+    return directory
+
+
+def test_mnist_has_its_known_sizes_and_ranges(full: Images) -> None:
+    assert full.train_x.shape == (60000, 784)
+    assert full.test_x.shape == (10000, 784)
+    assert full.train_y.shape == (60000,)
+    assert full.test_y.shape == (10000,)
+    assert (full.shape, full.classes, full.name) == ((28, 28), 10, "mnist")
+    assert full.train_x.dtype == torch.float32
+    assert full.train_y.dtype == torch.int64
+    for pixels in (full.train_x, full.test_x):
+        assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
+
+
+def test_mnist_labels_are_the_published_ones(full: Images) -> None:
+    counts = torch.bincount(full.train_y, minlength=10).tolist()
+    assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert full.train_y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert full.test_y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+
+
+def test_mnist_agrees_with_an_independent_decoding(full: Images) -> None:
+    for name, x in ((TRAIN_IMAGES, full.train_x), (TEST_IMAGES, full.test_x)):
+        raw = np.frombuffer(unpack(name)[16:], np.uint8).reshape(-1, 784)
+        assert np.array_equal(x.numpy(), raw.astype(np.float32) / np.float32(255))
+    for name, y in ((TRAIN_LABELS, full.train_y), (TEST_LABELS, full.test_y)):
+        assert np.array_equal(y.numpy(), np.frombuffer(unpack(name)[8:], np.uint8))
+
+
+def test_mnist_in_double_precision_is_the_exact_quotient(full: Images) -> None:
+    double = mnist(dtype=torch.float64)
+    assert double.train_x.dtype == torch.float64
+    bytes_again = (double.test_x * 255).round()
+    assert torch.equal(double.test_x, bytes_again / 255)
+    assert torch.equal(double.test_x.float(), full.test_x)
+
+
+def test_digests_are_those_of_the_files_and_stand_in_the_notice(full: Images) -> None:
+    notice = (SHIPPED / "NOTICE.md").read_text()
+    for name, digest in images.MNIST_SHA256.items():
+        assert hashlib.sha256(unpack(name)).hexdigest() == digest
+        assert re.search(rf"^    {digest}  {name}$", notice, re.MULTILINE)
+    assert full.sha256 == hashlib.sha256(unpack(TRAIN_IMAGES) + unpack(TRAIN_LABELS)).hexdigest()
+
+
+def test_mnist_loads_quickly() -> None:
+    def seconds() -> float:
+        start = time.process_time()
+        mnist()
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(2)) < 2.0
+
+
+def test_plain_and_compressed_files_in_every_spelling_give_the_same_set(copies: Path, full: Images) -> None:
+    (copies / f"{TRAIN_LABELS}.gz").rename(copies / "train-labels.idx1-ubyte.gz")
+    (copies / TEST_IMAGES).write_bytes(unpack(TEST_IMAGES))
+    (copies / f"{TEST_IMAGES}.gz").unlink()
+    (copies / "t10k-labels.idx1-ubyte").write_bytes(unpack(TEST_LABELS))
+    (copies / f"{TEST_LABELS}.gz").write_bytes(b"the plain file comes first, this one is not opened")
+    other = idx_directory(copies)
+    for field in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(other, field), getattr(full, field))
+    assert (other.name, other.sha256) == ("digits", full.sha256)
+
+
+def test_any_directory_of_idx_files(tiny: Path) -> None:
+    small = idx_directory(tiny, classes=3, dtype=torch.float64)
+    assert small.train_x.shape == (6, 6)
+    assert (small.shape, small.classes, small.name) == ((2, 3), 3, "tiny")
+    assert small.test_y.tolist() == [0, 1, 2, 0]
+    assert "6 training and 4 test images, 2 x 3, 3 classes" in repr(small)
+
+
+@given(
+    npst.arrays(
+        st.sampled_from(["u1", "i1", "<i2", ">i2", "<i4", "<f4", "<f8", ">f8"]),
+        npst.array_shapes(max_dims=4, max_side=5),
+    )
+)
+def test_every_element_type_reads_back(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
+    path = tmp_path_factory.mktemp("idx") / "array"
+    path.write_bytes(idx_bytes(array))
+    plain = read_idx(path)
+    np.testing.assert_array_equal(plain.values, array)
+    path.write_bytes(gzip.compress(idx_bytes(array)))
+    packed = read_idx(path)
+    np.testing.assert_array_equal(packed.values, array)
+    assert plain.sha256() == packed.sha256() == hashlib.sha256(idx_bytes(array)).hexdigest()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_every_cut_of_a_file_is_an_error(tiny: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tiny / TRAIN_IMAGES
+    whole = pack(path.read_bytes())
+    path.write_bytes(whole)
+    read_idx(path)
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            read_idx(path)
+
+
+def test_every_flipped_byte_of_a_compressed_file_is_an_error_or_harmless(tiny: Path) -> None:
+    path = tiny / TRAIN_IMAGES
+    content = path.read_bytes()
+    whole = gzip.compress(content, mtime=0)
+    says_nothing_about_the_content = range(4, 10)  # modification time, compression level, operating system
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        if position in says_nothing_about_the_content:
+            assert read_idx(path).content == content
+        else:
+            with pytest.raises(ValueError, match=re.escape(str(path))):
+                read_idx(path)
+
+
+def test_truncated_real_file_says_what_was_got_and_expected(tmp_path: Path) -> None:
+    path = tmp_path / TEST_LABELS
+    path.write_bytes(unpack(TEST_LABELS)[:-1])
+    with pytest.raises(ValueError, match=r"cut short.*10000 elements.*10000 bytes, and it holds 9999\. Get"):
+        read_idx(path)
+    path.write_bytes((SHIPPED / f"{TEST_LABELS}.gz").read_bytes()[:2000])
+    with pytest.raises(ValueError, match="damaged gzip file"):
+        read_idx(path)
+
+
+def test_damaged_compressed_real_file_is_reported(tmp_path: Path) -> None:
+    packed = bytearray((SHIPPED / f"{TEST_IMAGES}.gz").read_bytes())
+    packed[len(packed) // 2] ^= 0x10
+    path = tmp_path / f"{TEST_IMAGES}.gz"
+    path.write_bytes(packed)
+    with pytest.raises(ValueError, match="damaged gzip file"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_trailing_bytes_are_reported(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / TEST_LABELS
+    path.write_bytes(pack(unpack(TEST_LABELS) + b"\0"))
+    with pytest.raises(ValueError, match="goes on after its data.*10000 bytes, and more follow"):
+        read_idx(path)
+
+
+def test_garbage_after_a_compressed_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / f"{TEST_LABELS}.gz"
+    path.write_bytes((SHIPPED / path.name).read_bytes() + b"garbage")
+    with pytest.raises(ValueError, match="damaged gzip file"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize(
+    ("start", "shown"),
+    [
+        (b"", "nothing"),
+        (b"\0\0", "00 00"),
+        (b"\0\1\x08\1", "00 01 08 01"),
+        (b"\0\0\x0a\1", "00 00 0a 01"),
+        (b"\0\0\x08\0", "00 00 08 00"),
+        (b"<html>", "3c 68 74 6d"),
+    ],
+)
+def test_wrong_magic_numbers_are_shown(tmp_path: Path, start: bytes, shown: str) -> None:
+    path = tmp_path / TEST_LABELS
+    path.write_bytes(start + unpack(TEST_LABELS)[4:] if len(start) == 4 else start)
+    with pytest.raises(ValueError, match=rf"not an IDX file: it starts with {shown}.*expected 00 00.*Check"):
+        read_idx(path)
+
+
+def test_a_header_that_promises_too_much_costs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / TRAIN_IMAGES
+    path.write_bytes(b"\0\0\x08\3" + b"\xff" * 12 + b"few")
+    with pytest.raises(ValueError, match="4294967295 x 4294967295 x 4294967295.*holds 3"):
+        read_idx(path)
+
+
+def test_changed_label_fails_the_checksum_of_the_shipped_set(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytearray(unpack(TEST_LABELS))
+    content[-1] ^= 1
+    (copies / f"{TEST_LABELS}.gz").write_bytes(gzip.compress(content))
+    # Still a valid set of ten classes: only the digest can tell.
+    assert len(idx_directory(copies).test_y) == 10000
+    monkeypatch.setattr(images, "MNIST_DIRECTORY", copies)
+    with pytest.raises(
+        ValueError, match=f"{TEST_LABELS}.*SHA-256.*expected {images.MNIST_SHA256[TEST_LABELS]}"
+    ):
+        mnist()
+
+
+def test_digest_for_an_unknown_file_is_refused(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="'labels', which is not read here"):
+        idx_directory(tiny, classes=3, sha256={"labels": "00"})
+
+
+def test_images_and_labels_must_agree_in_number(copies: Path) -> None:
+    shutil.copyfile(copies / f"{TEST_LABELS}.gz", copies / f"{TRAIN_LABELS}.gz")
+    with pytest.raises(ValueError, match="60000 images.*10000 labels; expected as many of each"):
+        idx_directory(copies)
+
+
+def test_swapped_files_are_told_by_their_dimensions(tiny: Path) -> None:
+    content = {name: (tiny / name).read_bytes() for name in (TRAIN_IMAGES, TRAIN_LABELS)}
+    (tiny / TRAIN_IMAGES).write_bytes(content[TRAIN_LABELS])
+    with pytest.raises(ValueError, match="1-dimensional uint8; expected 3-dimensional uint8"):
+        idx_directory(tiny)
+    (tiny / TRAIN_IMAGES).write_bytes(content[TRAIN_IMAGES])
+    (tiny / TRAIN_LABELS).write_bytes(content[TRAIN_IMAGES])
+    with pytest.raises(ValueError, match="3-dimensional uint8; expected 1-dimensional uint8"):
+        idx_directory(tiny)
+
+
+def test_images_must_be_bytes_and_of_one_size(tiny: Path) -> None:
+    (tiny / TEST_IMAGES).write_bytes(idx_bytes(np.zeros((4, 3, 3), np.uint8)))
+    with pytest.raises(ValueError, match=r"\(2, 3\) pixels and test images \(3, 3\)"):
+        idx_directory(tiny)
+    (tiny / TEST_IMAGES).write_bytes(idx_bytes(np.zeros((4, 2, 3), np.float32)))
+    with pytest.raises(ValueError, match="3-dimensional float32; expected 3-dimensional uint8"):
+        idx_directory(tiny)
+
+
+def test_an_empty_set_is_refused(tiny: Path) -> None:
+    (tiny / TEST_IMAGES).write_bytes(idx_bytes(np.zeros((0, 2, 3), np.uint8)))
+    (tiny / TEST_LABELS).write_bytes(idx_bytes(np.zeros(0, np.uint8)))
+    with pytest.raises(ValueError, match="0 images.*at least one"):
+        idx_directory(tiny)
+
+
+def test_labels_must_be_within_the_classes(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="holds the label 2; expected 0 to 1.*`classes`"):
+        idx_directory(tiny, classes=2)
+
+
+def test_missing_files_and_directories_say_what_is_there(copies: Path, tmp_path: Path) -> None:
+    (copies / f"{TRAIN_LABELS}.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=f"no {TRAIN_LABELS}: it holds t10k.*Expected one of .*Put"):
+        idx_directory(copies)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(FileNotFoundError, match=f"no {TRAIN_IMAGES}: it holds nothing"):
+        idx_directory(empty)
+    with pytest.raises(FileNotFoundError, match="There is no directory"):
+        idx_directory(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        read_idx(empty)
+
+
+def test_unusable_dtypes_and_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot be torch\.int64.*Use torch\.float32"):
+        mnist(dtype=torch.int64)
+    with pytest.raises(ValueError, match="device 'nonsense'.*Use 'cpu'"):
+        mnist(device="nonsense")
+
+
+@pytest.mark.gpu
+def test_pixels_are_the_same_to_the_bit_on_the_device(full: Images) -> None:
+    there = mnist(device="cuda")
+    assert there.train_x.is_cuda
+    assert there.train_y.is_cuda
+    assert torch.equal(there.train_x.cpu(), full.train_x)
+    for here, away in zip(full.sample(20, seed=3), there.sample(20, seed=3), strict=True):
+        assert torch.equal(here, away.cpu())
+
+
+def test_held_out_images_are_the_last_ones_and_disjoint(full: Images) -> None:
+    split = split_validation(full, 5000)
+    assert (len(split.train_x), len(split.test_x)) == (55000, 5000)
+    assert torch.equal(torch.cat([split.train_x, split.test_x]), full.train_x)
+    assert torch.equal(torch.cat([split.train_y, split.test_y]), full.train_y)
+    assert split.sha256 == full.sha256
+    assert split.name == "mnist (training images 0-54999, tested on 55000-59999)"
+
+
+@pytest.mark.parametrize("n", [0, -1, 60000])
+def test_impossible_splits_are_refused(full: Images, n: int) -> None:
+    with pytest.raises(ValueError, match=f"hold out {n} of the 60000.*Choose n from 1 to 59999"):
+        split_validation(full, n)
+
+
+def test_a_seed_always_draws_the_same_sample(full: Images) -> None:
+    x, y = full.sample(20, seed=7)
+    again_x, again_y = full.sample(20, seed=7)
+    other_x, _ = full.sample(20, seed=8)
+    assert x.shape == (20, 784)
+    assert torch.equal(x, again_x)
+    assert torch.equal(y, again_y)
+    assert not torch.equal(x, other_x)
+
+
+def test_sampling_leaves_the_global_generator_alone(full: Images) -> None:
+    before = torch.get_rng_state()
+    full.sample(5, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sample_never_repeats_an_image_and_keeps_labels_with_images(tiny: Path) -> None:
+    small = idx_directory(tiny, classes=3)
+    x, y = small.sample(6, seed=1)
+    rows = [small.train_x.tolist().index(row) for row in x.tolist()]
+    assert sorted(rows) == list(range(6))
+    assert torch.equal(y, small.train_y[rows])
+
+
+@pytest.mark.parametrize("n", [0, 7])
+def test_impossible_samples_are_refused(tiny: Path, n: int) -> None:
+    with pytest.raises(ValueError, match=f"sample of {n} images.*Choose n from 1 to 6"):
+        idx_directory(tiny, classes=3).sample(n, seed=0)
+
+
+@given(st.lists(st.integers(0, 6), max_size=30), st.sampled_from([torch.float32, torch.float64]))
+def test_one_hot_has_a_single_one_at_the_label(labels: list[int], dtype: torch.dtype) -> None:
+    y = torch.tensor(labels, dtype=torch.int64)
+    targets = one_hot(y, 7, dtype)
+    assert targets.shape == (len(labels), 7)
+    assert targets.dtype == dtype
+    assert torch.equal(targets.sum(-1), torch.ones(len(labels), dtype=dtype))
+    assert torch.equal(targets.argmax(-1), y)
+
+
+def test_one_hot_refuses_labels_it_cannot_place() -> None:
+    with pytest.raises(ValueError, match="labels from 0 to 10; expected 0 to 9"):
+        one_hot(torch.tensor([0, 10]), 10)
+    with pytest.raises(ValueError, match="labels from -1 to 3"):
+        one_hot(torch.tensor([-1, 3]), 10)
+    with pytest.raises(ValueError, match=r"expected torch\.int64.*labels\.long"):
+        one_hot(torch.tensor([0.0, 1.0]), 10)
