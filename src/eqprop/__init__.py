@@ -1,0 +1,37 @@
+"""eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
+
+from eqprop import data, models
+from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators import BPTT, EP, RBP, Estimator, GrowingAdjointError, Processes, limit_steps
+from eqprop.functional import from_energy, from_primitive, from_transition
+from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
+from eqprop.state import State
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BPTT",
+    "EP",
+    "RBP",
+    "Cost",
+    "Dynamics",
+    "Estimator",
+    "FunctionCost",
+    "GrowingAdjointError",
+    "NotFiniteError",
+    "Nudge",
+    "Phase",
+    "PrimitiveDynamics",
+    "Processes",
+    "Relaxation",
+    "SquaredError",
+    "State",
+    "data",
+    "from_energy",
+    "from_primitive",
+    "from_transition",
+    "limit_steps",
+    "models",
+    "relax",
+]

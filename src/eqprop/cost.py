@@ -1,0 +1,112 @@
+"""Cost functions l(s, y) or l(s, y, theta), one value per sample, and the nudge they exert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.state import State
+
+
+class Cost(nn.Module):
+    """l(s, y, theta), one value per sample, shape (B,).
+
+    Subclasses give `forward`. theta is the model's parameters by name; a cost that reads them, or that has
+    parameters of its own (a readout), says `parametric = True`, and the estimators then add the term
+    dl/dtheta at the end of the free phase: the missing t = 0 term of the appendix  [sec:index-shift].
+    """
+
+    parametric: bool = False
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define forward(s, y, theta), one value per sample.")
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """dl/ds per sample, layer by layer; None where the cost does not see the layer.
+
+        By automatic differentiation; differentiable again where gradients are recorded.
+        """
+        recording = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
+            loss = self(inputs, y, theta)
+            return torch.autograd.grad(loss.sum(), inputs, create_graph=recording, allow_unused=True)
+
+    def check(self, s: State, y: Tensor) -> None:
+        """Raise ValueError if y does not fit the state."""
+
+    def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """The batch mean of dl/dtheta at fixed s, for the model's and the cost's own parameters  [eq:aux2]."""
+        if not self.parametric:
+            return {}
+        parameters = [p for p in (*theta.values(), *self.parameters()) if isinstance(p, nn.Parameter)]
+        with torch.enable_grad():
+            loss = self(s, y, theta)
+            grads = torch.autograd.grad(loss.sum() / loss.shape[-1], parameters, allow_unused=True)
+        return {p: g for p, g in zip(parameters, grads, strict=True) if g is not None}
+
+
+class SquaredError(Cost):
+    """l = 1/2 |s0 - y|^2, y of the shape of s0 (one-hot for a classification)."""
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (s[0] - y).square().sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (s[0] - y, *(None for _ in s[1:]))
+
+    def check(self, s: State, y: Tensor) -> None:
+        s0 = s[0]
+        if y.shape != s0.shape:
+            raise ValueError(
+                f"The target y has shape {tuple(y.shape)}; expected {tuple(s0.shape)}, that of the output s0. "
+                "Labels become one-hot rows with eqprop.data.one_hot."
+            )
+        _check_kind("target y", y, s0)
+
+
+class FunctionCost(Cost):
+    """A cost from a function l(s, y), or l(s, y, theta) with `parametric=True`."""
+
+    def __init__(self, function: Callable[..., Tensor], parametric: bool = False) -> None:
+        super().__init__()
+        self.function, self.parametric = function, parametric
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        value = self.function(s, y, theta) if self.parametric else self.function(s, y)
+        samples = s[0].shape[: value.dim()] if value.dim() else None
+        if samples is None or value.shape != samples:
+            raise ValueError(
+                f"The cost returned shape {tuple(value.shape)}; expected one value per sample, as many as the "
+                f"{s[0].shape[0]} rows of s0. Sum over the neurons, not over the samples."
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative, not 0."""
+
+    cost: Cost
+    y: Tensor
+    beta: float
+
+    def __post_init__(self) -> None:
+        if self.beta == 0.0:
+            raise ValueError("beta is 0, which nudges nothing. Expected a non-zero beta, such as 0.1.")
+
+    def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
+        """-beta * factor * dl/ds, factor being the model's `nudge_scale`."""
+        strength = -self.beta * factor
+        return tuple(None if g is None else strength * g for g in self.cost.pull(s, self.y, theta))
+
+
+def _check_kind(what: str, got: Tensor, expected: Tensor) -> None:
+    if got.dtype != expected.dtype or got.device != expected.device:
+        raise ValueError(
+            f"The {what} is {got.dtype} on {got.device}; expected {expected.dtype} on {expected.device}, as the "
+            "model. Convert it with .to(...)."
+        )

@@ -1,0 +1,138 @@
+"""Convergent RNNs with static input, given by a transition F, a primitive Phi or an energy E."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.state import State, add
+
+Drive = Any
+"""What `Dynamics.drive` returns: everything of a step that depends on x and the parameters but not on s."""
+
+
+class Dynamics(nn.Module):
+    """A convergent RNN with static input: s_{t+1} = F(x, s_t)  [eq:1st-phase].
+
+    A subclass gives `init_state` and `transition`. Parameters are ordinary `nn.Parameter`s. A model never
+    stores its state: states go in, states come out.
+
+    `drive` and `step` are what the time loop calls: `drive(x)` once per phase, `step(drive, s, push)` at every
+    step. Override both, together, when a part of F does not depend on s.
+    """
+
+    nudge_scale: float = 1.0
+    """The factor of beta in the nudge and in the updates: eps for an energy [delta-fc-canon], else 1."""
+
+    bipartite: bool = False
+    """Whether even layers depend on odd layers alone and vice versa, so that they may be updated in turn."""
+
+    input_shape: tuple[int, ...] | None = None
+    """The shape of one input sample, checked where it is given."""
+
+    def init_state(self, x: Tensor) -> State:
+        """The state at t = 0, usually zeros."""
+        raise NotImplementedError(f"{type(self).__name__} must define init_state(x), a tuple of tensors (B, ...).")
+
+    def transition(self, x: Tensor, s: State) -> State:
+        """F(x, s), one tensor a layer, of the shapes of s."""
+        raise NotImplementedError(f"{type(self).__name__} must define transition(x, s), the next state.")
+
+    def drive(self, x: Tensor) -> Drive:
+        """What a step needs of x, computed once per phase. By default x itself."""
+        return x
+
+    def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
+        """F(x, s) + push, where push = -beta dl/ds is the nudge of the second phase  [eq:2nd-phase]."""
+        new = self.transition(drive, s)
+        return new if push is None else add(new, push)
+
+    def half_step(self, drive: Drive, s: State, parity: int) -> State:
+        """F(x, s) for the layers of one parity (0: even), the others as they are."""
+        raise TypeError(
+            f"{type(self).__name__} has no alternating schedule: its layers are not known to fall into two classes "
+            "that only see each other. Use schedule='synchronous'."
+        )
+
+    @property
+    def layer_names(self) -> tuple[str, ...] | None:
+        """The paper's names of the layers; None stands for s0, s1, ..."""
+        return None
+
+    def sample_dims(self, x: Tensor) -> int:
+        """How many leading dimensions of x number samples: 1, or 2 when networks are stacked."""
+        return 1 if self.input_shape is None else x.dim() - len(self.input_shape)
+
+
+class PrimitiveDynamics(Dynamics):
+    """F = project(squash(dPhi/ds)). Theorem 1 is exact when squash and project are the identity  [thm:main].
+
+    A subclass gives `init_state` and `primitive`; dPhi/ds and dPhi/dtheta follow by automatic differentiation.
+    Models with hand-written formulas override `gradient` and `contrast`; `autodiff_gradient` and
+    `autodiff_contrast` stay as the oracles those are tested against.
+
+    `squash` acts before the nudge (the sigma of the prototypical nets), `project` after it (the clip of the
+    energy-based nets).
+    """
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        """Phi(x, s), one value per sample, shape (B,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define primitive(x, s), one value per sample.")
+
+    def squash(self, s: State) -> State:
+        return s
+
+    def project(self, s: State) -> State:
+        return s
+
+    def gradient(self, drive: Drive, s: State) -> State:
+        """dPhi/ds at s, from what `drive` prepared."""
+        return self.autodiff_gradient(drive, s)
+
+    def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        """The batch mean of dPhi/dtheta(x, s_plus) - dPhi/dtheta(x, s_minus), by parameter name  [eq:delta-ep]."""
+        return self.autodiff_contrast(x, s_plus, s_minus)
+
+    def autodiff_gradient(self, x: Tensor, s: State) -> State:
+        """dPhi/ds by automatic differentiation: the oracle. Differentiable again where gradients are recorded."""
+        recording = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # A state that is part of a graph stays in it; any other becomes a leaf, through a view and not a
+            # detached copy, so that a forward-mode tangent passes.
+            inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
+            phi = self._primitive_checked(x, inputs)
+            grads = torch.autograd.grad(
+                phi.sum(), inputs, create_graph=recording, allow_unused=True, materialize_grads=True
+            )
+        return tuple(grads)
+
+    def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        """The parameter contrast by automatic differentiation of Phi: the oracle."""
+        names, parameters = zip(*self.named_parameters(), strict=True)
+        with torch.enable_grad():
+            phi = self._primitive_checked(x, s_plus) - self._primitive_checked(x, s_minus)
+            grads = torch.autograd.grad(
+                phi.sum() / phi.shape[-1], parameters, allow_unused=True, materialize_grads=True
+            )
+        return dict(zip(names, grads, strict=True))
+
+    def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
+        phi = self.primitive(x, s)
+        expected = s[0].shape[: self.sample_dims(x)]
+        if phi.shape != expected:
+            raise ValueError(
+                f"The primitive of {type(self).__name__} returned shape {tuple(phi.shape)}; expected one value per "
+                f"sample, shape {tuple(expected)}. Sum over the neurons, not over the samples."
+            )
+        return phi
+
+    def transition(self, x: Tensor, s: State) -> State:
+        return self.step(self.drive(x), s)
+
+    def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
+        """project(squash(dPhi/ds) + push)."""
+        new = self.squash(self.gradient(drive, s))
+        return self.project(new if push is None else add(new, push))

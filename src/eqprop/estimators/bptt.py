@@ -1,0 +1,74 @@
+"""Backpropagation through time, truncated to the last K steps  [sec:background-bptt]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
+from eqprop.relax import Phase, Relaxation, relax
+from eqprop.state import State
+
+
+@final
+@dataclass(frozen=True)
+class BPTT(Estimator):
+    """dL/dtheta of L = l(s_T, y), through exactly the last K of the T steps  [eq:total-gradient].
+
+    With schedule="alternating" the first T - K steps alternate and the K that are differentiated are synchronous.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.K > self.T:
+            raise ValueError(
+                f"BPTT cannot unroll K={self.K} steps: the free phase has only T={self.T}. Lower K or raise T."
+            )
+
+    @property
+    def sign(self) -> int:
+        return 1
+
+    def gradient(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        start = relax(model, x, self.free_phase(self.T - self.K), state)
+        cost.check(start.state, y)
+        parameters = trainable(model)
+        with torch.enable_grad():
+            drive = model.drive(x)
+            s = start.state
+            for _ in range(self.K):
+                s = model.step(drive, s)
+            loss = cost(s, y, {name: p.detach() for name, p in model.named_parameters()})
+            found = torch.autograd.grad(
+                loss.sum() / loss.shape[-1],
+                tuple(parameters.values()),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        end = relax(model, x, Phase(0, tolerance=self.tolerance, checked=self.checked), s)
+        free = Relaxation(end.state, start.steps + self.K, end.residual, end.settled)
+        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
+        return free, merge(model, dict(zip(parameters, found, strict=True)), direct)
+
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state]."""
+        if len(free.trail) < self.K:
+            raise ValueError(
+                f"BPTT's process needs the last K={self.K} states before the end; the free phase kept "
+                f"{len(free.trail)}. Run it with relax(..., keep={self.K})."
+            )
+        cost.check(free.state, y)
+        with torch.no_grad():
+            nabla = pull_dense(cost, free.state, y, model)
+        for t in range(self.K):
+            earlier, synapses = transition_vjp(model, x, free.trail[-1 - t], nabla)
+            yield Step(nabla, synapses)
+            nabla = earlier

@@ -1,0 +1,123 @@
+"""Equilibrium propagation in discrete time  [sec:ep-algo]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+
+from eqprop.cost import Cost, Nudge
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators.base import Estimator, Step, merge, pull_dense, transition_vjp
+from eqprop.relax import Phase, Relaxation, nudged_states, relax
+from eqprop.state import State, scale, subtract
+
+
+@final
+@dataclass(frozen=True)
+class EP(Estimator):
+    """dL/dtheta = -(1/beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*))  [eq:ep-grad].
+
+    T free steps to s_*, then K steps nudged with strength beta  [eq:2nd-phase]. In the energy-based setting beta
+    stands for beta * eps throughout  [delta-fc-canon]. Without a primitive, the updates are summed step by step,
+    (1/beta) (dF/dtheta)^T (s_{t+1} - s_t)  [eq:ep-weight-update].
+    """
+
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta == 0.0:
+            raise ValueError("EP got beta=0, which nudges nothing. Expected a non-zero beta, such as 0.1.")
+
+    @property
+    def sign(self) -> int:
+        return -1
+
+    def gradient(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        free = relax(model, x, self.free_phase(), state)
+        if isinstance(model, PrimitiveDynamics):
+            nudge = Nudge(cost, y, self.beta)
+            nudged = relax(model, x, Phase(self.K, checked=self.checked), free.state, nudge)
+            strength = -1.0 / (self.beta * model.nudge_scale)
+            contrast = model.contrast(x, nudged.state, free.state)
+            grads = {name: strength * g.detach() for name, g in contrast.items()}
+        else:
+            grads = {}
+            for step in self.steps(model, cost, x, y, free):
+                for name, update in step.synapses.items():
+                    grads[name] = grads[name] - update if name in grads else -update
+        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
+        return free, merge(model, grads, direct)
+
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """Delta_s(beta, t) and Delta_theta(beta, t), t = 0, ..., K-1  [eq:delta-ep]."""
+        cost.check(free.state, y)
+        unit = 1.0 / (self.beta * model.nudge_scale)
+        s = free.state
+        for new in nudged_states(model, x, s, Nudge(cost, y, self.beta), self.K):
+            moved = scale(subtract(new, s), unit)
+            if isinstance(model, PrimitiveDynamics):
+                synapses = {name: unit * g.detach() for name, g in model.contrast(x, new, s).items()}
+            else:
+                _, synapses = transition_vjp(model, x, s, moved)
+            yield Step(moved, synapses)
+            s = new
+
+
+def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int) -> Iterator[Step]:
+    """Delta_s(t) and Delta_theta(t) in the limit beta -> 0, t = 0, ..., K-1  [lemma:ep].
+
+    The limit is taken exactly: the second phase is differentiated along beta at beta = 0 in forward mode, the
+    state going on as in the free phase, its tangent d s_t / d beta going with it. No finite difference.
+    """
+    s = free.state
+    tangent = tuple(torch.zeros_like(layer) for layer in s)
+    for _ in range(K):
+        new, new_tangent = _advance(model, cost, x, y, s, tangent)
+        moved = subtract(new_tangent, tangent)
+        if isinstance(model, PrimitiveDynamics):
+            synapses = _contrast_tangent(model, x, (new, new_tangent), (s, tangent))
+        else:
+            _, synapses = transition_vjp(model, x, s, moved)
+        yield Step(moved, synapses)
+        s, tangent = new, new_tangent
+
+
+@torch.no_grad()
+def _advance(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State, tangent: State) -> tuple[State, State]:
+    """F(x, s) and its derivative along beta: J tangent - dl/ds, squash and projection included.
+
+    The nudge enters as an argument of the step with value 0 and tangent -dl/ds, so wherever a model applies it,
+    its derivative is taken there.
+    """
+    pull = pull_dense(cost, s, y, model)
+    with forward_ad.dual_level():
+        dual = tuple(forward_ad.make_dual(v, d) for v, d in zip(s, tangent, strict=True))
+        push = tuple(forward_ad.make_dual(torch.zeros_like(p), -p) for p in pull)
+        out = [forward_ad.unpack_dual(v) for v in model.step(model.drive(x), dual, push)]
+        new = tuple(v.primal.detach().clone() for v in out)
+        moved = tuple(torch.zeros_like(v.primal) if v.tangent is None else v.tangent.detach().clone() for v in out)
+    return new, moved
+
+
+def _contrast_tangent(
+    model: PrimitiveDynamics, x: Tensor, plus: tuple[State, State], minus: tuple[State, State]
+) -> dict[str, Tensor]:
+    """The derivative along beta of the parameter contrast between two states with their tangents.
+
+    In the energy-based setting the tangents, and so the result, are those along beta * eps, as the updates are.
+    """
+    with forward_ad.dual_level():
+        a, b = (tuple(forward_ad.make_dual(v, d) for v, d in zip(*pair, strict=True)) for pair in (plus, minus))
+        contrast = {name: forward_ad.unpack_dual(g) for name, g in model.contrast(x, a, b).items()}
+        return {
+            name: torch.zeros_like(g.primal) if g.tangent is None else g.tangent.detach().clone()
+            for name, g in contrast.items()
+        }

@@ -1,0 +1,97 @@
+"""Recurrent backpropagation (Almeida, Pineda): the adjoint iterated at the steady state  [cor:bptt-steady-state]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
+from eqprop.relax import CHECK_EVERY, Relaxation, relax
+from eqprop.state import State, add, distance
+
+
+class GrowingAdjointError(ArithmeticError):
+    """The adjoint does not decay: the steady state does not attract, or there is none."""
+
+
+@final
+@dataclass(frozen=True)
+class RBP(Estimator):
+    """dL*/dtheta = (dF/dtheta)^T sum_k lambda_k, lambda_0 = dl/ds, lambda_{k+1} = (dF/ds)^T lambda_k, all at s_T.
+
+    K terms, or fewer with stop="settled", which leaves when a term no longer changes the sum. At a fixed point K
+    terms are K-step BPTT. The returned relaxation carries `adjoint_residual`, the largest element of the first
+    term left out, per sample. An adjoint that has grown is an error.
+    """
+
+    @property
+    def sign(self) -> int:
+        return 1
+
+    def gradient(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        free = relax(model, x, self.free_phase(), state)
+        cost.check(free.state, y)
+        parameters = trainable(model)
+        samples = free.state[0].shape[model.sample_dims(x) - 1]
+        with torch.no_grad():
+            first = pull_dense(cost, free.state, y, model)
+        with torch.enable_grad():
+            leaves = tuple(layer.detach().requires_grad_() for layer in free.state)
+            out = model.step(model.drive(x), leaves)
+            total, left = self._sum_adjoint(out, leaves, first)
+            found = torch.autograd.grad(
+                out, tuple(parameters.values()), total, allow_unused=True, materialize_grads=True
+            )
+        dims = model.sample_dims(x)
+        residual = distance(left, tuple(torch.zeros_like(v) for v in left), dims)
+        if self.checked:
+            _check_decay(first, residual, dims, self.K)
+        grads = {name: g / samples for name, g in zip(parameters, found, strict=True)}
+        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
+        return replace(free, adjoint_residual=residual), merge(model, grads, direct)
+
+    def _sum_adjoint(self, out: State, leaves: State, first: State) -> tuple[State, State]:
+        """The sum of the K first terms and the term after them."""
+        adjoint, total = first, first
+        for k in range(1, self.K + 1):
+            adjoint = torch.autograd.grad(
+                out, leaves, adjoint, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            if k == self.K:
+                break
+            new = add(total, adjoint)
+            look = self.stop == "settled" and k % CHECK_EVERY == 0
+            if look and all(torch.equal(a, b) for a, b in zip(new, total, strict=True)):
+                break
+            total = new
+        return total, adjoint
+
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """lambda_t and (dF/dtheta)^T lambda_t at the end of the free phase, t = 0, ..., K-1."""
+        cost.check(free.state, y)
+        with torch.no_grad():
+            adjoint = pull_dense(cost, free.state, y, model)
+        for _ in range(self.K):
+            following, synapses = transition_vjp(model, x, free.state, adjoint)
+            yield Step(adjoint, synapses)
+            adjoint = following
+
+
+def _check_decay(first: State, residual: Tensor, dims: int, K: int) -> None:
+    start = distance(first, tuple(torch.zeros_like(v) for v in first), dims)
+    grown = ~(residual <= start)
+    if bool(grown.any()):
+        worst = int(torch.where(grown, residual, torch.zeros_like(residual)).argmax())
+        raise GrowingAdjointError(
+            f"The adjoint of {int(grown.sum())} of {grown.numel()} samples has grown over K={K} steps (sample {worst}: "
+            f"{float(start.flatten()[worst]):.2e} -> {float(residual.flatten()[worst]):.2e}): the state reached is not "
+            "an attracting fixed point. Raise T, use schedule='alternating', or lower eps or the weights."
+        )

@@ -1,0 +1,134 @@
+"""Models from plain functions: `from_transition`, `from_primitive`, `from_energy`.
+
+Each takes the function, the parameters by name and the layers' sizes, and gives a model like any other. The
+function sees the parameters as a dictionary `theta`:
+
+    def phi(x, s, theta):
+        s0, s1 = s
+        return ((s1 @ theta["W"].T) * s0).sum(-1) + (x * s1).sum(-1)
+
+    model = from_primitive(phi, {"W": torch.zeros(2, 3)}, layers=(2, 3), squash=torch.tanh)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.state import State
+
+Theta = Mapping[str, Tensor]
+LayerShape = int | tuple[int, ...]
+
+
+def from_transition(
+    function: Callable[[Tensor, State, Theta], State], parameters: Theta, layers: Sequence[LayerShape]
+) -> Dynamics:
+    """s_{t+1} = F(x, s_t, theta) with F the given function  [eq:1st-phase]."""
+    return _Transition(function, parameters, layers)
+
+
+def from_primitive(
+    function: Callable[[Tensor, State, Theta], Tensor],
+    parameters: Theta,
+    layers: Sequence[LayerShape],
+    squash: Callable[[Tensor], Tensor] | None = None,
+) -> PrimitiveDynamics:
+    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash it is the setting of the theorem  [thm:main]."""
+    return _Primitive(function, parameters, layers, squash)
+
+
+def from_energy(
+    function: Callable[[Tensor, State, Theta], Tensor],
+    parameters: Theta,
+    layers: Sequence[LayerShape],
+    eps: float,
+) -> PrimitiveDynamics:
+    """s_{t+1} = s_t - eps dE/ds, that is Phi = 1/2 |s|^2 - eps E, the nudge scaled by eps  [sec:primitive-energy]."""
+
+    def primitive(x: Tensor, s: State, theta: Theta) -> Tensor:
+        energy = function(x, s, theta)
+        if energy.shape != x.shape[:1]:
+            raise ValueError(
+                f"The energy returned shape {tuple(energy.shape)}; expected one value per sample, shape "
+                f"{tuple(x.shape[:1])}. Sum over the neurons, not over the samples."
+            )
+        squares = torch.stack([layer.square().flatten(1).sum(-1) for layer in s]).sum(0)
+        return 0.5 * squares - eps * energy
+
+    model = _Primitive(primitive, parameters, layers, squash=None)
+    model.nudge_scale = check_eps(eps)
+    return model
+
+
+def check_eps(eps: float) -> float:
+    if not 0.0 < eps <= 1.0:
+        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. A usual choice is 0.2 or 0.08.")
+    return float(eps)
+
+
+def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
+    shapes = tuple((n,) if isinstance(n, int) else tuple(n) for n in layers)
+    if not shapes or any(not shape or any(n < 1 for n in shape) for shape in shapes):
+        raise ValueError(
+            f"The layers are {tuple(layers)}; expected at least one layer, every size at least 1, the output first."
+        )
+    return shapes
+
+
+def zero_state(x: Tensor, shapes: Sequence[tuple[int, ...]], samples: Sequence[int]) -> State:
+    return tuple(torch.zeros(*samples, *shape, dtype=x.dtype, device=x.device) for shape in shapes)
+
+
+class _ByFunction:
+    """What the models made from functions share: named parameters and layers of given shapes."""
+
+    def __init__(self, parameters: Theta, layers: Sequence[LayerShape]) -> None:
+        super().__init__()
+        if not parameters:
+            raise ValueError("No parameters were given; expected a dictionary of named tensors, the theta to learn.")
+        self.shapes = layer_shapes(layers)
+        self.names = tuple(parameters)
+        for name, value in parameters.items():
+            setattr(self, name, nn.Parameter(value.detach().clone()))
+
+    def theta(self) -> Theta:
+        return {name: getattr(self, name) for name in self.names}
+
+    def init_state(self, x: Tensor) -> State:
+        return zero_state(x, self.shapes, x.shape[:1])
+
+
+class _Transition(_ByFunction, Dynamics):
+    def __init__(
+        self,
+        function: Callable[[Tensor, State, Theta], State],
+        parameters: Theta,
+        layers: Sequence[LayerShape],
+    ) -> None:
+        super().__init__(parameters, layers)
+        self.function = function
+
+    def transition(self, x: Tensor, s: State) -> State:
+        return tuple(self.function(x, s, self.theta()))
+
+
+class _Primitive(_ByFunction, PrimitiveDynamics):
+    def __init__(
+        self,
+        function: Callable[[Tensor, State, Theta], Tensor],
+        parameters: Theta,
+        layers: Sequence[LayerShape],
+        squash: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        super().__init__(parameters, layers)
+        self.function, self.sigma = function, squash
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        return self.function(x, s, self.theta())
+
+    def squash(self, s: State) -> State:
+        return s if self.sigma is None else tuple(self.sigma(layer) for layer in s)

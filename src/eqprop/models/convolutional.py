@@ -1,0 +1,209 @@
+"""Convolutional nets in the prototypical setting: convolution and pooling, then fully connected layers  [exp:conv]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from eqprop.dynamics import PrimitiveDynamics
+from eqprop.functional import zero_state
+from eqprop.models.activations import Activation, activation
+from eqprop.models.initial import Init, Wanted, add_parameters
+from eqprop.models.pooling import Pooled, conv, conv_transpose, conv_weight, pool, unpool
+from eqprop.state import State
+
+
+class ConvDrive(NamedTuple):
+    """What does not change during a phase: the pooled response to x and where its maxima are."""
+
+    visible: Pooled
+
+
+@final
+class Convolutional(PrimitiveDynamics):
+    """Flat layers s0 (output), s1, ... over convolutional layers h0, h1, ..., over the image x = h^{N_conv}.
+
+    Phi = sum_n s^n . Wfc_{n,n+1} . s^{n+1} + sum_n h^n . P(Wconv_{n,n+1} * h^{n+1} + b),   s_{t+1} = sigma(dPhi/ds),
+    where s^{N_fc} is h0 flattened and P is max-pooling; biases join each layer's input, before pooling in a
+    convolution. The arg-max of the inverse pooling is that of the current state.
+
+    input_shape     (channels, height, width) of x
+    channels        of h0, h1, ...: from the output side, as the layers are numbered; (64, 32) in the paper
+    flat            sizes of s0, s1, ...; (10,) in the paper
+    """
+
+    bipartite = True
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int] = (1, 28, 28),
+        channels: Sequence[int] = (64, 32),
+        flat: Sequence[int] = (10,),
+        activation: str | Activation | Callable[[Tensor], Tensor] = "hard-sigmoid",
+        *,
+        kernel: int = 5,
+        padding: int = 0,
+        pool: int = 2,
+        bias: bool = True,
+        init: Init = "default",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.image, self.input_shape = tuple(input_shape), tuple(input_shape)
+        self.channels, self.flat = tuple(channels), tuple(flat)
+        self.kernel, self.padding, self.pool, self.bias = kernel, padding, pool, bias
+        self.activation = _activation(activation)
+        self.maps = self._map_shapes()
+        add_parameters(self, self._wanted(), init, seed, dtype)
+
+    def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """The shapes of h0, h1, ..., from the input inwards, each checked to be there at all."""
+        if not self.channels or not self.flat or min(*self.channels, *self.flat) < 1:
+            raise ValueError(
+                f"channels is {self.channels} and flat is {self.flat}; expected at least one positive size in each, "
+                "from the output side, such as channels=(64, 32), flat=(10,)."
+            )
+        if len(self.image) != 3 or self.kernel < 1 or self.pool < 1 or not 0 <= self.padding < self.kernel:
+            raise ValueError(
+                f"input_shape {self.input_shape}, kernel {self.kernel}, padding {self.padding}, pool {self.pool}; "
+                "expected (channels, height, width), positive sizes, and a padding below the kernel."
+            )
+        _, height, width = self.image
+        shapes: list[tuple[int, int, int]] = []
+        for count in reversed(self.channels):
+            height, width = ((side + 2 * self.padding - self.kernel + 1) // self.pool for side in (height, width))
+            if height < 1 or width < 1:
+                raise ValueError(
+                    f"An image of {self.input_shape} is used up before layer h{len(self.channels) - len(shapes) - 1}: "
+                    "use fewer convolutional layers, a smaller kernel or pool, or padding."
+                )
+            shapes.append((count, height, width))
+        return tuple(reversed(shapes))
+
+    def _wanted(self) -> list[Wanted]:
+        wanted = []
+        sizes = (*self.flat, math.prod(self.maps[0]))
+        for n, (rows, columns) in enumerate(pairwise(sizes)):
+            wanted.append(Wanted(f"Wfc{n}{n + 1}", (rows, columns), columns, rows))
+            if self.bias:
+                wanted.append(Wanted(f"bfc{n}", (rows,), columns, rows))
+        area = self.kernel**2
+        for n, (rows, columns) in enumerate(pairwise((*self.channels, self.image[0]))):
+            shape = (rows, columns, self.kernel, self.kernel)
+            wanted.append(Wanted(f"Wconv{n}{n + 1}", shape, columns * area, rows * area))
+            if self.bias:
+                wanted.append(Wanted(f"bconv{n}", (rows,), columns * area, rows * area))
+        return wanted
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        return (*(f"s{n}" for n in range(len(self.flat))), *(f"h{n}" for n in range(len(self.channels))))
+
+    def init_state(self, x: Tensor) -> State:
+        return zero_state(x, [*((n,) for n in self.flat), *self.maps], x.shape[:-3])
+
+    def filters(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """Wconv_{n,n+1} and its bias."""
+        return getattr(self, f"Wconv{n}{n + 1}"), getattr(self, f"bconv{n}") if self.bias else None
+
+    def weight(self, n: int) -> Tensor:
+        return getattr(self, f"Wfc{n}{n + 1}")
+
+    def response(self, h: Tensor, n: int) -> Pooled:
+        """P(Wconv_{n,n+1} * h + b) with the positions of its maxima."""
+        return pool(conv(h, *self.filters(n), self.padding), self.pool)
+
+    def split(self, s: State) -> tuple[State, State]:
+        return s[: len(self.flat)], s[len(self.flat) :]
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        flat, maps = self.split(s)
+        chain = (*flat, maps[0].flatten(-3))
+        phi = torch.zeros((), dtype=x.dtype, device=x.device)
+        for n in range(len(flat)):
+            inputs = chain[n + 1] @ self.weight(n).mT
+            if self.bias:
+                inputs = inputs + getattr(self, f"bfc{n}").unsqueeze(-2)
+            phi = phi + (chain[n] * inputs).sum(-1)
+        for n, (h, below) in enumerate(zip(maps, (*maps[1:], x), strict=True)):
+            phi = phi + (h * self.response(below, n).values).flatten(-3).sum(-1)
+        return phi
+
+    def drive(self, x: Tensor) -> ConvDrive:
+        return ConvDrive(self.response(x, len(self.channels) - 1))
+
+    def gradient(self, drive: ConvDrive, s: State) -> State:
+        return self._gradient(drive, s, range(len(s)))
+
+    def _gradient(self, drive: ConvDrive, s: State, wanted: Sequence[int]) -> State:
+        """dPhi/ds for the wanted layers; the others are returned as they are."""
+        flat, maps = self.split(s)
+        chain = (*flat, maps[0].flatten(-3))
+        out = list(s)
+        first = len(flat)
+        for n in range(first):
+            if n in wanted:
+                inputs = chain[n + 1] @ self.weight(n).mT
+                if self.bias:
+                    inputs = inputs + getattr(self, f"bfc{n}").unsqueeze(-2)
+                out[n] = inputs if n == 0 else inputs + chain[n - 1] @ self.weight(n - 1)
+        responses = [
+            self.response(maps[n + 1], n) if first + n in wanted or first + n + 1 in wanted else None
+            for n in range(len(maps) - 1)
+        ]
+        for n in range(len(maps)):
+            if first + n not in wanted:
+                continue
+            pooled = drive.visible if n == len(maps) - 1 else responses[n]
+            assert pooled is not None, "computed above for every wanted layer"
+            out[first + n] = pooled.values + self._feedback(flat, maps, responses, n)
+        return tuple(out)
+
+    def _feedback(self, flat: State, maps: State, responses: Sequence[Pooled | None], n: int) -> Tensor:
+        """What layer h_n gets from the layer nearer the output: F^-1(Wfc^T s) or W~ * P^-1(h_{n-1})  [lma2]."""
+        if n == 0:
+            return (flat[-1] @ self.weight(len(flat) - 1)).unflatten(-1, self.maps[0])
+        pooled = responses[n - 1]
+        assert pooled is not None, "computed for every wanted layer"
+        return conv_transpose(unpool(maps[n - 1], pooled, self.pool), self.filters(n - 1)[0], self.padding)
+
+    def squash(self, s: State) -> State:
+        return tuple(self.activation(layer) for layer in s)
+
+    def half_step(self, drive: ConvDrive, s: State, parity: int) -> State:
+        wanted = range(parity, len(s), 2)
+        moved = self._gradient(drive, s, wanted)
+        return tuple(self.activation(v) if n in wanted else v for n, v in enumerate(moved))
+
+    def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        """(1/B) (P^-1(h+^n) * h+^{n+1} - P^-1(h-^n) * h-^{n+1}) for filters  [deltaconv], flat layers as [delta-fc]."""
+        plus, minus = self._pairings(x, s_plus), self._pairings(x, s_minus)
+        samples = s_plus[0].shape[-2]
+        return {name: (plus[name] - minus[name]) / samples for name in plus}
+
+    def _pairings(self, x: Tensor, s: State) -> dict[str, Tensor]:
+        """dPhi/dtheta summed over the batch."""
+        flat, maps = self.split(s)
+        chain = (*flat, maps[0].flatten(-3))
+        out = {}
+        for n in range(len(flat)):
+            out[f"Wfc{n}{n + 1}"] = chain[n].mT @ chain[n + 1]
+            if self.bias:
+                out[f"bfc{n}"] = chain[n].sum(-2)
+        for n, (h, below) in enumerate(zip(maps, (*maps[1:], x), strict=True)):
+            weight, _ = self.filters(n)
+            spread = unpool(h, self.response(below, n), self.pool)
+            out[f"Wconv{n}{n + 1}"] = conv_weight(below, spread, weight, self.padding)
+            if self.bias:
+                out[f"bconv{n}"] = h.sum((-4, -2, -1))
+        return out
+
+
+# The constructor's argument of the same name hides the function.
+_activation = activation

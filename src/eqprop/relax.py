@@ -1,0 +1,229 @@
+"""The reference time loop: free and nudged phases, residuals, schedules, what went wrong and where."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Nudge
+from eqprop.dynamics import Drive, Dynamics
+from eqprop.state import State, detach, distance, first_bad_layer, layer_name
+
+Schedule = Literal["synchronous", "alternating"]
+Stop = Literal["never", "settled"]
+
+SETTLED = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""The residual below which a sample counts as settled, unless told otherwise."""
+
+CHECK_EVERY = 8
+"""With stop='settled', how many steps pass between two looks: a look costs a comparison of the whole state."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How a phase is run: T steps, or fewer if nothing moves any more.
+
+    schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": one t updates the even or the odd layers, the
+                even ones (the output among them) last, so that after T half-updates the even layers are those of
+                the synchronous dynamics at T and the odd ones those at T - 1.
+    stop        "never": T steps. "settled": leave when no neuron of any sample moved by more than `still`. At
+                still = 0, the default, that is a fixed point bit for bit, and all T steps would give the same.
+    tolerance   the residual below which a sample is called settled; None: 1e-6 in float64, 1e-4 in float32.
+    checked     whether the last state is looked at for NaN and infinity (which waits for the device).
+    """
+
+    T: int
+    schedule: Schedule = "synchronous"
+    stop: Stop = "never"
+    tolerance: float | None = None
+    still: float = 0.0
+    checked: bool = True
+
+    def __post_init__(self) -> None:
+        if self.T < 0:
+            raise ValueError(f"T is {self.T}; expected a number of steps, 0 or more.")
+        if self.schedule not in ("synchronous", "alternating"):
+            raise ValueError(f"schedule is {self.schedule!r}; expected 'synchronous' or 'alternating'.")
+        if self.stop not in ("never", "settled"):
+            raise ValueError(f"stop is {self.stop!r}; expected 'never' or 'settled'.")
+        if self.tolerance is not None and self.tolerance <= 0.0:
+            raise ValueError(f"tolerance is {self.tolerance}; expected a positive residual, such as 1e-6.")
+        if self.still < 0.0:
+            raise ValueError(f"still is {self.still}; expected 0 (not one bit moves) or a small positive number.")
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The end of a phase and what happened.
+
+    state       the last state
+    steps       the steps used
+    residual    max |F(x, s) - s| over each sample's neurons, with the nudge in F in a nudged phase; (B,)
+    settled     residual below the tolerance, per sample; (B,)
+    trail       the last states before `state`, oldest first, where asked for
+    adjoint_residual    what recurrent backprop left of its adjoint, per sample; None for other phases
+    """
+
+    state: State
+    steps: int
+    residual: Tensor
+    settled: Tensor
+    trail: tuple[State, ...] = field(default=(), repr=False)
+    adjoint_residual: Tensor | None = None
+
+
+class NotFiniteError(FloatingPointError):
+    """A state went to NaN or infinity."""
+
+
+@torch.no_grad()
+def relax(
+    model: Dynamics,
+    x: Tensor,
+    phase: Phase | int,
+    state: State | None = None,
+    nudge: Nudge | None = None,
+    keep: int = 0,
+) -> Relaxation:
+    """T steps of s_{t+1} = F(x, s_t), or of its nudged form, from `state` or the model's zero state.
+
+    [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` asks for the last states before the final one.
+    """
+    phase = Phase(phase) if isinstance(phase, int) else phase
+    start = prepare(model, x, state, nudge)
+    if phase.schedule == "alternating":
+        _check_alternating(model, nudge)
+    drive = model.drive(x)
+    step = stepper(model, drive, nudge)
+
+    def advance(t: int, s: State) -> State:
+        if phase.schedule == "alternating":
+            return model.half_step(drive, s, (phase.T - 1 - t) % 2)
+        return step(s)
+
+    # A half-update leaves half of the layers alone, so stillness shows only over two of them.
+    span = 2 if phase.schedule == "alternating" else 1
+    recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
+    for t in range(phase.T):
+        recent.append(advance(t, recent[-1]))
+        if phase.stop == "settled" and (t + 1) % CHECK_EVERY == 0 and _still(recent[-1], recent[-1 - span], phase):
+            break
+    steps = min(t + 1, phase.T) if phase.T else 0
+    s = recent.pop()
+    if phase.checked:
+        _check_finite(model, s, lambda: _replay(start, advance, steps))
+    residual = distance(step(s), s, model.sample_dims(x))
+    settled = residual < settled_below(s[0].dtype, phase.tolerance)
+    # States that an early stop left out are the fixed point itself.
+    trail = (*recent, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
+    return Relaxation(s, steps, residual, settled, trail)
+
+
+def stepper(model: Dynamics, drive: Drive, nudge: Nudge | None) -> Callable[[State], State]:
+    """s -> F(x, s), or s -> F(x, s) - beta dl/ds."""
+    if nudge is None:
+        return lambda s: model.step(drive, s)
+    theta = dict(model.named_parameters())
+    return lambda s: model.step(drive, s, nudge.push(s, theta, model.nudge_scale))
+
+
+def nudged_states(model: Dynamics, x: Tensor, s: State, nudge: Nudge, K: int) -> Iterator[State]:
+    """s_1^beta, ..., s_K^beta, one at a time, from s_0^beta = s  [eq:2nd-phase]."""
+    with torch.no_grad():
+        step = stepper(model, model.drive(x), nudge)
+        for _ in range(K):
+            s = step(s)
+            yield s
+
+
+def settled_below(dtype: torch.dtype, tolerance: float | None) -> float:
+    return SETTLED.get(dtype, 1e-4) if tolerance is None else tolerance
+
+
+def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None) -> State:
+    """Check x, y and the given state against the model; return the state to start from."""
+    _check_input(model, x)
+    zero = model.init_state(x)
+    s = zero if state is None else detach(tuple(state))
+    _check_state(model, s, zero)
+    if nudge is not None:
+        nudge.cost.check(s, nudge.y)
+    return s
+
+
+def _check_input(model: Dynamics, x: Tensor) -> None:
+    expected = model.input_shape
+    if expected is not None and (x.dim() <= len(expected) or tuple(x.shape[x.dim() - len(expected) :]) != expected):
+        shape = ", ".join(str(n) for n in expected)
+        raise ValueError(
+            f"The input x has shape {tuple(x.shape)}; expected (B, {shape}): samples first, then one sample of "
+            f"{type(model).__name__}. Reshape it with x.reshape(-1, {shape})."
+        )
+    parameter = next(model.parameters(), None)
+    if parameter is not None and (x.dtype != parameter.dtype or x.device != parameter.device):
+        raise ValueError(
+            f"The input x is {x.dtype} on {x.device}; expected {parameter.dtype} on {parameter.device}, as the "
+            "model's parameters. Convert one of them with .to(...)."
+        )
+
+
+def _check_state(model: Dynamics, s: State, zero: State) -> None:
+    got, expected = [tuple(v.shape) for v in s], [tuple(v.shape) for v in zero]
+    if got != expected:
+        raise ValueError(
+            f"The state has layers of shapes {got}; expected {expected} for this x. Start from model.init_state(x) "
+            "or from the state of an earlier relaxation of the same batch."
+        )
+    for n, (layer, like) in enumerate(zip(s, zero, strict=True)):
+        if layer.dtype != like.dtype or layer.device != like.device:
+            raise ValueError(
+                f"Layer {layer_name(model.layer_names, n)} of the state is {layer.dtype} on {layer.device}; expected "
+                f"{like.dtype} on {like.device}, as x. Convert it with .to(...)."
+            )
+
+
+def _check_alternating(model: Dynamics, nudge: Nudge | None) -> None:
+    if nudge is not None:
+        raise ValueError(
+            "The nudged phase cannot alternate: the nudge makes the output depend on itself. "
+            "Use schedule='synchronous' for it; only the free phase may alternate."
+        )
+    if not model.bipartite:
+        raise ValueError(
+            f"{type(model).__name__} cannot alternate: its layers do not fall into two classes that see only each "
+            "other (an energy-based net leaks into itself). Use schedule='synchronous'."
+        )
+
+
+def _still(s: State, earlier: State, phase: Phase) -> bool:
+    if phase.still == 0.0:
+        return all(torch.equal(a, b) for a, b in zip(s, earlier, strict=True))
+    return all(bool(((a - b).abs() <= phase.still).all()) for a, b in zip(s, earlier, strict=True))
+
+
+def _replay(s: State, advance: Callable[[int, State], State], steps: int) -> Iterator[State]:
+    for t in range(steps):
+        s = advance(t, s)
+        yield s
+
+
+def _check_finite(model: Dynamics, s: State, replay: Callable[[], Iterator[State]]) -> None:
+    """Look at the last state only, which costs nothing; if it is bad, run again to find where it began."""
+    if first_bad_layer(s) is None:
+        return
+    for t, state in enumerate(replay(), start=1):
+        bad = first_bad_layer(state)
+        if bad is not None:
+            raise NotFiniteError(
+                f"Layer {layer_name(model.layer_names, bad)} of {type(model).__name__} is not finite after step {t}. "
+                "The weights may be too large, or x not finite: lower the learning rate or eps, or check x."
+            )
+    raise NotFiniteError(
+        f"{type(model).__name__} ended in a state that is not finite, and did not when run again: its transition is "
+        "not a function of x and s alone."
+    )
