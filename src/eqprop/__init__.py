@@ -7,8 +7,7 @@ from eqprop.estimators import BPTT, EP, RBP, Estimator, GrowingAdjointError, Pro
 from eqprop.functional import from_energy, from_primitive, from_transition
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
-
-__version__ = "0.1.0"
+from eqprop.version import __version__
 
 __all__ = [
     "BPTT",
@@ -27,6 +26,7 @@ __all__ = [
     "Relaxation",
     "SquaredError",
     "State",
+    "__version__",
     "data",
     "from_energy",
     "from_primitive",

@@ -61,9 +61,7 @@ def read_idx(path: str | Path) -> Idx:
 def _decode(path: Path, stream: BinaryIO) -> Idx:
     head, dtype, dimensions = _read_header(path, stream)
     expected = math.prod(dimensions) * dtype.itemsize
-    promise = (
-        f"its header says {_times(dimensions)} elements of {dtype.itemsize} byte(s), that is {expected} bytes"
-    )
+    promise = f"its header says {_times(dimensions)} elements of {dtype.itemsize} byte(s), that is {expected} bytes"
     content = head + _read_up_to(stream, expected)
     got = len(content) - len(head)
     if got < expected:

@@ -138,9 +138,7 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
     of every mini-batch.
     """
     if labels.dtype != torch.int64:
-        raise ValueError(
-            f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long()."
-        )
+        raise ValueError(f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long().")
     if labels.numel():
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
@@ -153,20 +151,15 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
 
 def _find(directory: Path, name: str) -> Path:
     if not directory.is_dir():
-        raise FileNotFoundError(
-            f"There is no directory {directory}. Give the directory that holds {', '.join(FILES)}."
-        )
-    candidates = [
-        f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx"))
-    ]
+        raise FileNotFoundError(f"There is no directory {directory}. Give the directory that holds {', '.join(FILES)}.")
+    candidates = [f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx"))]
     for candidate in candidates:
         if (directory / candidate).is_file():
             return directory / candidate
     there = sorted(entry.name for entry in directory.iterdir())
     listing = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "") if there else "nothing"
     raise FileNotFoundError(
-        f"{directory} has no {name}: it holds {listing}. Expected one of {', '.join(candidates)}. "
-        "Put the file there."
+        f"{directory} has no {name}: it holds {listing}. Expected one of {', '.join(candidates)}. Put the file there."
     )
 
 

@@ -1,0 +1,1 @@
+"""Importing this module registers every command; each module below adds its own to the application."""

@@ -1,0 +1,112 @@
+"""Engines replace the time loop and nothing else.
+
+An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
+mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.estimators import Estimator
+from eqprop.relax import Phase, Relaxation
+from eqprop.state import State
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, on what, and how.
+
+    model       one network, or several stacked (see `eqprop.models.stack`); its parameters are updated in place
+    images      (N, ...) every training input, on the model's device and of its dtype
+    targets     (N, classes) one-hot rows, or whatever the cost takes
+    labels      (N,) class numbers, against which the running error is counted
+    optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
+    networks    how many networks are stacked; None for one plain network
+    """
+
+    model: Dynamics
+    cost: Cost
+    estimator: Estimator
+    optimizer: torch.optim.Optimizer
+    images: Tensor
+    targets: Tensor
+    labels: Tensor
+    networks: int | None = None
+
+
+@dataclass
+class Tally:
+    """What a runner counted, one value a network, on the device: reading it is the caller's one synchronisation.
+
+    samples     seen                    errors      whose largest output was not the label, at the free state
+    loss        summed over samples     residual    of the free phase, summed over samples
+    worst       largest residual        unsettled   samples whose residual is not below the tolerance
+    bad         the number of the first iteration (counted from the runner's start) that was not finite; -1: none.
+                From it on the network is frozen: its parameters stay as they were before that iteration.
+    """
+
+    samples: Tensor
+    errors: Tensor
+    loss: Tensor
+    residual: Tensor
+    worst: Tensor
+    unsettled: Tensor
+    bad: Tensor
+
+    @classmethod
+    def zeros(cls, networks: int, device: torch.device) -> Tally:
+        counts = {name: torch.zeros(networks, dtype=torch.float64, device=device) for name in cls.names()}
+        return cls(**{**counts, "bad": torch.full((networks,), -1.0, dtype=torch.float64, device=device)})
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
+
+    def read(self) -> dict[str, list[float]]:
+        """Every count as plain numbers, a list over networks. Waits for the device."""
+        table = torch.stack([getattr(self, name) for name in self.names()]).cpu()
+        return dict(zip(self.names(), table.tolist(), strict=True))
+
+
+class Runner(ABC):
+    """Training iterations of one job. `tally` accumulates until `reset`."""
+
+    tally: Tally
+
+    @abstractmethod
+    def run(self, order: Tensor) -> None:
+        """One iteration for each row of `order`: (n, B) sample numbers, or (n, R, B) for R stacked networks.
+
+        The model's parameters are up to date when it returns (on a GPU: in stream order).
+        """
+
+    def reset(self) -> None:
+        """Start counting anew; a network that is frozen stays so, with the iteration it went bad at."""
+        bad = self.tally.bad
+        self.tally = Tally.zeros(bad.numel(), bad.device)
+        self.tally.bad.copy_(bad)
+
+
+class Engine(ABC):
+    """A way to run the time loop."""
+
+    name: str
+
+    @abstractmethod
+    def refuses(self, model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
+        """Why this engine cannot serve, in words; None if it can."""
+
+    @abstractmethod
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        """The free phase."""
+
+    @abstractmethod
+    def runner(self, job: Job) -> Runner:
+        """Training iterations of a job this engine does not refuse."""

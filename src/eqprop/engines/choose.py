@@ -1,0 +1,32 @@
+"""Which engine runs: by name, or the fastest that supports the model on this machine."""
+
+from __future__ import annotations
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Engine
+from eqprop.engines.eager import Eager
+from eqprop.estimators import Estimator
+
+
+def _engines() -> list[Engine]:
+    """Every engine, the fastest first; the last serves everything."""
+    return [Eager()]
+
+
+def engine_names() -> tuple[str, ...]:
+    return ("auto", *(engine.name for engine in _engines()))
+
+
+def choose(name: str, model: Dynamics, cost: Cost | None = None, estimator: Estimator | None = None) -> Engine:
+    """The engine of that name, or with "auto" the first that does not refuse."""
+    engines = _engines()
+    if name == "auto":
+        return next(engine for engine in engines if engine.refuses(model, cost, estimator) is None)
+    for engine in engines:
+        if engine.name == name:
+            reason = engine.refuses(model, cost, estimator)
+            if reason is not None:
+                raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
+            return engine
+    raise ValueError(f"Unknown engine {name!r}; expected one of {', '.join(engine_names())}.")

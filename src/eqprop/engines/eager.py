@@ -1,0 +1,79 @@
+"""The reference engine: the time loop as the mathematics writes it, any model, any cost, any estimator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Engine, Job, Runner, Tally
+from eqprop.estimators import Estimator
+from eqprop.relax import Phase, Relaxation, relax
+from eqprop.state import State
+
+
+class EagerRunner(Runner):
+    """One iteration after the other, each exactly what `Estimator.backward` and the optimizer do."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.estimator = replace(job.estimator, checked=False)
+        self.tally = Tally.zeros(job.networks or 1, job.images.device)
+        self.iteration = 0
+
+    def run(self, order: Tensor) -> None:
+        for rows in order.to(self.job.images.device):
+            self._iterate(rows)
+            self.iteration += 1
+
+    def _iterate(self, rows: Tensor) -> None:
+        job = self.job
+        x, y = job.images[rows], job.targets[rows]
+        job.optimizer.zero_grad(set_to_none=True)
+        free = self.estimator.backward(job.model, job.cost, x, y)
+        with torch.no_grad():
+            theta = dict(job.model.named_parameters())
+            loss = job.cost(free.state, y, theta).view(self.tally.bad.numel(), -1)
+            self._guard(loss)
+            self._count(free, loss, job.labels[rows])
+        job.optimizer.step()
+
+    def _guard(self, loss: Tensor) -> None:
+        """Freeze the networks whose loss or gradient is not finite: a zero gradient leaves plain SGD where it is."""
+        good = torch.isfinite(loss).all(1)
+        grads = [p.grad for group in self.job.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for grad in grads:
+            good &= torch.isfinite(grad).view(good.numel(), -1).all(1)
+        bad = self.tally.bad
+        newly = ~good & (bad < 0)
+        bad.copy_(torch.where(newly, torch.full_like(bad, self.iteration), bad))
+        for grad in grads:
+            keep = (bad < 0).view(-1, *[1] * (grad.dim() - 1)) if self.job.networks else (bad < 0)[0]
+            grad.copy_(torch.where(keep, grad, torch.zeros_like(grad)))
+
+    def _count(self, free: Relaxation, loss: Tensor, labels: Tensor) -> None:
+        tally, networks = self.tally, self.tally.bad.numel()
+        wrong = (free.state[0].argmax(-1) != labels).view(networks, -1)
+        residual = free.residual.view(networks, -1)
+        tally.samples += wrong.shape[1]
+        tally.errors += wrong.sum(1)
+        tally.loss += loss.sum(1)
+        tally.residual += residual.sum(1)
+        tally.worst.copy_(torch.maximum(tally.worst, residual.amax(1).double()))
+        tally.unsettled += (~free.settled).view(networks, -1).sum(1)
+
+
+class Eager(Engine):
+    name = "eager"
+
+    def refuses(self, model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
+        return None
+
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        return relax(model, x, phase, state)
+
+    def runner(self, job: Job) -> Runner:
+        return EagerRunner(job)
