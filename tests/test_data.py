@@ -239,18 +239,14 @@ def test_a_header_that_promises_too_much_costs_no_memory(tmp_path: Path) -> None
         read_idx(path)
 
 
-def test_changed_label_fails_the_checksum_of_the_shipped_set(
-    copies: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_label_fails_the_checksum_of_the_shipped_set(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytearray(unpack(TEST_LABELS))
     content[-1] ^= 1
     (copies / f"{TEST_LABELS}.gz").write_bytes(gzip.compress(content))
     # Still a valid set of ten classes: only the digest can tell.
     assert len(idx_directory(copies).test_y) == 10000
     monkeypatch.setattr(images, "MNIST_DIRECTORY", copies)
-    with pytest.raises(
-        ValueError, match=f"{TEST_LABELS}.*SHA-256.*expected {images.MNIST_SHA256[TEST_LABELS]}"
-    ):
+    with pytest.raises(ValueError, match=f"{TEST_LABELS}.*SHA-256.*expected {images.MNIST_SHA256[TEST_LABELS]}"):
         mnist()
 
 
