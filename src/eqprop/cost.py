@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,15 +15,26 @@ from eqprop.state import State
 class Cost(nn.Module):
     """l(s, y, theta), one value per sample, shape (B,).
 
-    Subclasses give `forward`. theta is the model's parameters by name; a cost that reads them, or that has
-    parameters of its own (a readout), says `parametric = True`, and the estimators then add the term
-    dl/dtheta at the end of the free phase: the missing t = 0 term of the appendix  [sec:index-shift].
+    Subclasses give `forward`. theta is the model's parameters by name; a cost that reads them says
+    `parametric = True`, and the estimators then add the term dl/dtheta at the end of the free phase: the missing
+    t = 0 term of the appendix  [sec:index-shift]. Parameters of its own (a readout) always get that term.
     """
 
     parametric: bool = False
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define forward(s, y, theta), one value per sample.")
+
+    def values(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        """l, checked to be one value per sample: a mean over the samples would shrink every gradient."""
+        value: Tensor = self(s, y, theta)
+        dims, s0 = value.dim(), s[0]
+        if not 1 <= dims < s0.dim() or value.shape != s0.shape[:dims]:
+            raise ValueError(
+                f"The cost {type(self).__name__} returned shape {tuple(value.shape)}; expected one value per sample of "
+                f"s0, whose shape is {tuple(s0.shape)}. Sum over the neurons, not over the samples."
+            )
+        return value
 
     def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
         """dl/ds per sample, layer by layer; None where the cost does not see the layer.
@@ -32,19 +44,26 @@ class Cost(nn.Module):
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
-            loss = self(inputs, y, theta)
+            loss = self.values(inputs, y, theta)
             return torch.autograd.grad(loss.sum(), inputs, create_graph=recording, allow_unused=True)
 
     def check(self, s: State, y: Tensor) -> None:
         """Raise ValueError if y does not fit the state."""
+        if y.device != s[0].device:
+            raise ValueError(
+                f"The target y is on {y.device}; expected {s[0].device}, as the model. Convert it with .to(...)."
+            )
 
     def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
         """The batch mean of dl/dtheta at fixed s, for the model's and the cost's own parameters  [eq:aux2]."""
-        if not self.parametric:
+        seen = (*theta.values(), *self.parameters()) if self.parametric else tuple(self.parameters())
+        parameters = [p for p in dict.fromkeys(seen) if isinstance(p, nn.Parameter) and p.requires_grad]
+        if not parameters:
             return {}
-        parameters = [p for p in (*theta.values(), *self.parameters()) if isinstance(p, nn.Parameter)]
         with torch.enable_grad():
-            loss = self(s, y, theta)
+            loss = self.values(s, y, theta)
+            if not loss.requires_grad:
+                return {}
             grads = torch.autograd.grad(loss.sum() / loss.shape[-1], parameters, allow_unused=True)
         return {p: g for p, g in zip(parameters, grads, strict=True) if g is not None}
 
@@ -76,14 +95,7 @@ class FunctionCost(Cost):
         self.function, self.parametric = function, parametric
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        value = self.function(s, y, theta) if self.parametric else self.function(s, y)
-        samples = s[0].shape[: value.dim()] if value.dim() else None
-        if samples is None or value.shape != samples:
-            raise ValueError(
-                f"The cost returned shape {tuple(value.shape)}; expected one value per sample, as many as the "
-                f"{s[0].shape[0]} rows of s0. Sum over the neurons, not over the samples."
-            )
-        return value
+        return self.function(s, y, theta) if self.parametric else self.function(s, y)
 
 
 @dataclass(frozen=True)
@@ -95,13 +107,20 @@ class Nudge:
     beta: float
 
     def __post_init__(self) -> None:
-        if self.beta == 0.0:
-            raise ValueError("beta is 0, which nudges nothing. Expected a non-zero beta, such as 0.1.")
+        check_beta(self.beta)
 
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, factor being the model's `nudge_scale`."""
         strength = -self.beta * factor
         return tuple(None if g is None else strength * g for g in self.cost.pull(s, self.y, theta))
+
+
+def check_beta(beta: float) -> None:
+    if beta == 0.0 or not math.isfinite(beta):
+        raise ValueError(
+            f"The nudge has beta={beta}, which cannot tell one phase from the other. Expected a non-zero number, such "
+            "as 0.1; it may be negative."
+        )
 
 
 def _check_kind(what: str, got: Tensor, expected: Tensor) -> None:

@@ -33,6 +33,9 @@ class Dynamics(nn.Module):
     input_shape: tuple[int, ...] | None = None
     """The shape of one input sample, checked where it is given."""
 
+    networks: int | None = None
+    """How many networks are stacked, x and the states being (R, B, ...); None for one, (B, ...)."""
+
     def init_state(self, x: Tensor) -> State:
         """The state at t = 0, usually zeros."""
         raise NotImplementedError(f"{type(self).__name__} must define init_state(x), a tuple of tensors (B, ...).")
@@ -110,14 +113,16 @@ class PrimitiveDynamics(Dynamics):
         return tuple(grads)
 
     def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """The parameter contrast by automatic differentiation of Phi: the oracle."""
-        names, parameters = zip(*self.named_parameters(), strict=True)
+        """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are left out."""
+        parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             phi = self._primitive_checked(x, s_plus) - self._primitive_checked(x, s_minus)
+            if not phi.requires_grad:  # Phi reads none of them
+                return {name: torch.zeros_like(p) for name, p in parameters.items()}
             grads = torch.autograd.grad(
-                phi.sum() / phi.shape[-1], parameters, allow_unused=True, materialize_grads=True
+                phi.sum() / phi.shape[-1], tuple(parameters.values()), allow_unused=True, materialize_grads=True
             )
-        return dict(zip(names, grads, strict=True))
+        return dict(zip(parameters, grads, strict=True))
 
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
         phi = self.primitive(x, s)

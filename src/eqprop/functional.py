@@ -93,6 +93,11 @@ class _ByFunction:
         self.shapes = layer_shapes(layers)
         self.names = tuple(parameters)
         for name, value in parameters.items():
+            if not name.isidentifier() or name in ("function", "sigma") or hasattr(self, name):
+                raise ValueError(
+                    f"A parameter is named {name!r}, which the model has another use for; expected a name of its own, "
+                    "such as 'W01'. Rename it."
+                )
             setattr(self, name, nn.Parameter(value.detach().clone()))
 
     def theta(self) -> Theta:

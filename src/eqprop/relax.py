@@ -45,8 +45,8 @@ class Phase:
     checked: bool = True
 
     def __post_init__(self) -> None:
-        if self.T < 0:
-            raise ValueError(f"T is {self.T}; expected a number of steps, 0 or more.")
+        if not isinstance(self.T, int) or self.T < 0:
+            raise ValueError(f"T is {self.T!r}; expected a whole number of steps, 0 or more.")
         if self.schedule not in ("synchronous", "alternating"):
             raise ValueError(f"schedule is {self.schedule!r}; expected 'synchronous' or 'alternating'.")
         if self.stop not in ("never", "settled"):
@@ -94,7 +94,7 @@ def relax(
 
     [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` asks for the last states before the final one.
     """
-    phase = Phase(phase) if isinstance(phase, int) else phase
+    phase = phase if isinstance(phase, Phase) else Phase(phase)
     start = prepare(model, x, state, nudge)
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
@@ -111,12 +111,14 @@ def relax(
     recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
     for t in range(phase.T):
         recent.append(advance(t, recent[-1]))
+        if t == 0:
+            _check_step(model, recent[-1], start)
         if phase.stop == "settled" and (t + 1) % CHECK_EVERY == 0 and _still(recent[-1], recent[-1 - span], phase):
             break
     steps = min(t + 1, phase.T) if phase.T else 0
     s = recent.pop()
     if phase.checked:
-        _check_finite(model, s, lambda: _replay(start, advance, steps))
+        check_finite(model, s, lambda: _replay(start, advance, steps))
     residual = distance(step(s), s, model.sample_dims(x))
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
     # States that an early stop left out are the fixed point itself.
@@ -132,13 +134,16 @@ def stepper(model: Dynamics, drive: Drive, nudge: Nudge | None) -> Callable[[Sta
     return lambda s: model.step(drive, s, nudge.push(s, theta, model.nudge_scale))
 
 
-def nudged_states(model: Dynamics, x: Tensor, s: State, nudge: Nudge, K: int) -> Iterator[State]:
-    """s_1^beta, ..., s_K^beta, one at a time, from s_0^beta = s  [eq:2nd-phase]."""
+def trajectory(model: Dynamics, x: Tensor, s: State, K: int, nudge: Nudge | None = None) -> Iterator[State]:
+    """s_0 = s, s_1, ..., s_K, one at a time, free or nudged  [eq:1st-phase, eq:2nd-phase]."""
+    # No gradient is recorded in a step; between two steps the caller's own choice holds.
     with torch.no_grad():
         step = stepper(model, model.drive(x), nudge)
-        for _ in range(K):
+    yield s
+    for _ in range(K):
+        with torch.no_grad():
             s = step(s)
-            yield s
+        yield s
 
 
 def settled_below(dtype: torch.dtype, tolerance: float | None) -> float:
@@ -157,19 +162,43 @@ def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None
 
 
 def _check_input(model: Dynamics, x: Tensor) -> None:
-    expected = model.input_shape
-    if expected is not None and (x.dim() <= len(expected) or tuple(x.shape[x.dim() - len(expected) :]) != expected):
-        shape = ", ".join(str(n) for n in expected)
-        raise ValueError(
-            f"The input x has shape {tuple(x.shape)}; expected (B, {shape}): samples first, then one sample of "
-            f"{type(model).__name__}. Reshape it with x.reshape(-1, {shape})."
-        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"The input x is a {type(x).__name__}; expected a tensor. Convert it with torch.as_tensor(x).")
+    if model.input_shape is not None:
+        _check_input_shape(model, x, model.input_shape)
+    if not x.numel():
+        raise ValueError(f"The input x has shape {tuple(x.shape)}, no sample at all; expected at least one.")
     parameter = next(model.parameters(), None)
     if parameter is not None and (x.dtype != parameter.dtype or x.device != parameter.device):
         raise ValueError(
             f"The input x is {x.dtype} on {x.device}; expected {parameter.dtype} on {parameter.device}, as the "
             "model's parameters. Convert one of them with .to(...)."
         )
+
+
+def _check_input_shape(model: Dynamics, x: Tensor, sample: tuple[int, ...]) -> None:
+    lead = tuple(x.shape[: max(x.dim() - len(sample), 0)])
+    stacked = () if model.networks is None else (model.networks,)
+    if lead[:-1] != stacked or not lead or tuple(x.shape[len(lead) :]) != sample:
+        expected = ", ".join(str(n) for n in (*stacked, "B", *sample))
+        what = "" if model.networks is None else f" for {model.networks} stacked networks"
+        raise ValueError(
+            f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: samples, then one sample of "
+            f"{type(model).__name__}. Reshape it with x.reshape({expected.replace('B', '-1')})."
+        )
+
+
+def _check_step(model: Dynamics, s: State, before: State) -> None:
+    got, expected = ([(tuple(v.shape), v.dtype) for v in state] for state in (s, before))
+    if got != expected:
+        raise ValueError(
+            f"A step of {type(model).__name__} turned layers of {_kinds(expected)} into {_kinds(got)}; expected the "
+            "same again. The transition must return a tuple with one tensor a layer, shaped as the state."
+        )
+
+
+def _kinds(layers: list[tuple[tuple[int, ...], torch.dtype]]) -> str:
+    return ", ".join(f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in layers)
 
 
 def _check_state(model: Dynamics, s: State, zero: State) -> None:
@@ -207,16 +236,20 @@ def _still(s: State, earlier: State, phase: Phase) -> bool:
 
 
 def _replay(s: State, advance: Callable[[int, State], State], steps: int) -> Iterator[State]:
+    yield s
     for t in range(steps):
         s = advance(t, s)
         yield s
 
 
-def _check_finite(model: Dynamics, s: State, replay: Callable[[], Iterator[State]]) -> None:
-    """Look at the last state only, which costs nothing; if it is bad, run again to find where it began."""
+def check_finite(model: Dynamics, s: State, replay: Callable[[], Iterator[State]], first: int = 0) -> None:
+    """Look at the last state only, which costs nothing; if it is bad, run again to find where it began.
+
+    `replay` gives all states from the one after `first` steps on.
+    """
     if first_bad_layer(s) is None:
         return
-    for t, state in enumerate(replay(), start=1):
+    for t, state in enumerate(replay(), start=first):
         bad = first_bad_layer(state)
         if bad is not None:
             raise NotFiniteError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,10 +116,29 @@ def transition_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> tuple[Stat
     with torch.enable_grad():
         leaves = tuple(layer.detach().requires_grad_() for layer in s)
         out = model.step(model.drive(x), leaves)
-        grads = torch.autograd.grad(out, (*leaves, *parameters.values()), v, allow_unused=True, materialize_grads=True)
-    samples = s[0].shape[model.sample_dims(x) - 1]
-    synapses = {name: g / samples for name, g in zip(parameters, grads[len(s) :], strict=True)}
+        grads = pull_back(out, (*leaves, *parameters.values()), v)
+    synapses = batch_mean(model, x, s, dict(zip(parameters, grads[len(s) :], strict=True)))
     return grads[: len(s)], synapses
+
+
+def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool = False) -> tuple[Tensor, ...]:
+    """(d out / d inputs)^T v, zero where an output does not depend on any input."""
+    depending = [n for n, layer in enumerate(out) if layer.requires_grad]
+    if not depending or not inputs:
+        return tuple(torch.zeros_like(w) for w in inputs)
+    return torch.autograd.grad(
+        [out[n] for n in depending],
+        inputs,
+        [v[n] for n in depending],
+        retain_graph=retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+
+
+def batch_mean(model: Dynamics, x: Tensor, s: State, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    samples = s[0].shape[model.sample_dims(x) - 1]
+    return {name: g / samples for name, g in sums.items()}
 
 
 def pull_dense(cost: Cost, s: State, y: Tensor, model: Dynamics) -> State:

@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
-from eqprop.relax import Phase, Relaxation, relax
+from eqprop.estimators.base import (
+    Estimator,
+    Step,
+    batch_mean,
+    merge,
+    pull_back,
+    pull_dense,
+    trainable,
+    transition_vjp,
+)
+from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory
 from eqprop.state import State
 
 
@@ -46,17 +55,15 @@ class BPTT(Estimator):
             s = start.state
             for _ in range(self.K):
                 s = model.step(drive, s)
-            loss = cost(s, y, {name: p.detach() for name, p in model.named_parameters()})
-            found = torch.autograd.grad(
-                loss.sum() / loss.shape[-1],
-                tuple(parameters.values()),
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        end = relax(model, x, Phase(0, tolerance=self.tolerance, checked=self.checked), s)
+        end = relax(model, x, Phase(0, tolerance=self.tolerance, checked=False), s)
+        if self.checked:
+            check_finite(model, end.state, lambda: trajectory(model, x, start.state, self.K), start.steps)
+        with torch.no_grad():
+            nabla = pull_dense(cost, end.state, y, model)
+        sums = dict(zip(parameters, pull_back(s, tuple(parameters.values()), nabla), strict=True))
         free = Relaxation(end.state, start.steps + self.K, end.residual, end.settled)
         direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return free, merge(model, dict(zip(parameters, found, strict=True)), direct)
+        return free, merge(model, batch_mean(model, x, end.state, sums), direct)
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state]."""

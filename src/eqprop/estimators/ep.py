@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, Nudge
+from eqprop.cost import Cost, Nudge, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, merge, pull_dense, transition_vjp
-from eqprop.relax import Phase, Relaxation, nudged_states, relax
+from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
+from eqprop.relax import Phase, Relaxation, relax, trajectory
 from eqprop.state import State, scale, subtract
 
 
@@ -31,8 +32,7 @@ class EP(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta == 0.0:
-            raise ValueError("EP got beta=0, which nudges nothing. Expected a non-zero beta, such as 0.1.")
+        check_beta(self.beta)
 
     @property
     def sign(self) -> int:
@@ -60,15 +60,15 @@ class EP(Estimator):
         """Delta_s(beta, t) and Delta_theta(beta, t), t = 0, ..., K-1  [eq:delta-ep]."""
         cost.check(free.state, y)
         unit = 1.0 / (self.beta * model.nudge_scale)
-        s = free.state
-        for new in nudged_states(model, x, s, Nudge(cost, y, self.beta), self.K):
+        learned = trainable(model)
+        for s, new in pairwise(trajectory(model, x, free.state, self.K, Nudge(cost, y, self.beta))):
             moved = scale(subtract(new, s), unit)
             if isinstance(model, PrimitiveDynamics):
-                synapses = {name: unit * g.detach() for name, g in model.contrast(x, new, s).items()}
+                contrast = model.contrast(x, new, s)
+                synapses = {name: unit * g.detach() for name, g in contrast.items() if name in learned}
             else:
                 _, synapses = transition_vjp(model, x, s, moved)
             yield Step(moved, synapses)
-            s = new
 
 
 def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int) -> Iterator[Step]:
@@ -77,6 +77,7 @@ def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxat
     The limit is taken exactly: the second phase is differentiated along beta at beta = 0 in forward mode, the
     state going on as in the free phase, its tangent d s_t / d beta going with it. No finite difference.
     """
+    cost.check(free.state, y)
     s = free.state
     tangent = tuple(torch.zeros_like(layer) for layer in s)
     for _ in range(K):
@@ -114,10 +115,12 @@ def _contrast_tangent(
 
     In the energy-based setting the tangents, and so the result, are those along beta * eps, as the updates are.
     """
+    learned = trainable(model)
     with forward_ad.dual_level():
         a, b = (tuple(forward_ad.make_dual(v, d) for v, d in zip(*pair, strict=True)) for pair in (plus, minus))
         contrast = {name: forward_ad.unpack_dual(g) for name, g in model.contrast(x, a, b).items()}
         return {
             name: torch.zeros_like(g.primal) if g.tangent is None else g.tangent.detach().clone()
             for name, g in contrast.items()
+            if name in learned
         }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
+from eqprop.estimators.base import Estimator, Step, batch_mean, merge, pull_back, pull_dense, trainable, transition_vjp
 from eqprop.relax import CHECK_EVERY, Relaxation, relax
 from eqprop.state import State, add, distance
 
@@ -40,21 +40,18 @@ class RBP(Estimator):
         free = relax(model, x, self.free_phase(), state)
         cost.check(free.state, y)
         parameters = trainable(model)
-        samples = free.state[0].shape[model.sample_dims(x) - 1]
         with torch.no_grad():
             first = pull_dense(cost, free.state, y, model)
         with torch.enable_grad():
             leaves = tuple(layer.detach().requires_grad_() for layer in free.state)
             out = model.step(model.drive(x), leaves)
             total, left = self._sum_adjoint(out, leaves, first)
-            found = torch.autograd.grad(
-                out, tuple(parameters.values()), total, allow_unused=True, materialize_grads=True
-            )
+            found = pull_back(out, tuple(parameters.values()), total)
         dims = model.sample_dims(x)
         residual = distance(left, tuple(torch.zeros_like(v) for v in left), dims)
         if self.checked:
             _check_decay(first, residual, dims, self.K)
-        grads = {name: g / samples for name, g in zip(parameters, found, strict=True)}
+        grads = batch_mean(model, x, free.state, dict(zip(parameters, found, strict=True)))
         direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
         return replace(free, adjoint_residual=residual), merge(model, grads, direct)
 
@@ -62,9 +59,7 @@ class RBP(Estimator):
         """The sum of the K first terms and the term after them."""
         adjoint, total = first, first
         for k in range(1, self.K + 1):
-            adjoint = torch.autograd.grad(
-                out, leaves, adjoint, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
+            adjoint = pull_back(out, leaves, adjoint, retain_graph=True)
             if k == self.K:
                 break
             new = add(total, adjoint)

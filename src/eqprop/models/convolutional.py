@@ -69,7 +69,13 @@ class Convolutional(PrimitiveDynamics):
                 f"channels is {self.channels} and flat is {self.flat}; expected at least one positive size in each, "
                 "from the output side, such as channels=(64, 32), flat=(10,)."
             )
-        if len(self.image) != 3 or self.kernel < 1 or self.pool < 1 or not 0 <= self.padding < self.kernel:
+        if (
+            len(self.image) != 3
+            or min(self.image) < 1
+            or self.kernel < 1
+            or self.pool < 1
+            or not 0 <= self.padding < self.kernel
+        ):
             raise ValueError(
                 f"input_shape {self.input_shape}, kernel {self.kernel}, padding {self.padding}, pool {self.pool}; "
                 "expected (channels, height, width), positive sizes, and a padding below the kernel."

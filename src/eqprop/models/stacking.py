@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from eqprop.dynamics import PrimitiveDynamics
 
@@ -24,6 +24,13 @@ def stack(models: Sequence[Model]) -> Model:
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in models]
     if any(type(m) is not type(models[0]) or s != shapes[0] for m, s in zip(models, shapes, strict=True)):
         raise ValueError("The networks differ in type or shapes; only networks built alike can be stacked.")
+    for m in models:
+        first = _build(models[0])
+        unlike = [name for name, value in _build(m).items() if not _same(value, first.get(name))]
+        if unlike:
+            raise ValueError(f"The networks differ in {', '.join(unlike)}; only networks built alike can be stacked.")
+    if models[0].networks is not None:
+        raise ValueError("The networks are stacked already; expected single ones. Take them apart with unstack.")
     if models[0].input_shape is None:
         raise ValueError(
             f"{type(models[0]).__name__} gives no input_shape, without which stacked inputs are not told apart."
@@ -31,13 +38,35 @@ def stack(models: Sequence[Model]) -> Model:
     stacked = copy.deepcopy(models[0])
     for name in shapes[0]:
         value = torch.stack([m.get_parameter(name).detach() for m in models])
-        setattr(stacked, name, nn.Parameter(value))
+        _replace(stacked, name, value)
+    stacked.networks = len(models)
     return stacked
 
 
 def unstack(model: Model, r: int) -> Model:
     """Network r of a stacked model, as a model of its own."""
+    if model.networks is None or not 0 <= r < model.networks:
+        count = "a single network" if model.networks is None else f"{model.networks} stacked networks"
+        raise ValueError(f"Network {r} was asked of {count}; expected a number from 0 below that of a stacked model.")
     single = copy.deepcopy(model)
     for name, p in model.named_parameters():
-        setattr(single, name, nn.Parameter(p.detach()[r].clone()))
+        _replace(single, name, p.detach()[r].clone())
+    single.networks = None
     return single
+
+
+def _build(model: PrimitiveDynamics) -> dict[str, object]:
+    """How a model was built: its public attributes, the parameters aside."""
+    return {name: value for name, value in vars(model).items() if not name.startswith("_")}
+
+
+def _same(a: object, b: object) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
+
+
+def _replace(model: PrimitiveDynamics, name: str, value: Tensor) -> None:
+    """Put a value of another shape in the place of a parameter, trainable or frozen as that was."""
+    owner, _, leaf = name.rpartition(".")
+    setattr(
+        model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=model.get_parameter(name).requires_grad)
+    )
