@@ -100,8 +100,14 @@ class Engine(ABC):
     name: str
 
     @abstractmethod
-    def refuses(self, model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
-        """Why this engine cannot serve, in words; None if it can."""
+    def refuses(
+        self,
+        model: Dynamics,
+        cost: Cost | None = None,
+        estimator: Estimator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str | None:
+        """Why this engine cannot serve, in words; None if it can. What is None is not looked at."""
 
     @abstractmethod
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
@@ -110,3 +116,22 @@ class Engine(ABC):
     @abstractmethod
     def runner(self, job: Job) -> Runner:
         """Training iterations of a job this engine does not refuse."""
+
+
+def needs_plain_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:
+    """Why an engine with its own update cannot stand in for this optimizer; None for plain SGD."""
+    if optimizer is None:
+        return None
+    if type(optimizer) is not torch.optim.SGD:
+        return f"it updates by plain SGD itself, and the optimizer is {type(optimizer).__name__}."
+    for group in optimizer.param_groups:
+        extras = [name for name in ("momentum", "weight_decay", "dampening", "nesterov", "maximize") if group.get(name)]
+        if extras:
+            return f"it updates by plain SGD itself, and the optimizer has {', '.join(extras)}."
+    return None
+
+
+def learning_rates(job: Job) -> dict[str, float]:
+    """The rate of each parameter by name, from the optimizer's groups; 0 for one that is not optimised."""
+    rates = {id(p): float(group["lr"]) for group in job.optimizer.param_groups for p in group["params"]}
+    return {name: rates.get(id(p), 0.0) for name, p in job.model.named_parameters()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine
@@ -18,14 +20,20 @@ def engine_names() -> tuple[str, ...]:
     return ("auto", *(engine.name for engine in _engines()))
 
 
-def choose(name: str, model: Dynamics, cost: Cost | None = None, estimator: Estimator | None = None) -> Engine:
+def choose(
+    name: str,
+    model: Dynamics,
+    cost: Cost | None = None,
+    estimator: Estimator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Engine:
     """The engine of that name, or with "auto" the first that does not refuse."""
     engines = _engines()
     if name == "auto":
-        return next(engine for engine in engines if engine.refuses(model, cost, estimator) is None)
+        return next(engine for engine in engines if engine.refuses(model, cost, estimator, optimizer) is None)
     for engine in engines:
         if engine.name == name:
-            reason = engine.refuses(model, cost, estimator)
+            reason = engine.refuses(model, cost, estimator, optimizer)
             if reason is not None:
                 raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
             return engine

@@ -69,7 +69,13 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
 
-    def refuses(self, model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
+    def refuses(
+        self,
+        model: Dynamics,
+        cost: Cost | None = None,
+        estimator: Estimator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str | None:
         return None
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
