@@ -1,0 +1,478 @@
+// Whole training iterations of nets with one hidden layer. Two kernels alternate:
+//   update_and_drive   applies the last iteration's gradients to the weights and, in the same pass over them,
+//                      computes the input drive of this iteration's mini-batch;
+//   relax              one block a (network, sample): all T + K steps of it, its gradient contribution.
+// Nothing is read back by the host; the iteration number comes from device memory, so a graph can hold many.
+//
+// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, METHOD 0 EP, 1 BPTT,
+// and the switches of neuron.cuh.
+
+#define HP ((H + 127) / 128 * 128)     // hidden units, padded so that float4 rows fill whole warps
+#define HIDDEN_THREADS (HP / 4)
+#define LANES 16                       // threads that share one output unit's dot product
+#define OUTPUT_THREADS ((NO * LANES + 31) / 32 * 32)
+#define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer a lane sums up
+#define COLUMNS 49                     // float4 columns of the input weights a block holds
+#define ROWS 64                        // and rows
+#define SPLITS ((NI / 4 + COLUMNS - 1) / COLUMNS)
+#define GROUP ((B + 3) / 4)            // samples a thread of the drive sums for
+#define STATS 4                        // wrong, loss, residual, finite
+
+struct Counters { int it, n, start, unused; };   // base iteration of this graph, iterations of this run, their first number
+
+struct Args {
+  float *W01, *b0, *W12, *b1;                    // (R, NO, H) (R, NO) (R, H, NI) (R, H)
+  const float *images, *targets;                 // (N, NI) (N, NO)
+  const long long *labels;                       // (N)
+  const int *order;                              // (n, R, B)
+  const Counters *counters;
+  float *drive;                                  // (SPLITS, R, B, HP) partial sums
+  float *u1, *u0, *g01;                          // per-sample gradients (R, B, HP) (R, B, 16) (R, B, NO, HP)
+  float *s1, *s0, *t1, *t0;                      // free and last states, where asked for (R, B, HP) (R, B, 16)
+  float *stats;                                  // (R, B, STATS)
+  double *tally;                                 // (7, R)
+  int R, T, K, alternating, stop;
+  float beta, eps, tolerance, lr01, lr12, lrb0, lrb1;
+};
+
+#include "neuron.cuh"
+
+__device__ __forceinline__ float4 operator*(float a, float4 v) { return make_float4(a * v.x, a * v.y, a * v.z, a * v.w); }
+__device__ __forceinline__ float4 operator*(float4 a, float4 v) { return make_float4(a.x * v.x, a.y * v.y, a.z * v.z, a.w * v.w); }
+__device__ __forceinline__ float4 operator+(float4 a, float4 v) { return make_float4(a.x + v.x, a.y + v.y, a.z + v.z, a.w + v.w); }
+__device__ __forceinline__ float4 operator-(float4 a, float4 v) { return make_float4(a.x - v.x, a.y - v.y, a.z - v.z, a.w - v.w); }
+__device__ __forceinline__ float4 fma4(float a, float4 v, float4 c) {
+  return make_float4(fmaf(a, v.x, c.x), fmaf(a, v.y, c.y), fmaf(a, v.z, c.z), fmaf(a, v.w, c.w));
+}
+template <class F> __device__ __forceinline__ float4 map4(F f, float4 a) { return make_float4(f(a.x), f(a.y), f(a.z), f(a.w)); }
+template <class F> __device__ __forceinline__ float4 map4(F f, float4 a, float4 b) {
+  return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
+}
+template <class F> __device__ __forceinline__ float4 map4(F f, float4 a, float4 b, float4 c) {
+  return make_float4(f(a.x, b.x, c.x), f(a.y, b.y, c.y), f(a.z, b.z, c.z), f(a.w, b.w, c.w));
+}
+__device__ __forceinline__ float worst4(float4 v) { return worse(worse(v.x, v.y), worse(v.z, v.w)); }
+__device__ __forceinline__ float4 zero4() { return make_float4(0.f, 0.f, 0.f, 0.f); }
+__device__ __forceinline__ bool finite(float v) { return fabsf(v) < __int_as_float(0x7f800000); }
+__device__ __forceinline__ bool same(float4 a, float4 b) { return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w; }
+
+// The two sides of the net as one block sees them: hidden threads own four units and their column of W01, output
+// lanes own a slice of a row of W01. Buffers hold rates, double so that a step needs one barrier.
+struct Shared {
+  float4 hidden[2][HP / 4];
+  float output[2][16];
+  float target[16], free_output[16], free_rate[16];
+  float residual[32], loss[16];
+};
+
+__device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const float *v, float4 start) {
+  float4 even = start, odd = zero4();
+#pragma unroll
+  for (int k = 0; k < NO; k += 2) {
+    even = fma4(v[k], w[k], even);
+    if (k + 1 < NO) odd = fma4(v[k + 1], w[k + 1], odd);
+  }
+  return even + odd;
+}
+
+__device__ __forceinline__ float from_hidden(const float4 (&w)[CHUNK], const float4 *v, int lane) {
+  float4 sum = zero4();
+#pragma unroll
+  for (int i = 0; i < CHUNK; i++) {
+    float4 q = v[i * LANES + lane];
+    sum = make_float4(fmaf(q.x, w[i].x, sum.x), fmaf(q.y, w[i].y, sum.y), fmaf(q.z, w[i].z, sum.z), fmaf(q.w, w[i].w, sum.w));
+  }
+  float total = (sum.x + sum.y) + (sum.z + sum.w);
+#pragma unroll
+  for (int o = LANES / 2; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+  return total;
+}
+
+extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void relax(Args a, int offset) {
+  const int it = a.counters->it + offset;
+  if (it >= a.counters->n) return;
+  extern __shared__ float4 trail[];                     // BPTT: last K states, and energy-based their inputs
+  __shared__ Shared m;
+  const int cell = blockIdx.x, r = cell / B, tid = threadIdx.x;
+  const bool hides = tid < HIDDEN_THREADS;
+  const int sample = a.order[(size_t)it * a.R * B + cell];
+  const int T = a.T, K = a.K;
+  const float eps = a.eps, pull = a.beta * (ENERGY ? eps : 1.0f);
+  if (tid < 16) {
+    m.target[tid] = tid < NO ? a.targets[(size_t)sample * NO + tid] : 0.f;
+    m.output[0][tid] = m.output[1][tid] = tid < NO ? rate(0.f) : 0.f;
+  }
+
+  // hidden side
+  const int j = tid * 4;
+  float4 w[NO], drive = zero4(), s = zero4(), in = zero4(), star = zero4();
+  // output side
+  const int o = tid - HIDDEN_THREADS, k = o / LANES, lane = o % LANES;
+  const bool owns = !hides && k < NO;
+  const int row = owns ? k : 0;
+  float4 v[CHUNK];
+  float bias = 0.f, z = 0.f, zin = 0.f;
+  if (hides) {
+#pragma unroll
+    for (int q = 0; q < NO; q++) {
+      w[q] = j < H ? *(const float4 *)(a.W01 + ((size_t)r * NO + q) * H + j) : zero4();
+    }
+    if (a.b1 && j < H) drive = *(const float4 *)(a.b1 + (size_t)r * H + j);
+    for (int q = 0; q < SPLITS && j < H; q++) drive = drive + *(const float4 *)(a.drive + ((size_t)q * a.R * B + cell) * HP + j);
+    m.hidden[0][tid] = map4([](float q) { return rate(q); }, s);
+  } else {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+      const int c = (i * LANES + lane) * 4;
+      v[i] = c < H ? *(const float4 *)(a.W01 + ((size_t)r * NO + row) * H + c) : zero4();
+    }
+    if (a.b0) bias = a.b0[(size_t)r * NO + row];
+  }
+  __syncthreads();
+
+  float residual = 0.f;
+  // One step from buffer `from` into the other. `nudged` adds the pull; `mine` is false for the side an alternating
+  // half-step leaves alone; `look` measures the residual. Returns whether this thread's state stood still.
+  auto step = [&](int from, bool nudged, bool mine, bool look) -> bool {
+    bool still = true;
+    if (hides) {
+      float4 old = s, rates = m.hidden[from][tid];
+      if (mine) {
+        in = from_outputs(w, m.output[from], drive);
+        s = map4([&](float q, float rq, float iq) { return clip(unclipped(q, rq, iq, eps, true)); }, s, rates, in);
+        rates = map4([](float q) { return rate(q); }, s);
+        if (look && j < H) residual = worst4(map4([](float p, float q) { return fabsf(p - q); }, s, old));
+        still = same(old, s);
+      }
+      m.hidden[from ^ 1][tid] = rates;
+    } else {
+      float old = z, rq = m.output[from][owns ? k : 0];
+      if (mine) {
+        zin = from_hidden(v, m.hidden[from], lane) + bias;
+        float free = unclipped(z, rq, zin, eps, OUTPUT_SLOPE);
+        if (look && owns) residual = fabsf(clip(free) - old);
+        z = clip(nudged ? fmaf(pull, m.target[row] - z, free) : free);
+        rq = rate(z);
+        still = !owns || old == z;
+      }
+      if (owns && lane == 0) m.output[from ^ 1][k] = rq;
+    }
+    return still;
+  };
+
+  const int plain = METHOD == 1 ? T - K : T;
+  bool quiet = false;
+  int t = 0, at = 0;
+  for (; t < plain; t++, at ^= 1) {
+    bool outputs_turn = ((plain - 1 - t) & 1) == 0;
+    bool still = step(at, false, !a.alternating || outputs_turn != hides, false);
+    // Half a step moves half of the net: an alternating phase may be left after two still halves.
+    if (a.stop && (t & 7) >= 6) {
+      const bool all = __syncthreads_and(still);
+      if ((t & 7) == 7 && all && (!a.alternating || quiet)) { at ^= 1; break; }
+      quiet = all;
+    } else {
+      __syncthreads();
+    }
+  }
+
+#if METHOD == 1
+  // The K steps that are differentiated, their states kept.
+  float4 *kept = trail, *kept_in = trail + (size_t)K * (HP / 4);
+  float *kept0 = (float *)(trail + (size_t)(ENERGY ? 2 : 1) * K * (HP / 4)), *kept0_in = kept0 + K * 16;
+  for (t = 0; t < K; t++, at ^= 1) {
+    if (hides) kept[t * (HP / 4) + tid] = s;
+    else if (owns && lane == 0) kept0[t * 16 + k] = z;
+    step(at, false, true, false);
+#if ENERGY
+    if (hides) kept_in[t * (HP / 4) + tid] = in;
+    else if (owns && lane == 0) kept0_in[t * 16 + k] = zin;
+#endif
+    __syncthreads();
+  }
+#endif
+  star = s;
+  const float z_star = z;
+  if (hides && a.s1) *(float4 *)(a.s1 + (size_t)cell * HP + j) = s;
+  if (owns && lane == 0) {
+    m.free_output[k] = z;
+    m.free_rate[k] = rate(z);
+    m.loss[k] = 0.5f * (z - m.target[k]) * (z - m.target[k]);
+    if (a.s0) a.s0[(size_t)cell * 16 + k] = z;
+  }
+
+  float4 u1 = zero4();
+  float u0 = 0.f;
+  float4 g[NO];
+#if METHOD == 0
+  const float4 rate_star = map4([](float q) { return rate(q); }, star);
+  for (t = 0; t < K; t++, at ^= 1) {
+    step(at, true, true, t == 0);
+    __syncthreads();
+  }
+  const float unit = -1.0f / a.beta;
+  if (hides) {
+    float4 last = map4([](float q) { return rate(q); }, s);
+    u1 = unit * (last - rate_star);
+#pragma unroll
+    for (int q = 0; q < NO; q++) g[q] = unit * (m.output[at][q] * last - m.free_rate[q] * rate_star);
+  } else {
+    u0 = unit * (rate(z) - rate(z_star));
+  }
+  if (hides && a.t1) *(float4 *)(a.t1 + (size_t)cell * HP + j) = s;
+  if (owns && lane == 0 && a.t0) a.t0[(size_t)cell * 16 + k] = z;
+#else
+  // One more step only to see the residual; then back in time.
+  step(at, false, true, true);
+  s = star;
+  z = z_star;
+  __syncthreads();
+  float4 nabla = zero4();
+  float nabla0 = z - m.target[row];
+#pragma unroll
+  for (int q = 0; q < NO; q++) g[q] = zero4();
+  float4 after = s;
+  float after0 = z;
+  for (t = K - 1; t >= 0; t--, at ^= 1) {
+    float4 before = zero4(), e = zero4(), c = zero4(), rates = zero4();
+    float before0 = kept0[t * 16 + row], c0 = 0.f, e0 = 0.f, rate0 = 0.f;
+    if (hides) {
+      before = kept[t * (HP / 4) + tid];
+      rates = map4([](float q) { return rate(q); }, before);
+#if ENERGY
+      in = kept_in[t * (HP / 4) + tid];
+      c = map4([&](float q, float sq, float iq) {
+        return inside(unclipped(sq, sigma(sq), iq, eps, true)) ? q : 0.f; }, nabla, before, in);
+      e = map4([&](float q, float rq) { return eps * slope(rq) * q; }, c, rates);
+#else
+      e = map4([](float q, float y) { return q * slope(y); }, nabla, after);
+#endif
+      m.hidden[at][tid] = e;
+      u1 = u1 + e;
+    } else {
+      rate0 = rate(before0);
+#if ENERGY
+      zin = kept0_in[t * 16 + row];
+      c0 = inside(unclipped(before0, rate0, zin, eps, OUTPUT_SLOPE)) ? nabla0 : 0.f;
+      e0 = eps * (OUTPUT_SLOPE ? slope(rate0) : 1.0f) * c0;
+#else
+      e0 = nabla0 * slope(after0);
+#endif
+      if (owns && lane == 0) m.output[at][k] = e0;
+      u0 += e0;
+    }
+    __syncthreads();
+    if (hides) {
+      const float *eo = m.output[at];
+#pragma unroll
+      for (int q = 0; q < NO; q++) g[q] = g[q] + (eo[q] * rates) + (rate(kept0[t * 16 + q]) * e);
+      float4 coupled = from_outputs(w, eo, zero4());
+#if ENERGY
+      nabla = map4([&](float q, float rq, float iq) { return ((1.0f - eps) + eps * curvature(rq) * iq) * q; }, c, rates, in)
+            + map4([](float rq) { return slope(rq); }, rates) * coupled;
+#else
+      nabla = coupled;
+#endif
+      after = before;
+    } else {
+      float coupled = from_hidden(v, m.hidden[at], lane);
+#if ENERGY
+      nabla0 = ((1.0f - eps) + (OUTPUT_SLOPE ? eps * curvature(rate0) * zin : 0.f)) * c0 + slope(rate0) * coupled;
+#else
+      nabla0 = coupled;
+#endif
+      after0 = before0;
+    }
+  }
+#endif
+
+  // What this sample adds to the gradients, and what it tells.
+  bool good = true;
+  if (hides) {
+    *(float4 *)(a.u1 + (size_t)cell * HP + j) = u1;
+#pragma unroll
+    for (int q = 0; q < NO; q++) *(float4 *)(a.g01 + ((size_t)cell * NO + q) * HP + j) = g[q];
+    good = finite(worst4(star)) && finite(worst4(map4([](float q) { return fabsf(q); }, u1)));
+#pragma unroll
+    for (int q = 0; q < NO; q++) good = good && finite((g[q].x + g[q].y) + (g[q].z + g[q].w));
+  } else if (owns && lane == 0) {
+    a.u0[(size_t)cell * 16 + k] = u0;
+    good = finite(u0) && finite(z_star);
+  }
+#pragma unroll
+  for (int q = 16; q; q >>= 1) residual = worse(residual, __shfl_xor_sync(~0u, residual, q));
+  if (tid % 32 == 0) m.residual[tid / 32] = residual;
+  bool all_good = __syncthreads_and(good);
+  if (tid == 0) {
+    float worst = 0.f, loss = 0.f;
+    for (int q = 0; q < (HIDDEN_THREADS + OUTPUT_THREADS) / 32; q++) worst = worse(worst, m.residual[q]);
+    int best = 0;
+    for (int q = 0; q < NO; q++) {
+      loss += m.loss[q];
+      if (m.free_output[q] > m.free_output[best]) best = q;
+    }
+    float *stats = a.stats + (size_t)cell * STATS;
+    stats[0] = best != (int)a.labels[sample];
+    stats[1] = loss;
+    stats[2] = worst;
+    stats[3] = all_good;
+  }
+}
+
+// Whether the last iteration of network r may be applied: everything finite, and the network not frozen before.
+__device__ __forceinline__ bool applies(const Args &a, int r) {
+  if (a.tally[6 * a.R + r] >= 0.0) return false;
+  for (int b = 0; b < B; b++)
+    if (a.stats[((size_t)r * B + b) * STATS + 3] == 0.f) return false;
+  return true;
+}
+
+__device__ void count(const Args &a, int r, bool ok, int number) {
+  double seen[6] = {0, 0, 0, 0, a.tally[4 * a.R + r], 0};
+  for (int b = 0; b < B; b++) {
+    const float *s = a.stats + ((size_t)r * B + b) * STATS;
+    seen[0] += 1.0;
+    seen[1] += s[0];
+    seen[2] += s[1];
+    seen[3] += s[2];
+    if (s[2] > seen[4]) seen[4] = s[2];
+    seen[5] += !(s[2] < a.tolerance);
+  }
+  for (int q = 0; q < 6; q++) a.tally[q * a.R + r] = (q == 4 ? 0.0 : a.tally[q * a.R + r]) + seen[q];
+  if (!ok && a.tally[6 * a.R + r] < 0.0) a.tally[6 * a.R + r] = number;
+}
+
+// Blocks below rows x splits x R hold a tile of the input weights; the rest the output weights of a network each.
+#define TILES ((H + ROWS - 1) / ROWS)
+#define XS (COLUMNS * 4)
+
+struct Tile {
+  float W[ROWS][XS];
+  float x[B][XS], x_next[B][XS];
+  float du[B][ROWS];
+};
+
+extern "C" __global__ __launch_bounds__(256) void update_and_drive(Args a, int offset) {
+  const int it = a.counters->it + offset, n = a.counters->n, tid = threadIdx.x, R = a.R;
+  if (it > n) return;
+  const bool updates = it > 0, drives = it < n;
+  const int *now = a.order + (size_t)it * R * B, *last = now - (size_t)R * B;
+  if (blockIdx.x >= TILES * SPLITS * R) {
+    const int r = blockIdx.x - TILES * SPLITS * R;
+    if (!updates) return;
+    __shared__ int ok;
+    if (tid == 0) ok = applies(a, r);
+    __syncthreads();
+    if (ok) {
+      for (int e = tid; e < NO * H; e += 256) {
+        const int q = e / H, j = e % H;
+        float sum = 0.f;
+#pragma unroll 4
+        for (int b = 0; b < B; b++) sum += a.g01[((size_t)(r * B + b) * NO + q) * HP + j];
+        a.W01[(size_t)r * NO * H + e] -= a.lr01 * (1.0f / B) * sum;
+      }
+      if (a.b0 && tid < NO) {
+        float sum = 0.f;
+        for (int b = 0; b < B; b++) sum += a.u0[(size_t)(r * B + b) * 16 + tid];
+        a.b0[r * NO + tid] -= a.lrb0 * (1.0f / B) * sum;
+      }
+    }
+    __syncthreads();
+    if (tid == 0) count(a, r, ok, a.counters->start + it - 1);
+    return;
+  }
+
+  extern __shared__ __align__(16) unsigned char memory[];
+  Tile &m = *(Tile *)memory;
+  const int split = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS % TILES, r = blockIdx.x / SPLITS / TILES;
+  const int row0 = tile * ROWS, column0 = split * COLUMNS, width = min(COLUMNS, NI / 4 - column0);
+  const int c = tid % COLUMNS, rows = tid / COLUMNS * 16;
+  const bool holds = tid < COLUMNS * 4 && c < width;
+  float4 w[16];
+  float *W = a.W12 + ((size_t)r * H + row0 + rows) * NI + (column0 + c) * 4;
+#pragma unroll
+  for (int i = 0; i < 16; i++)
+    w[i] = holds && row0 + rows + i < H ? *(const float4 *)(W + (size_t)i * NI) : zero4();
+  for (int e = tid; e < B * COLUMNS; e += 256) {
+    const int b = e / COLUMNS, q = e % COLUMNS;
+    const size_t at = (column0 + q) * 4;
+    if (drives) ((float4 *)m.x_next[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)now[r * B + b] * NI + at) : zero4();
+    if (updates) ((float4 *)m.x[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)last[r * B + b] * NI + at) : zero4();
+  }
+  __shared__ int ok;
+  if (tid == 0) ok = updates && applies(a, r);
+  __syncthreads();
+  if (ok) {
+    for (int e = tid; e < B * ROWS; e += 256) {
+      const int b = e / ROWS, i = e % ROWS;
+      m.du[b][i] = -a.lr12 * (1.0f / B) * (row0 + i < H ? a.u1[(size_t)(r * B + b) * HP + row0 + i] : 0.f);
+    }
+    if (split == 0 && a.b1 && tid < ROWS && row0 + tid < H) {
+      float sum = 0.f;
+      for (int b = 0; b < B; b++) sum += a.u1[(size_t)(r * B + b) * HP + row0 + tid];
+      a.b1[(size_t)r * H + row0 + tid] -= a.lrb1 * (1.0f / B) * sum;
+    }
+  }
+  __syncthreads();
+  if (holds) {
+    if (ok) {
+#pragma unroll 4
+      for (int b = 0; b < B; b++) {
+        const float4 x = ((const float4 *)m.x[b])[c];
+        const float4 *d = (const float4 *)&m.du[b][rows];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float4 q = d[i];
+          w[4 * i] = fma4(q.x, x, w[4 * i]);
+          w[4 * i + 1] = fma4(q.y, x, w[4 * i + 1]);
+          w[4 * i + 2] = fma4(q.z, x, w[4 * i + 2]);
+          w[4 * i + 3] = fma4(q.w, x, w[4 * i + 3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      if (ok && row0 + rows + i < H) *(float4 *)(W + (size_t)i * NI) = w[i];
+      ((float4 *)m.W[rows + i])[c] = w[i];
+    }
+  } else if (tid < COLUMNS * 4) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) ((float4 *)m.W[rows + i])[c] = zero4();
+  }
+  if (!drives) return;
+  __syncthreads();
+  const int half = tid >> 7, lane = tid & 31, group = (tid >> 5) & 3;
+  float sum[2][GROUP];
+#pragma unroll
+  for (int q = 0; q < GROUP; q++) sum[0][q] = sum[1][q] = 0.f;
+  const int from = half * ((COLUMNS + 1) / 2), to = half ? COLUMNS : (COLUMNS + 1) / 2;
+#pragma unroll 2
+  for (int q = from; q < to; q++) {
+    const float4 p0 = ((const float4 *)m.W[lane])[q], p1 = ((const float4 *)m.W[lane + 32])[q];
+#pragma unroll
+    for (int b = 0; b < GROUP; b++) {
+      const int sample = min(group * GROUP + b, B - 1);
+      const float4 x = ((const float4 *)m.x_next[sample])[q];
+      sum[0][b] = fmaf(p0.x, x.x, fmaf(p0.y, x.y, fmaf(p0.z, x.z, fmaf(p0.w, x.w, sum[0][b]))));
+      sum[1][b] = fmaf(p1.x, x.x, fmaf(p1.y, x.y, fmaf(p1.z, x.z, fmaf(p1.w, x.w, sum[1][b]))));
+    }
+  }
+  __syncthreads();
+  float(*part)[ROWS] = m.du;                     // the second half's sums pass through here
+#pragma unroll
+  for (int b = 0; b < GROUP; b++) {
+    const int sample = group * GROUP + b;
+    if (half && sample < B) part[sample][lane] = sum[0][b], part[sample][lane + 32] = sum[1][b];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int b = 0; b < GROUP; b++) {
+    const int sample = group * GROUP + b;
+    if (half || sample >= B) continue;
+    float *out = a.drive + ((size_t)(split * R + r) * B + sample) * HP + row0;
+    if (row0 + lane < HP) out[lane] = sum[0][b] + part[sample][lane];
+    if (row0 + lane + 32 < HP) out[lane + 32] = sum[1][b] + part[sample][lane + 32];
+  }
+}
+
+extern "C" __global__ void advance(Counters *counters, int by) { counters->it += by; }
