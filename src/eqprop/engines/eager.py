@@ -22,14 +22,14 @@ class EagerRunner(Runner):
         self.job = job
         self.estimator = replace(job.estimator, checked=False)
         self.tally = Tally.zeros(job.networks or 1, job.images.device)
-        self.iteration = 0
+        self.clock = torch.zeros((), dtype=torch.float64, device=job.images.device)
 
     def run(self, order: Tensor) -> None:
         for rows in order.to(self.job.images.device):
-            self._iterate(rows)
-            self.iteration += 1
+            self.iterate(rows)
 
-    def _iterate(self, rows: Tensor) -> None:
+    def iterate(self, rows: Tensor) -> None:
+        """One iteration. Everything stays on the device, the iteration's number too, so that it can be captured."""
         job = self.job
         x, y = job.images[rows], job.targets[rows]
         job.optimizer.zero_grad(set_to_none=True)
@@ -40,6 +40,7 @@ class EagerRunner(Runner):
             self._guard(loss)
             self._count(free, loss, job.labels[rows])
         job.optimizer.step()
+        self.clock += 1.0
 
     def _guard(self, loss: Tensor) -> None:
         """Freeze the networks whose loss or gradient is not finite: a zero gradient leaves plain SGD where it is."""
@@ -49,7 +50,7 @@ class EagerRunner(Runner):
             good &= torch.isfinite(grad).view(good.numel(), -1).all(1)
         bad = self.tally.bad
         newly = ~good & (bad < 0)
-        bad.copy_(torch.where(newly, torch.full_like(bad, self.iteration), bad))
+        bad.copy_(torch.where(newly, self.clock, bad))
         for grad in grads:
             keep = (bad < 0).view(-1, *[1] * (grad.dim() - 1)) if self.job.networks else (bad < 0)[0]
             grad.copy_(torch.where(keep, grad, torch.zeros_like(grad)))
