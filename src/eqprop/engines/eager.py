@@ -47,7 +47,7 @@ class EagerRunner(Runner):
         good = torch.isfinite(loss).all(1)
         grads = [p.grad for group in self.job.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for grad in grads:
-            good &= torch.isfinite(grad).view(good.numel(), -1).all(1)
+            good &= torch.isfinite(grad).reshape(good.numel(), -1).all(1)
         bad = self.tally.bad
         newly = ~good & (bad < 0)
         bad.copy_(torch.where(newly, self.clock, bad))
