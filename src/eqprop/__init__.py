@@ -7,6 +7,7 @@ from eqprop.estimators import BPTT, EP, RBP, Estimator, GrowingAdjointError, Pro
 from eqprop.functional import from_energy, from_primitive, from_transition
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
+from eqprop.training import load, predict, train
 from eqprop.version import __version__
 
 __all__ = [
@@ -32,6 +33,9 @@ __all__ = [
     "from_primitive",
     "from_transition",
     "limit_steps",
+    "load",
     "models",
+    "predict",
     "relax",
+    "train",
 ]

@@ -1,0 +1,207 @@
+"""eqprop list, train, resume, evaluate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from eqprop.cli import app
+from eqprop.cli.options import (
+    check_json,
+    factory,
+    give_json,
+    learning_rates,
+    named_values,
+    show_result,
+    spread,
+    stopping,
+    watcher,
+)
+from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.plain import find_record, to_plain
+from eqprop.experiments.record import Record
+from eqprop.experiments.training_records import PAPER, PRESETS, RECORDS
+from eqprop.training import evaluate, resume, train
+
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
+Data = Annotated[str | None, typer.Option(help="A directory of IDX files. [default: the shipped MNIST]")]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
+Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
+
+
+@app.command("list")
+def list_records(
+    name: Annotated[str | None, typer.Argument(help="One record, in full.")] = None,
+    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    as_json: Json = None,
+) -> None:
+    """The records: what each is, its settings, what the paper reports."""
+    check_json(as_json)
+    chosen = [find_record(name, preset)] if name else list(_preset(preset).values())
+    if as_json is not None:
+        give_json({record.name: to_plain(record) for record in chosen}, as_json)
+        if as_json == "-":
+            return
+    console = Console()
+    console.print(_table(chosen, preset))
+    if name:
+        console.print(json.dumps(to_plain(chosen[0]), indent=2), highlight=False)
+    for other in PRESETS:
+        for record in RECORDS[other].values():
+            changes = record.changes(PAPER[record.name]) if record.name in PAPER else []
+            if changes and (not name or record.name == chosen[0].name):
+                console.print(f"preset {other}, {record.name}: {', '.join(map(str, changes))}", highlight=False)
+
+
+def _preset(preset: str) -> dict[str, Record]:
+    if preset not in RECORDS:
+        find_record("P-1h", preset)
+    return RECORDS[preset]
+
+
+def _table(records: list[Record], preset: str) -> Table:
+    table = Table(title=f"Records, preset {preset}; errors in % as the paper reports them: test (train)")
+    for heading in ("name", "network", "activation", "T", "K", "β", "ε", "epochs", "learning rates", "EP", "BPTT"):
+        table.add_column(heading, no_wrap=heading in ("name", "EP", "BPTT"))
+    for r in records:
+        net = r.architecture
+        eps = net.eps if isinstance(net, LayeredNet) else None
+        reported = [
+            f"{spread(x.test, x.test_std)[:-2]} ({x.train:.2f})" if (x := r.reported.get(m)) else "--"
+            for m in ("ep", "bptt")
+        ]
+        rates = " ".join(f"{name}={rate}" for name, rate in r.learning_rates.items())
+        steps = [str(v) for v in (r.T, r.K, r.beta, "-" if eps is None else eps, r.epochs)]
+        table.add_row(r.name, str(net), getattr(net, "activation", "-"), *steps, rates, *reported)
+    return table
+
+
+@app.command("train")
+def train_record(
+    record: Annotated[str, typer.Argument(help="The name of a record (see eqprop list), or a TOML file of your own.")],
+    method: Annotated[str, typer.Option(help="ep, bptt or rbp, or several: ep,bptt.")] = "ep",
+    trials: Annotated[int, typer.Option(help="Networks to train, each from its own seed.")] = 1,
+    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-DATE-TIME]")] = None,
+    T: Annotated[int | None, typer.Option("--T", help="Steps of the free phase.")] = None,
+    K: Annotated[int | None, typer.Option("--K", help="Steps of the second phase.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
+    lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
+    init: Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
+    stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim.")] = None,
+    optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9, repeatable.")] = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    data: Data = None,
+    validation: Annotated[int | None, typer.Option(help="Hold out N training samples; test on them.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
+    train_error_every: Annotated[int | None, typer.Option(help="Measure the train error every N epochs.")] = None,
+    checkpoint_every: Annotated[float | None, typer.Option(help="Seconds between checkpoints in an epoch.")] = None,
+    stacked: Annotated[bool | None, typer.Option(help="Trials side by side. [default: where faster]")] = None,
+    model: Model = None,
+    quiet: Quiet = False,
+    as_json: Json = None,
+) -> None:
+    """Train a record, or your own experiment, in a run folder. Ctrl-C saves; eqprop resume goes on."""
+    check_json(as_json)
+    with stopping():
+        result = train(
+            record,
+            out,
+            data=data,
+            model=factory(model),
+            watch=watcher(quiet),
+            methods=method,
+            trials=trials,
+            preset=preset,
+            T=T,
+            K=K,
+            beta=beta,
+            epochs=epochs,
+            batch=batch,
+            learning_rates=learning_rates(lr),
+            init=init,
+            seed=seed,
+            schedule=schedule,
+            stop=stop,
+            optimizer=optimizer,
+            optimizer_options=named_values(optimizer_option),
+            engine=engine,
+            device=device,
+            threads=threads,
+            validation=validation,
+            samples=samples,
+            train_error_every=train_error_every,
+            checkpoint_every=checkpoint_every,
+            stacked=stacked,
+        )
+    give_json(result.summary, as_json)
+    if as_json != "-" and not quiet:
+        show_result(result.summary, result.folder)
+
+
+@app.command("resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Data = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: Json = None,
+) -> None:
+    """Go on with a run where it stopped, with its own settings."""
+    check_json(as_json)
+    with stopping():
+        result = resume(
+            folder,
+            data=data,
+            model=factory(model),
+            watch=watcher(quiet),
+            engine=engine,
+            device=device,
+            threads=threads,
+        )
+    give_json(result.summary, as_json)
+    if as_json != "-" and not quiet:
+        show_result(result.summary, result.folder)
+
+
+@app.command("evaluate")
+def evaluate_run(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Data = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    as_json: Json = None,
+) -> None:
+    """The test error of every trial of a run, measured again from its weights."""
+    check_json(as_json)
+    found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
+    give_json(found, as_json)
+    if as_json == "-":
+        return
+    table = Table(title=str(folder))
+    for heading in ("method", "seed", "epochs", "test error"):
+        table.add_column(heading, justify="right")
+    for method, trials in found.items():
+        for trial in trials:
+            error = "diverged" if trial["diverged"] else f"{trial['test_error']:.2f} %"
+            table.add_row(method, str(trial["seed"]), str(trial["epoch"]), error)
+    Console().print(table)

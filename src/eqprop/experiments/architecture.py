@@ -1,0 +1,109 @@
+"""What is trained, as data: each description builds its network from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from eqprop.dynamics import Dynamics
+from eqprop.models import Convolutional, Layered
+
+InitName = Literal["glorot", "default"]
+Factory = Callable[[int], Dynamics]
+"""A user's own network from a seed."""
+
+
+@dataclass(frozen=True)
+class LayeredNet:
+    """A fully connected layered net (see `eqprop.models.Layered`); sizes from the output to the input."""
+
+    sizes: tuple[int, ...] = (10, 512, 784)
+    setting: Literal["energy-based", "prototypical"] = "prototypical"
+    activation: str = "sigmoid"
+    eps: float | None = None
+    clip: bool = False
+    output_slope: bool = True
+    bias: bool = True
+    kind: Literal["layered"] = "layered"
+
+    def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        return Layered(
+            self.sizes,
+            self.setting,
+            self.activation,
+            eps=self.eps,
+            clip=self.clip,
+            output_slope=self.output_slope,
+            bias=self.bias,
+            init=init,
+            seed=seed,
+            dtype=dtype,
+        )
+
+    def __str__(self) -> str:
+        return "-".join(str(n) for n in reversed(self.sizes))
+
+
+@dataclass(frozen=True)
+class ConvolutionalNet:
+    """Convolution and pooling, then fully connected layers (see `eqprop.models.Convolutional`)."""
+
+    input_shape: tuple[int, int, int] = (1, 28, 28)
+    channels: tuple[int, ...] = (64, 32)
+    flat: tuple[int, ...] = (10,)
+    activation: str = "hard-sigmoid"
+    kernel: int = 5
+    padding: int = 0
+    pool: int = 2
+    bias: bool = True
+    kind: Literal["convolutional"] = "convolutional"
+
+    def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        return Convolutional(
+            self.input_shape,
+            self.channels,
+            self.flat,
+            self.activation,
+            kernel=self.kernel,
+            padding=self.padding,
+            pool=self.pool,
+            bias=self.bias,
+            init=init,
+            seed=seed,
+            dtype=dtype,
+        )
+
+    def __str__(self) -> str:
+        maps = "-".join(str(n) for n in reversed(self.channels))
+        return f"{maps} maps of {self.kernel} x {self.kernel}, pool {self.pool}, {'-'.join(map(str, self.flat[::-1]))}"
+
+
+@dataclass(frozen=True)
+class OwnNet:
+    """A network of the user's own. Only its name is data; the function that builds it is passed beside the record.
+
+    A run folder therefore never names code to be executed: whoever opens it says again which function to call.
+    """
+
+    source: str = "own"
+    kind: Literal["own"] = "own"
+
+    def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        raise ValueError(
+            f"The record describes a network of your own ({self.source}), and the function that builds it was not "
+            "given. Pass model=function in Python, or --model FILE.py:FUNCTION on the command line."
+        )
+
+    def __str__(self) -> str:
+        return f"own model {self.source}"
+
+
+Architecture = LayeredNet | ConvolutionalNet | OwnNet
+KINDS: dict[str, type[Any]] = {
+    "layered": LayeredNet,
+    "convolutional": ConvolutionalNet,
+    "own": OwnNet,
+}

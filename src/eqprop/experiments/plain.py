@@ -1,0 +1,92 @@
+"""Records as plain values and back: JSON in run folders, TOML for a user's own experiments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from eqprop.experiments.architecture import KINDS, Architecture
+from eqprop.experiments.record import Record, Reported
+from eqprop.experiments.suggest import unknown
+from eqprop.experiments.training_records import named_record
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def to_plain(record: Record) -> dict[str, Any]:
+    return asdict(record)
+
+
+def from_plain(values: Mapping[str, Any], source: str) -> Record:
+    """A record from plain values; `source` is named when they are wrong."""
+    given = dict(values)
+    known = [f.name for f in fields(Record)]
+    _check_names(given, known, source)
+    missing = [n for n in ("name", "architecture", "T", "K", "epochs", "learning_rates") if n not in given]
+    if missing:
+        raise ValueError(
+            f'{source} lacks {", ".join(missing)}. Give them, or name a record to start from: base = "P-1h".'
+        )
+    given["architecture"] = _architecture(given["architecture"], source)
+    given["reported"] = {m: Reported(**r) for m, r in given.get("reported", {}).items()}
+    try:
+        return Record(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def read_toml(path: Path) -> Record:
+    """A user's own experiment. With `base = "P-1h"` every field not given is that record's (of `preset`, if given)."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}. Expected lines such as T = 30.") from error
+    base = values.pop("base", None)
+    preset = values.pop("preset", "paper")
+    values.setdefault("name", path.stem)
+    if base is not None:
+        start = to_plain(named_record(base, preset))
+        architecture = values.get("architecture", {})
+        if not isinstance(architecture, dict):
+            raise ValueError(f"{path}: architecture is {architecture!r}; expected a table, [architecture].")
+        if architecture.get("kind", start["architecture"]["kind"]) == start["architecture"]["kind"]:
+            values["architecture"] = {**start["architecture"], **architecture}
+        values = {**start, "reported": {}, **values}
+    values["preset"] = "own"
+    return from_plain(values, str(path))
+
+
+def find_record(what: str | Path | Record, preset: str = "paper") -> Record:
+    """A record as it is, by name, or from a TOML file."""
+    if isinstance(what, Record):
+        return what
+    path = Path(what)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or the name of a record.")
+        return read_toml(path)
+    return named_record(str(what), preset)
+
+
+def _architecture(values: Any, source: str) -> Architecture:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source}: architecture is {values!r}; expected a table with kind and sizes.")
+    kind = values.get("kind", "layered")
+    if kind not in KINDS:
+        raise ValueError(f"{source}: {unknown('kind of architecture', str(kind), KINDS)}")
+    chosen = KINDS[kind]
+    _check_names(values, [f.name for f in fields(chosen)], f"{source}, architecture")
+    net: Architecture = chosen(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return net
+
+
+def _check_names(given: Mapping[str, Any], known: list[str], source: str) -> None:
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        raise ValueError(f"{source}: {unknown('field', strange, known)}")

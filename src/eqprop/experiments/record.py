@@ -1,0 +1,188 @@
+"""A training experiment as a frozen record: what is trained, how long, with which steps and rates."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from eqprop.dynamics import Dynamics
+from eqprop.estimators import BPTT, EP, RBP, Estimator
+from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
+from eqprop.experiments.suggest import unknown
+from eqprop.relax import Schedule, Stop
+
+EVERY_OTHER = "*"
+"""The learning rate of every parameter that is not named."""
+
+METHODS: dict[str, Callable[[Record], Estimator]] = {
+    "ep": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta),
+    "bptt": lambda r: BPTT(r.T, r.K, r.schedule, r.stop),
+    "rbp": lambda r: RBP(r.T, r.K, r.schedule, r.stop),
+}
+"""The estimators a record can be trained with, by the name used on the command line."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Errors in percent over five trials as the paper prints them  [table-results]."""
+
+    test: float
+    test_std: float
+    train: float
+
+
+class Change(NamedTuple):
+    """A field of a record that is not as the paper prints it."""
+
+    field: str
+    was: object
+    now: object
+
+    def __str__(self) -> str:
+        return f"{self.field} {_plain(self.now)} instead of {_plain(self.was)}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of the paper's table of training hyper-parameters  [table-hyp-training], or a user's own.
+
+    learning_rates  by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
+                    every parameter that is not named
+    seed            of trial 0; trial r draws weights and batches from seed + r
+    schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
+    optimizer       any class of torch.optim by name, with optimizer_options
+    reported        what the paper reports, by method
+    """
+
+    name: str
+    architecture: Architecture
+    T: int
+    K: int
+    epochs: int
+    learning_rates: Mapping[str, float]
+    beta: float = 0.1
+    batch: int = 20
+    init: InitName = "glorot"
+    seed: int = 0
+    schedule: Schedule = "synchronous"
+    stop: Stop = "never"
+    optimizer: str = "SGD"
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    preset: Literal["paper", "authors", "tuned", "own"] = "own"
+    reported: Mapping[str, Reported] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("T", "K", "epochs", "batch"):
+            _check_count(name, getattr(self, name), least=1)
+        _check_count("seed", self.seed, least=0)
+        if not isinstance(self.beta, int | float) or not math.isfinite(self.beta):
+            raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
+        _check_choice("init", self.init, ("glorot", "default"))
+        _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
+        _check_choice("stop", self.stop, ("never", "settled"))
+        _check_choice("optimizer", self.optimizer, optimizer_names())
+        if not self.learning_rates:
+            raise ValueError(f"{self.name} has no learning rates; expected one a weight, such as W01 = 0.04.")
+        for name, rate in self.learning_rates.items():
+            if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+                raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
+        METHODS["ep"](self)
+
+    def estimator(self, method: str) -> Estimator:
+        if method not in METHODS:
+            raise ValueError(unknown("method", method, METHODS))
+        return METHODS[method](self)
+
+    def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
+        """The network of one trial with its initial weights, the same whatever the method and the device."""
+        seed = self.seed + trial
+        if isinstance(self.architecture, OwnNet) and own is not None:
+            return own(seed).to(dtype)
+        return self.architecture.build(self.init, seed, dtype)
+
+    def rates(self, names: Iterable[str]) -> dict[str, float]:
+        """The learning rate of each of these parameters."""
+        names = list(names)
+        strange = [key for key in self.learning_rates if key != EVERY_OTHER and key not in names]
+        if strange:
+            raise ValueError(f"A learning rate names no parameter. {unknown('parameter', strange[0], names)}")
+        return {name: self._rate(name) for name in names}
+
+    def _rate(self, name: str) -> float:
+        for key in (name, *_weights_of_bias(name), EVERY_OTHER):
+            if key in self.learning_rates:
+                return float(self.learning_rates[key])
+        raise ValueError(
+            f"The parameter {name} has no learning rate; there are rates for {', '.join(self.learning_rates)}. "
+            f'Add one ({name} = 0.01), or "*" for every parameter that is not named.'
+        )
+
+    def changes(self, printed: Record) -> list[Change]:
+        """The fields in which this record is not as another, usually the paper's, architecture field by field."""
+        found = []
+        for name in self.__dataclass_fields__:
+            if name in ("name", "preset", "reported", "seed"):
+                continue
+            was, now = getattr(printed, name), getattr(self, name)
+            if name == "architecture" and type(was) is type(now):
+                found += [
+                    Change(f, getattr(was, f), getattr(now, f))
+                    for f in now.__dataclass_fields__
+                    if getattr(was, f) != getattr(now, f)
+                ]
+            elif was != now:
+                found.append(Change(name, was, now))
+        return found
+
+    def override(self, **fields: Any) -> Record:
+        """A copy with the given fields, those that are None left alone; learning rates are added to the present ones.
+
+        A rate for "*" replaces all present ones.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        strange = next((name for name in given if name not in self.__dataclass_fields__), None)
+        if strange is not None:
+            raise ValueError(unknown("field", strange, self.__dataclass_fields__))
+        rates = given.get("learning_rates")
+        if rates is not None and EVERY_OTHER not in rates:
+            given["learning_rates"] = {**self.learning_rates, **rates}
+        return replace(self, **given)
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """The optimizers that torch.optim has here and that step without a closure."""
+    found = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
+    classes = {name: getattr(torch.optim, name) for name in found}
+    skipped = ("Optimizer", "LBFGS", "SparseAdam")
+    return tuple(n for n, c in classes.items() if issubclass(c, torch.optim.Optimizer) and n not in skipped)
+
+
+def _weights_of_bias(name: str) -> tuple[str, ...]:
+    """b0 -> W01 (or W0x of the toy model), bfc0 -> Wfc01, bconv1 -> Wconv12."""
+    bias = re.fullmatch(r"b([a-z]*)(\d+)", name)
+    if bias is None:
+        return ()
+    kind, n = bias[1], int(bias[2])
+    return (f"W{kind}{n}{n + 1}", f"W{kind}{n}x")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
+
+
+def _check_choice(what: str, value: object, known: Iterable[str]) -> None:
+    names = tuple(known)
+    if value not in names:
+        raise ValueError(unknown(what, str(value), names))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return str(value)

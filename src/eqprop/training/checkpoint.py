@@ -1,0 +1,171 @@
+"""Checkpoints without pickle: tensors as safetensors, the rest as JSON, switched by one rename.
+
+The weights and optimizer files of a checkpoint have names of their own; checkpoint.json, which names them with
+their SHA-256, is replaced last. Whatever moment a process dies at, checkpoint.json names a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from eqprop.files import write_bytes, write_json
+from eqprop.training.folder import FORMAT, read_json
+
+CHECKPOINT = "checkpoint.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far the trials of one method are: whole epochs, and iterations of the one after them."""
+
+    epoch: int = 0
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything needed to go on.
+
+    weights         "TRIAL.PARAMETER" -> tensor, each trial by itself, stacked or not
+    optimizer       the state_dict of the optimizer, tensors and plain values
+    tally           what the runner had counted in the unfinished epoch, by name, a list over trials
+    diverged        trial -> where and why it was stopped
+    """
+
+    position: Position
+    finished: bool
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    tally: dict[str, list[float]]
+    diverged: dict[str, dict[str, Any]]
+    seconds: float
+    epoch_seconds: float
+    engine: str
+    run: str = field(default="")
+
+    def plain(self) -> dict[str, Any]:
+        skipped = ("weights", "optimizer")
+        return {k: v for k, v in asdict_shallow(self).items() if k not in skipped} | {"position": asdict(self.position)}
+
+
+def asdict_shallow(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without copying the tensors in them."""
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the files, then switch to them; the files of the checkpoint before are removed last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = f"{checkpoint.position.epoch:04d}-{checkpoint.position.iteration:06d}"
+    tensors, plain = split_tensors(checkpoint.optimizer)
+    weights = _write_tensors(folder, f"weights-{place}", checkpoint.weights)
+    optimizer = _write_tensors(folder, f"optimizer-{place}", tensors)
+    content = {"format": FORMAT, **checkpoint.plain(), "weights": weights, "optimizer": {**optimizer, "plain": plain}}
+    write_json(folder / CHECKPOINT, content)
+    named = {CHECKPOINT, weights["file"], optimizer["file"]}
+    for old in folder.iterdir():
+        if old.name not in named and (old.suffix == ".part" or old.name.startswith(("weights-", "optimizer-"))):
+            old.unlink(missing_ok=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / CHECKPOINT).is_file()
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint of a method, its files checked against their SHA-256."""
+    path = folder / CHECKPOINT
+    content = read_json(path, "the last checkpoint")
+    try:
+        if content["format"] != FORMAT:
+            raise ValueError(
+                f"{path} has format {content['format']}; this version reads {FORMAT}. Use the version that wrote it."
+            )
+        weights = _read_tensors(folder, content["weights"])
+        tensors = _read_tensors(folder, content["optimizer"])
+        return Checkpoint(
+            position=Position(**content["position"]),
+            weights=weights,
+            optimizer=join_tensors(tensors, content["optimizer"]["plain"]),
+            **{k: content[k] for k in Checkpoint.__dataclass_fields__ if k not in ("position", "weights", "optimizer")},
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({type(error).__name__}: {error}); expected a checkpoint. Restore it from a copy."
+        ) from error
+
+
+def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The name carries the content's digest, so that a file a checkpoint names is never replaced by another."""
+    content = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = folder / f"{stem}-{sha256[:8]}.safetensors"
+    write_bytes(path, content)
+    return {"file": path.name, "sha256": sha256}
+
+
+def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
+    path = folder / Path(str(entry["file"])).name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, which the checkpoint names. Restore it from a copy.")
+    content = path.read_bytes()
+    got = hashlib.sha256(content).hexdigest()
+    if got != entry["sha256"]:
+        raise ValueError(
+            f"{path} is not the file the checkpoint names: its SHA-256 is {got[:16]}..., expected "
+            f"{str(entry['sha256'])[:16]}... It is truncated or was changed; restore it from a copy."
+        )
+    try:
+        return load_tensors(content)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error}). Restore it from a copy.") from error
+
+
+def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of an optimizer's state_dict by path, and the rest as plain values with their places marked."""
+    tensors: dict[str, Tensor] = {}
+
+    def plain(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return {"tensor": path}
+        if isinstance(value, dict):
+            return {"dict": [[key, plain(item, f"{path}/{key}")] for key, item in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [plain(item, f"{path}/{n}") for n, item in enumerate(value)]}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(
+            f"The optimizer keeps a {type(value).__name__} ({path}), which cannot be saved without pickle. Use another "
+            "optimizer, such as SGD or Adam."
+        )
+
+    return tensors, plain(state, "state")
+
+
+def join_tensors(tensors: dict[str, Tensor], plain: Any) -> Any:
+    """The inverse of `split_tensors`."""
+    if isinstance(plain, dict):
+        ((kind, content),) = plain.items()
+        if kind == "tensor":
+            return tensors[content]
+        if kind == "dict":
+            return {key: join_tensors(tensors, item) for key, item in content}
+        items = [join_tensors(tensors, item) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    return plain
+
+
+def digest(values: object) -> str:
+    """SHA-256 of plain values, in an order of their own: what ties a checkpoint to its record."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

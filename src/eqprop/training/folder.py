@@ -1,0 +1,134 @@
+"""The run folder: what is in it, who may write it.
+
+record.json         the record and settings as they ran, written first and never changed
+environment.json    versions, machine, commit and engines of every session that wrote to the folder
+metrics.jsonl       one line per method, trial and epoch
+METHOD/             checkpoint.json, and the weights and optimizer files it names
+result.json         the final result, when the run is finished
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from eqprop.files import write_json
+
+RECORD, ENVIRONMENT, METRICS, RESULT, LOCK = (
+    "record.json",
+    "environment.json",
+    "metrics.jsonl",
+    "result.json",
+    ".lock",
+)
+FORMAT = 1
+
+
+def default_folder(name: str, root: Path = Path("runs")) -> Path:
+    """runs/p-1h-20250131-142501, with a number behind it if that is there already."""
+    stem = f"{_file_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (root / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.lower()).strip(".-") or "run"
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / RECORD).is_file()
+
+
+def prepare_new(folder: Path) -> None:
+    """Make the folder of a new run; refuse one that holds anything else."""
+    if is_run(folder):
+        raise FileExistsError(
+            f"{folder} already holds a run. Go on with it: eqprop resume {folder}. Or choose another --out."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; expected a folder for the run. Choose another --out.")
+    # A lock and unfinished temporary files are what a run leaves that was stopped before it began.
+    foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
+    if foreign:
+        listing = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
+        raise FileExistsError(
+            f"{folder} is not empty and not a run (it holds {listing}). Choose a new or an empty folder with --out."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / LOCK
+        probe.touch()
+    except OSError as error:
+        raise type(error)(
+            f"Cannot write to {folder}: {error.strerror or error}. Choose a folder you may write to with --out."
+        ) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process alone. The lock goes with the process, however it ends."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no run folder {folder}.")
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise type(error)(f"Cannot write to {folder}: {error.strerror or error}.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+            raise BlockingIOError(
+                f"{folder} is being written by another process ({owner}). Wait until it ends, or stop it."
+            ) from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object of the folder, or words about what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: {what} is missing.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); expected JSON: {what}. Restore it from a copy.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: expected a JSON object, {what}. Restore it from a copy.")
+    return content
+
+
+def sessions(folder: Path) -> list[dict[str, Any]]:
+    """Who wrote to the folder, in order: provenance and engines."""
+    path = folder / ENVIRONMENT
+    return list(read_json(path, "the environment").get("sessions", [])) if path.exists() else []
+
+
+def last_session(folder: Path) -> dict[str, Any] | None:
+    return next(reversed(sessions(folder)), None)
+
+
+def note_session(folder: Path, before: list[dict[str, Any]], session: dict[str, Any]) -> None:
+    """Write the environment: the sessions before, then this one as it is now."""
+    write_json(folder / ENVIRONMENT, {"sessions": [*before, session]})
+
+
+def explain_full_disk(folder: Path, error: OSError) -> OSError:
+    """The same error, saying what is still there and what to do."""
+    return type(error)(
+        error.errno,
+        f"Could not save to {folder}: {error.strerror or error}. What was saved before is whole; make room, then "
+        f"go on with: eqprop resume {folder}",
+    )

@@ -1,0 +1,84 @@
+"""The live display of a run on a terminal: bars for epochs and iterations, errors per trial, speed, time left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from eqprop.training.metrics import Line
+from eqprop.training.plan import Leg, Plan
+from eqprop.training.watch import Progress, Watch, duration
+
+
+class Display(Watch):
+    """Redrawn in place; warnings and finished epochs scroll above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.plan: Plan | None = None
+        self.leg: Leg | None = None
+        self.status = Progress(0, 0, (), 0.0, 0.0)
+        self.tests: dict[tuple[str, int], tuple[float | None, float | None]] = {}
+        self.bars = Bars(
+            TextColumn("{task.description:>10}"), BarColumn(bar_width=None), MofNCompleteColumn(), expand=True
+        )
+        self.epochs: TaskID = self.bars.add_task("epochs")
+        self.iterations: TaskID = self.bars.add_task("iterations")
+        self.live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        record, settings = plan.record, plan.settings
+        self.console.print(
+            f"[bold]{record.name}[/bold] ({record.preset})  {record.architecture}  T={record.T} K={record.K} "
+            f"beta={record.beta}  {settings.device}  -> {folder}",
+            highlight=False,
+        )
+        self.live.start()
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        assert self.plan is not None, "begin comes first"
+        self.leg = leg
+        self.bars.update(self.epochs, total=self.plan.record.epochs, completed=epoch, description=leg.method)
+        self.bars.update(self.iterations, total=self.plan.iterations, completed=0, description=engine)
+
+    def progress(self, progress: Progress) -> None:
+        self.status = progress
+        self.bars.update(self.epochs, completed=progress.epoch)
+        self.bars.update(self.iterations, completed=progress.iteration)
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        for line in lines:
+            best = self.tests.get((line["method"], line["trial"]), (None, None))[1]
+            error = line["test_error"]
+            best = error if best is None or (error is not None and error < best) else best
+            self.tests[line["method"], line["trial"]] = (error, best)
+        self.progress(progress)
+
+    def warn(self, message: str) -> None:
+        self.console.print(f"[yellow]warning:[/yellow] {message}", highlight=False)
+
+    def end(self) -> None:
+        self.live.stop()
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("trial", "train error, running", "test error", "lowest so far"):
+            table.add_column(heading, justify="right")
+        if self.leg is not None:
+            running = self.status.train_errors or (None,) * len(self.leg.trials)
+            for trial, error in zip(self.leg.trials, running, strict=True):
+                test, best = self.tests.get((self.leg.method, trial), (None, None))
+                table.add_row(str(trial), _percent(error), _percent(test), _percent(best))
+        speed = f"{self.status.per_second:.3g} iterations/s, {duration(self.status.seconds_left)} left"
+        return Group(self.bars, table, speed)
+
+
+def _percent(value: float | None) -> str:
+    return "--" if value is None else f"{value:.2f} %"

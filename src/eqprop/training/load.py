@@ -1,0 +1,122 @@
+"""Trained networks from run folders: load one, predict with it, measure it again."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.data import Images
+from eqprop.dynamics import Dynamics
+from eqprop.engines import choose
+from eqprop.experiments.architecture import Factory
+from eqprop.experiments.record import Record
+from eqprop.experiments.suggest import unknown
+from eqprop.relax import Phase, relax
+from eqprop.training.checkpoint import read_checkpoint
+from eqprop.training.measure import Measure
+from eqprop.training.plan import Leg, Plan, read_images, read_plan
+from eqprop.training.settings import Settings
+
+UNTIL_SETTLED = 1000
+"""Free steps of a network of which it is not known how many it was trained with; it leaves when nothing moves."""
+
+
+def load(
+    folder: str | Path, method: str | None = None, trial: int = 0, *, model: Factory | None = None, device: str = "cpu"
+) -> Dynamics:
+    """The network of one trial of a run, with the weights of its last checkpoint.
+
+    method      by default the first one the run has
+    model       the function a network of one's own is built with
+
+    The network carries its record as `record`, from which `predict` takes T.
+    """
+    folder = Path(folder)
+    record, settings, _ = read_plan(folder)
+    leg = _find_leg(settings, method or settings.methods[0], trial, folder)
+    network = record.build(trial, torch.float32, model)
+    weights = read_checkpoint(folder / leg.folder).weights
+    for name, p in network.named_parameters():
+        saved = weights.get(f"{trial}.{name}")
+        if saved is None or saved.shape != p.shape:
+            raise ValueError(
+                f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). The network is built "
+                "otherwise than the one that was trained: give the same function."
+            )
+        with torch.no_grad():
+            p.copy_(saved)
+    network.record = record  # type: ignore[assignment]
+    return network.to(device)
+
+
+@torch.no_grad()
+def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
+    """The class of each input: the largest output after the free phase, (B,).
+
+    x is (B, ...) of the model's input shape, or anything that can be viewed so, such as (B, 28, 28). T is that of
+    the record for a network from `load`; without one, the phase runs until nothing moves.
+    """
+    record = getattr(model, "record", None)
+    if isinstance(record, Record) and T is None:
+        phase = Phase(record.T, record.schedule, stop="settled")
+    else:
+        phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
+    if model.input_shape is not None and x.shape[1:] != model.input_shape:
+        pixels = math.prod(model.input_shape)
+        if x.dim() < 2 or math.prod(x.shape[1:]) != pixels:
+            raise ValueError(
+                f"The input x has shape {tuple(x.shape)}; expected (B, ...) with {pixels} numbers a sample, as the "
+                f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
+            )
+        x = x.reshape(len(x), *model.input_shape)
+    return relax(model, x, phase).state[0].argmax(-1)
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    data: Images | str | Path | None = None,
+    model: Factory | None = None,
+    device: str | None = None,
+    engine: str = "auto",
+) -> dict[str, list[dict[str, Any]]]:
+    """The test error in percent of every trial at its last checkpoint, by method.
+
+    On the data the run was tested on, or on the test set of other data. A trial whose method has not begun is left out.
+    """
+    folder = Path(folder)
+    record, settings, _ = read_plan(folder)
+    settings = Settings.from_plain({**settings.to_plain(), "device": device or settings.device}, str(folder))
+    images = read_images(data, settings)
+    out: dict[str, list[dict[str, Any]]] = {}
+    for method in settings.methods:
+        for trial in range(settings.trials):
+            leg = _find_leg(settings, method, trial, folder)
+            if not (folder / leg.folder).is_dir():
+                continue
+            network = load(folder, method, trial, model=model, device=settings.device)
+            measure = Measure(choose(engine, network), network, record)
+            x = Plan(record, settings, images).inputs(images.test_x, network)
+            done = read_checkpoint(folder / leg.folder)
+            entry = {
+                "seed": record.seed + trial,
+                "epoch": done.position.epoch,
+                "test_error": measure.error_rates(x, images.test_y)[0],
+                "diverged": str(trial) in done.diverged,
+            }
+            out.setdefault(method, []).append(entry)
+    return out
+
+
+def _find_leg(settings: Settings, method: str, trial: int, folder: Path) -> Leg:
+    if method not in settings.methods:
+        raise ValueError(f"{folder}: {unknown('method', method, settings.methods)}")
+    if not 0 <= trial < settings.trials:
+        raise ValueError(f"{folder} has trials 0 to {settings.trials - 1}; there is no trial {trial}.")
+    stacked = bool(settings.stacked)
+    folder_name = method if stacked or settings.trials == 1 else f"{method}-{trial}"
+    return Leg(method, (trial,), folder_name)

@@ -1,0 +1,184 @@
+"""The loop: legs, epochs, chunks; checkpoints between them, a way out at every chunk."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, write_checkpoint
+from eqprop.training.folder import explain_full_disk, note_session, sessions
+from eqprop.training.interruption import Interruption, Stopped
+from eqprop.training.metrics import Line, Metrics
+from eqprop.training.plan import Leg, Plan
+from eqprop.training.trainer import Trainer
+from eqprop.training.watch import Progress, Watch
+
+CHUNK_SECONDS = 0.5
+"""How long the iterations between two looks take: short for Ctrl-C and the display, long enough to cost nothing."""
+
+
+class Pace:
+    """How many iterations make a chunk: a power of two that takes about CHUNK_SECONDS."""
+
+    def __init__(self) -> None:
+        self.n = 1
+        self.per_second = 0.0
+
+    def took(self, n: int, seconds: float) -> None:
+        self.per_second = n / max(seconds, 1e-9)
+        if seconds < CHUNK_SECONDS / 2 and n == self.n:
+            self.n = min(2 * self.n, 1024)
+        elif seconds > 2 * CHUNK_SECONDS:
+            self.n = max(self.n // 2, 1)
+
+
+class _PutOff(Exception):
+    """Measuring is left for the next session."""
+
+
+class Loop:
+    """A run folder, the plan it follows, and who watches."""
+
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, interruption: Interruption) -> None:
+        self.plan, self.folder, self.watch, self.interruption = plan, folder, watch, interruption
+        self.metrics = Metrics(folder)
+        self.legs = plan.legs()
+
+    def run(self, session: dict[str, Any], engine: str | None = None) -> None:
+        """Train every leg that is not finished. Raises Stopped after a signal.
+
+        `session` goes into the environment, the engine of each method with it. `engine` stands in for the one a leg
+        was begun with.
+        """
+        self._drop_later_lines()
+        before = sessions(self.folder)
+        for n, leg in enumerate(self.legs):
+            if self._is_finished(leg):
+                continue
+            trainer = self._open(leg, engine)
+            session["engines"][leg.method] = trainer.engine.name
+            try:
+                note_session(self.folder, before, session)
+            except OSError as error:
+                raise explain_full_disk(self.folder, error) from error
+            self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
+            self._train(trainer, len(self.legs) - n - 1)
+
+    def _is_finished(self, leg: Leg) -> bool:
+        place = self.folder / leg.folder
+        return has_checkpoint(place) and read_checkpoint(place).finished
+
+    def _drop_later_lines(self) -> None:
+        """Lines written after the checkpoint are written again."""
+        reached = {}
+        for leg in self.legs:
+            place = self.folder / leg.folder
+            checkpoint = read_checkpoint(place) if has_checkpoint(place) else None
+            for trial in leg.trials:
+                reached[leg.method, trial] = 0 if checkpoint is None else checkpoint.position.epoch
+        self.metrics.keep(lambda line: line["epoch"] <= reached.get((line["method"], line["trial"]), 0))
+
+    def _open(self, leg: Leg, engine: str | None) -> Trainer:
+        place = self.folder / leg.folder
+        if not has_checkpoint(place):
+            trainer = Trainer(self.plan, leg, engine)
+            self._save(trainer)
+            return trainer
+        checkpoint = read_checkpoint(place)
+        if checkpoint.run != self.plan.identity:
+            raise ValueError(
+                f"The checkpoint in {place} belongs to other settings than record.json. One of them was changed or "
+                "copied from another run: restore it, or start a new run."
+            )
+        trainer = Trainer(self.plan, leg, engine or checkpoint.engine)
+        trainer.restore(checkpoint)
+        return trainer
+
+    def _save(self, trainer: Trainer) -> None:
+        try:
+            write_checkpoint(self.folder / trainer.leg.folder, trainer.checkpoint())
+        except OSError as error:
+            raise explain_full_disk(self.folder, error) from error
+
+    def _train(self, trainer: Trainer, legs_after: int) -> None:
+        pace, saved = Pace(), time.monotonic()
+        while not trainer.finished:
+            while not (trainer.epoch_done or trainer.all_diverged):
+                n = min(pace.n, self.plan.iterations - trainer.position.iteration)
+                before, known = time.perf_counter(), len(trainer.diverged)
+                counts = trainer.advance(n)
+                pace.took(n, time.perf_counter() - before)
+                self._tell_divergence(trainer, known)
+                self.watch.progress(_progress(trainer, counts, pace, legs_after))
+                self._stop_if_asked(trainer)
+                if time.monotonic() - saved > self.plan.settings.checkpoint_every:
+                    self._save(trainer)
+                    saved = time.monotonic()
+            self._close_epoch(trainer, pace, legs_after)
+            saved = time.monotonic()
+            if not trainer.finished:
+                self._stop_if_asked(trainer, save=False)
+
+    def _close_epoch(self, trainer: Trainer, pace: Pace, legs_after: int) -> None:
+        def between() -> None:
+            if self.interruption.requested:
+                raise _PutOff
+
+        counts = trainer.runner.tally.read()
+        try:
+            lines = trainer.end_epoch(between)
+        except _PutOff:
+            self._stop_if_asked(trainer)
+            raise AssertionError("a put-off measurement stops the run") from None
+        try:
+            self.metrics.append(lines)
+        except OSError as error:
+            raise explain_full_disk(self.folder, error) from error
+        self._save(trainer)
+        self._warn_unsettled(lines)
+        self.watch.epoch(lines, _progress(trainer, counts, pace, legs_after))
+
+    def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
+        if not self.interruption.requested:
+            return
+        if save:
+            self._save(trainer)
+        place = trainer.position
+        raise Stopped(
+            f"Stopped and saved: {trainer.leg.method}, {place.epoch} epochs and {place.iteration} iterations done. "
+            f"Go on with: eqprop resume {self.folder}",
+            self.interruption.exit_code,
+        )
+
+    def _tell_divergence(self, trainer: Trainer, known: int) -> None:
+        for trial, d in list(trainer.diverged.items())[known:]:
+            others = len(trainer.leg.trials) - len(trainer.diverged)
+            self.watch.warn(
+                f"{trainer.leg.method}, trial {trial} was stopped at epoch {d.epoch}, iteration {d.iteration}: "
+                f"{d.reason} Its last good checkpoint is kept; {others} other trials go on."
+            )
+
+    def _warn_unsettled(self, lines: list[Line]) -> None:
+        shares = [line["unsettled"] for line in lines if line["unsettled"]]
+        if shares:
+            worst = max(line["residual_worst"] for line in lines if line["unsettled"])
+            self.watch.warn(
+                f"{lines[0]['method']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the free "
+                f"phases had not settled (worst residual {worst:.2g}). Raise T, or try --schedule alternating."
+            )
+
+
+def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:
+    plan = trainer.plan
+    errors = tuple(
+        None if trial in trainer.diverged or not samples else 100.0 * wrong / samples
+        for trial, wrong, samples in zip(trainer.leg.trials, counts["errors"], counts["samples"], strict=True)
+    )
+    place = trainer.position
+    done = place.epoch * plan.iterations + place.iteration
+    total = plan.record.epochs * plan.iterations
+    # Measured over the leg so far, evaluation included; the legs to come are taken to be like this one.
+    each = trainer.seconds / max(done, 1)
+    left = each * (total - done + legs_after * total)
+    return Progress(place.epoch, place.iteration, errors, pace.per_second, left)

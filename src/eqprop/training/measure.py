@@ -1,0 +1,49 @@
+"""The error of networks on a whole set: the free phase in large batches, through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.dynamics import Dynamics
+from eqprop.engines import Engine
+from eqprop.experiments.record import Record
+from eqprop.relax import Phase
+
+BATCH = 1000
+"""Samples relaxed at once; a fixed number, so that the same weights give the same bits."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How errors are measured: the free phase of the record, left early where not one bit moves any more.
+
+    networks    how many are stacked in the model; None for one plain network
+    """
+
+    engine: Engine
+    model: Dynamics
+    record: Record
+    networks: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self.record.T, self.record.schedule, stop="settled", checked=False)
+
+    @torch.no_grad()
+    def error_rates(self, x: Tensor, y: Tensor, between: Callable[[], None] = lambda: None) -> list[float]:
+        """The share of samples, in percent, whose largest output is not the label: one value a network.
+
+        x is (N, ...) and y (N,); stacked networks all see the same samples. `between` is called between batches.
+        """
+        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=x.device)
+        for first in range(0, len(x), BATCH):
+            between()
+            part = x[first : first + BATCH]
+            part = part if self.networks is None else part.expand(self.networks, *part.shape)
+            outputs = self.engine.relaxation(self.model, part, self.phase).state[0]  # (B, n) or (R, B, n)
+            wrong += (outputs.argmax(-1) != y[first : first + BATCH]).reshape(wrong.numel(), -1).sum(1)
+        return [100.0 * count / len(x) for count in wrong.tolist()]

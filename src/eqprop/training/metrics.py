@@ -1,0 +1,56 @@
+"""metrics.jsonl: one line per method, trial and epoch, rewritten whole each time, so that it is never half a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from eqprop.files import write_text
+from eqprop.training.folder import METRICS
+
+Line = dict[str, Any]
+"""method, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
+residual_worst, unsettled (share of samples), seconds, diverged (None, or where and why)."""
+
+WALL_TIME = "seconds"
+"""The one field of a line that differs between two runs of the same record."""
+
+
+class Metrics:
+    """The lines of a run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / METRICS
+        self.lines: list[Line] = read_metrics(folder)
+
+    def append(self, lines: Iterable[Line]) -> None:
+        self.lines.extend(lines)
+        self._write()
+
+    def keep(self, wanted: Callable[[Line], bool]) -> None:
+        """Drop the lines that are not wanted: those written after the checkpoint a run goes on from."""
+        kept = [line for line in self.lines if wanted(line)]
+        if len(kept) < len(self.lines):
+            self.lines = kept
+            self._write()
+
+    def _write(self) -> None:
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+
+def read_metrics(folder: Path) -> list[Line]:
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number}, is damaged ({error}); expected JSON. Remove that line."
+            ) from error
+        lines.append(line)
+    return lines

@@ -1,0 +1,227 @@
+"""A run as it is decided before it starts: record, settings, data, and the legs it consists of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost, SquaredError
+from eqprop.data import Images, idx_directory, mnist, split_validation
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines import choose
+from eqprop.experiments.architecture import Factory, OwnNet
+from eqprop.experiments.plain import from_plain, to_plain
+from eqprop.experiments.record import Record
+from eqprop.experiments.training_records import printed_record
+from eqprop.models import stack
+from eqprop.training.checkpoint import digest
+from eqprop.training.folder import FORMAT, RECORD, read_json
+from eqprop.training.settings import Settings
+
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
+"""Optimizers that treat every number by itself, so that stacked networks stay independent."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One method on trials that run together: a stretch of a run with checkpoints of its own."""
+
+    method: str
+    trials: tuple[int, ...]
+    folder: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A run, decided.
+
+    images      on the device          own     builds a network of the user's own
+    identity    the digest of the record.json of the run, which ties checkpoints to it
+    """
+
+    record: Record
+    settings: Settings
+    images: Images
+    own: Factory | None = None
+    identity: str = ""
+    cost: Cost = field(default_factory=SquaredError)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.images.train_x.dtype
+
+    @property
+    def iterations(self) -> int:
+        """Of one epoch."""
+        return len(self.images.train_x) // self.record.batch
+
+    def legs(self) -> list[Leg]:
+        """Method after method; the trials of a method together, or one after the other where they are not stacked."""
+        trials = tuple(range(self.settings.trials))
+        if self.settings.stacked:
+            return [Leg(method, trials, method) for method in self.settings.methods]
+        return [
+            Leg(method, (trial,), method if len(trials) == 1 else f"{method}-{trial}")
+            for method in self.settings.methods
+            for trial in trials
+        ]
+
+    def network(self, trials: tuple[int, ...]) -> Dynamics:
+        """The networks of these trials with their initial weights: stacked, or the one."""
+        models = [self.record.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
+        return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
+
+    def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
+        """Images (N, pixels) as the model takes them."""
+        return x if model.input_shape is None else x.view(len(x), *model.input_shape)
+
+    def plain(self) -> dict[str, Any]:
+        """What record.json holds."""
+        printed = printed_record(self.record)
+        return {
+            "format": FORMAT,
+            "record": to_plain(self.record),
+            "changes_from_paper": None if printed is None else [str(c) for c in self.record.changes(printed)],
+            "settings": self.settings.to_plain(),
+            "data": describe(self.images),
+        }
+
+
+def make_optimizer(record: Record, model: Dynamics) -> torch.optim.Optimizer:
+    """The record's optimizer with one group a parameter, each with its own rate."""
+    rates = record.rates(name for name, _ in model.named_parameters())
+    groups = [{"params": [p], "lr": rates[name]} for name, p in model.named_parameters()]
+    chosen = getattr(torch.optim, record.optimizer)
+    options = dict(record.optimizer_options)
+    try:
+        optimizer: torch.optim.Optimizer = chosen(groups, **options)
+    except TypeError as error:
+        raise ValueError(f"torch.optim.{record.optimizer} does not take the options {options}: {error}.") from error
+    return optimizer
+
+
+def describe(images: Images) -> dict[str, Any]:
+    return {
+        "name": images.name,
+        "sha256": images.sha256,
+        "training_samples": len(images.train_x),
+        "test_samples": len(images.test_x),
+    }
+
+
+def run_digest(plain: Mapping[str, Any]) -> str:
+    """What ties a checkpoint to its record.json: a record that was changed under a run does not go on."""
+    return digest([plain["record"], plain["settings"], plain["data"]])
+
+
+def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
+    """MNIST as shipped, a directory of IDX files, or a set at hand; on the device, cut as the settings say."""
+    if isinstance(source, Images):
+        images = replace(
+            source,
+            **{name: getattr(source, name).to(settings.device) for name in ("train_x", "train_y", "test_x", "test_y")},
+        )
+    elif source is None:
+        images = mnist(settings.device)
+    else:
+        images = idx_directory(source, settings.device)
+    if settings.validation:
+        images = split_validation(images, settings.validation)
+    if settings.samples is not None:
+        if settings.samples > len(images.train_x):
+            raise ValueError(f"samples is {settings.samples}; {images.name} has {len(images.train_x)} to train on.")
+        n = settings.samples
+        images = replace(images, train_x=images.train_x[:n], train_y=images.train_y[:n])
+    return images
+
+
+def make_plan(record: Record, settings: Settings, images: Images, own: Factory | None = None) -> Plan:
+    """Check that record, data and engine go together, and decide whether trials are stacked."""
+    if own is not None and not isinstance(record.architecture, OwnNet):
+        record = record.override(architecture=OwnNet(_name(own)))
+    plan = Plan(record, settings, images, own)
+    model = record.build(0, plan.dtype, own)
+    _check_shapes(plan, model)
+    if record.batch > len(images.train_x):
+        raise ValueError(
+            f"A mini-batch of {record.batch} needs as many training samples; there are {len(images.train_x)}. "
+            "Lower the batch, or hold out fewer samples."
+        )
+    optimizer = make_optimizer(record, model)
+    for method in settings.methods:
+        choose(settings.engine, model, plan.cost, record.estimator(method), optimizer)
+    stacked = _decide_stacking(plan, model)
+    plan = replace(plan, settings=replace(settings, stacked=stacked))
+    return replace(plan, identity=run_digest(plan.plain()))
+
+
+def read_plan(folder: Path) -> tuple[Record, Settings, dict[str, Any]]:
+    """What ran in a folder: its record, its settings and everything record.json says."""
+    plain = read_json(folder / RECORD, "the record of the run; without it this is not a run folder")
+    if plain.get("format") != FORMAT:
+        raise ValueError(f"{folder / RECORD} has format {plain.get('format')!r}; this version reads {FORMAT}.")
+    missing = [key for key in ("record", "settings", "data") if key not in plain]
+    if missing:
+        raise ValueError(f"{folder / RECORD} is damaged: it lacks {', '.join(missing)}. Restore it from a copy.")
+    source = str(folder / RECORD)
+    return from_plain(plain["record"], source), Settings.from_plain(plain["settings"], source), plain
+
+
+def _check_shapes(plan: Plan, model: Dynamics) -> None:
+    pixels = plan.images.train_x.shape[1]
+    if model.input_shape is not None and math.prod(model.input_shape) != pixels:
+        raise ValueError(
+            f"{plan.record.name} takes inputs of shape {model.input_shape}; the images of {plan.images.name} have "
+            f"{pixels} pixels. Give a network for them (sizes end with {pixels}), or other data."
+        )
+    device = plan.images.train_x.device
+    x = plan.inputs(plan.images.train_x[:1], model)
+    outputs = model.to(device).init_state(x)[0].shape[-1]
+    if outputs != plan.images.classes:
+        raise ValueError(
+            f"{plan.record.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
+            "Give the output layer one neuron a class."
+        )
+
+
+def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
+    """Side by side where the networks can be stacked and the engine is the one a single network would get."""
+    settings, record = plan.settings, plan.record
+    reason = _against_stacking(model, record)
+    if settings.stacked and reason:
+        raise ValueError(f"The trials cannot be stacked: {reason}. Leave stacked out, or say stacked=False.")
+    if settings.trials == 1 or reason or settings.stacked is False:
+        return False
+    if settings.stacked:
+        return True
+    pair = stack(_stackable([model, model]))
+    single, both = (
+        [
+            choose(settings.engine, m, plan.cost, record.estimator(method), make_optimizer(record, m)).name
+            for method in settings.methods
+        ]
+        for m in (model, pair)
+    )
+    return single == both
+
+
+def _against_stacking(model: Dynamics, record: Record) -> str | None:
+    if not isinstance(model, PrimitiveDynamics) or isinstance(record.architecture, OwnNet):
+        return "a network of one's own runs one trial after the other"
+    if record.optimizer not in ELEMENTWISE:
+        return f"the optimizer {record.optimizer} looks at more than one number at a time, and would mix the trials"
+    return None
+
+
+def _stackable(models: list[Dynamics]) -> list[PrimitiveDynamics]:
+    return [m for m in models if isinstance(m, PrimitiveDynamics)]
+
+
+def _name(own: Factory) -> str:
+    return str(getattr(own, "__qualname__", type(own).__name__))

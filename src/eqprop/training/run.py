@@ -1,0 +1,162 @@
+"""`train` and `resume`: from a record or a folder to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.data import Images
+from eqprop.experiments.architecture import Factory
+from eqprop.experiments.plain import find_record
+from eqprop.experiments.record import Record
+from eqprop.experiments.suggest import unknown
+from eqprop.files import write_json
+from eqprop.provenance import provenance
+from eqprop.training.folder import RECORD, RESULT, default_folder, explain_full_disk, last_session, locked, prepare_new
+from eqprop.training.interruption import Interruption
+from eqprop.training.loop import Loop
+from eqprop.training.plan import Plan, describe, make_plan, read_images, read_plan, run_digest
+from eqprop.training.result import Result, summarise
+from eqprop.training.settings import Settings, split_methods
+from eqprop.training.watch import Watch
+
+Data = Images | str | Path | None
+
+
+def train(
+    record: str | Path | Record,
+    out: str | Path | None = None,
+    *,
+    data: Data = None,
+    model: Factory | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Result:
+    """Train a record, by name, from a TOML file or as it is, in a new run folder.
+
+    out         the run folder; by default runs/NAME-DATE-TIME
+    data        None for the shipped MNIST, a directory of IDX files, or an `eqprop.data.Images`
+    model       a function seed -> network, for a network of one's own
+    watch       is told how it goes (see `eqprop.training.watch`); by default nobody is
+    options     any field of `Settings` (methods, trials, engine, device, ...) or of `Record` (T, K, beta, epochs,
+                batch, learning_rates, ...), and `preset` to choose among the records of that name
+
+    Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` goes on.
+    """
+    chosen, settings = resolve(record, options)
+    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
+    with _threads(settings):
+        plan = make_plan(chosen, settings, read_images(data, settings), model)
+        folder = default_folder(chosen.name) if out is None else Path(out)
+        prepare_new(folder)
+        with locked(folder):
+            _write(folder / RECORD, plan.plain(), folder)
+            return _work(plan, folder, watch or Watch(), None)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    data: Data = None,
+    model: Factory | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Result:
+    """Go on with a run where its last checkpoint is; a finished run just gives its result.
+
+    data        where the data is now, if it is not the shipped MNIST; it must be the same data
+    model       the function a network of one's own was built with
+    options     engine, device or threads, where this machine has others. Only with the recorded ones does a run
+                on the CPU end bit for bit as if it had never been stopped.
+    """
+    folder = Path(folder)
+    record, settings, plain = read_plan(folder)
+    allowed = ("engine", "device", "threads", "checkpoint_every")
+    strange = next((name for name in options if name not in allowed), None)
+    if strange is not None:
+        raise ValueError(
+            f"A run goes on with its own settings; {strange} cannot be given anew, only {', '.join(allowed)}. "
+            "Start a new run for another setting."
+        )
+    here = replace(settings, **{k: v for k, v in options.items() if v is not None})
+    with _threads(here), locked(folder):
+        images = read_images(data, here)
+        _check_same_data(images, plain["data"], folder)
+        plan = Plan(record, here, images, model, run_digest(plain))
+        return _work(plan, folder, watch or Watch(), options.get("engine"))
+
+
+def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Record, Settings]:
+    """Split options into fields of the settings and of the record; a preset of None is the record's own or `paper`."""
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen = find_record(record, given.pop("preset", "paper"))
+    in_settings = [f.name for f in fields(Settings)]
+    known = [*in_settings, *(f.name for f in fields(Record))]
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        raise ValueError(unknown("option", strange, known))
+    if isinstance(given.get("methods"), str):
+        given["methods"] = split_methods(given["methods"])
+    settings = Settings(**{name: value for name, value in given.items() if name in in_settings})
+    return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
+
+
+def _work(plan: Plan, folder: Path, watch: Watch, engine: str | None) -> Result:
+    """Train what is not finished, under signals that only ask; write the result."""
+    session = {"provenance": provenance(plan.settings.device), "engines": {}}
+    _warn_other_machine(last_session(folder), session["provenance"], watch)
+    with Interruption() as interruption:
+        loop = Loop(plan, folder, watch, interruption)
+        watch.begin(plan, folder)
+        try:
+            loop.run(session, engine)
+        finally:
+            watch.end()
+    summary = summarise(plan, folder)
+    _write(folder / RESULT, summary, folder)
+    return Result(folder, summary)
+
+
+def _write(path: Path, content: object, folder: Path) -> None:
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise explain_full_disk(folder, error) from error
+
+
+def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) -> None:
+    got = describe(images)
+    differing = [key for key in recorded if key != "name" and recorded[key] != got.get(key)]
+    if differing:
+        key = differing[0]
+        raise ValueError(
+            f"{folder} was trained on other data: {key} was {recorded[key]} ({recorded['name']}), now {got[key]} "
+            f"({got['name']}). Give the same data with --data."
+        )
+
+
+def _warn_other_machine(before: Mapping[str, Any] | None, now: Mapping[str, Any], watch: Watch) -> None:
+    """Bits are promised for the same machine, versions and threads; say what is not the same."""
+    if before is None:
+        return
+    then = before["provenance"]
+    names = ("eqprop", "torch", "processor", "threads", "device")
+    other = [f"{name} {then.get(name)} -> {now[name]}" for name in names if then.get(name) != now[name]]
+    if other:
+        watch.warn(f"this run goes on elsewhere ({'; '.join(other)}), so its bits may differ from an undisturbed one.")
+
+
+@contextmanager
+def _threads(settings: Settings) -> Iterator[None]:
+    """torch's threads as the settings have them, and as they were afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

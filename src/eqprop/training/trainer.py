@@ -1,0 +1,232 @@
+"""The trials of one leg, trained together: where they are, how they go on, what is saved of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.data import one_hot
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines import Job, Tally, choose
+from eqprop.models import unstack
+from eqprop.training.checkpoint import Checkpoint, Position
+from eqprop.training.divergence import EXPLODED, diagnose
+from eqprop.training.measure import Measure
+from eqprop.training.metrics import Line
+from eqprop.training.order import stacked_order
+from eqprop.training.plan import Leg, Plan, make_optimizer
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a trial was stopped and why."""
+
+    epoch: int
+    iteration: int
+    reason: str
+
+    def plain(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "iteration": self.iteration, "reason": self.reason}
+
+
+class Trainer:
+    """One leg of a plan: networks, optimizer, runner, and the position they are at."""
+
+    def __init__(self, plan: Plan, leg: Leg, engine: str | None = None) -> None:
+        self.plan, self.leg = plan, leg
+        self.model = plan.network(leg.trials)
+        self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
+        self.estimator = plan.record.estimator(leg.method)
+        self.optimizer = make_optimizer(plan.record, self.model)
+        self.engine = choose(engine or plan.settings.engine, self.model, plan.cost, self.estimator, self.optimizer)
+        images = plan.images
+        self.x = plan.inputs(images.train_x, self.model)
+        self.test_x = plan.inputs(images.test_x, self.model)
+        self.targets = one_hot(images.train_y, images.classes, plan.dtype)
+        self.runner = self.engine.runner(self._job())
+        self.position = Position()
+        self.diverged: dict[int, Divergence] = {}
+        self.seconds = self.epoch_seconds = 0.0
+        self._begun = 0
+        self._order_epoch, self._order = -1, torch.empty(0)
+        self._good = self._weights()
+
+    def _job(self) -> Job:
+        return Job(
+            self.model,
+            self.plan.cost,
+            self.estimator,
+            self.optimizer,
+            self.x,
+            self.targets,
+            self.plan.images.train_y,
+            self.networks,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.position.epoch >= self.plan.record.epochs or self.all_diverged
+
+    @property
+    def all_diverged(self) -> bool:
+        return len(self.diverged) == len(self.leg.trials)
+
+    @property
+    def epoch_done(self) -> bool:
+        return self.position.iteration >= self.plan.iterations
+
+    def advance(self, n: int) -> dict[str, list[float]]:
+        """n iterations of the present epoch; returns what was counted in it so far."""
+        start = time.perf_counter()
+        epoch, first = self.position.epoch, self.position.iteration
+        self.runner.run(self._batches(epoch)[first : first + n])
+        counts = self.runner.tally.read()
+        self.position = Position(epoch, first + n)
+        self._look_for_divergence(counts, first)
+        self._spend(time.perf_counter() - start)
+        return counts
+
+    def _batches(self, epoch: int) -> Tensor:
+        """(n, B), or (n, R, B) for stacked networks."""
+        if self._order_epoch != epoch:
+            seeds = [self.plan.record.seed + trial for trial in self.leg.trials]
+            order = stacked_order(seeds, epoch, len(self.x), self.plan.record.batch)
+            self._order_epoch, self._order = epoch, order if self.networks else order[:, 0]
+        return self._order
+
+    def _spend(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.epoch_seconds += seconds
+
+    def _look_for_divergence(self, counts: dict[str, list[float]], first: int) -> None:
+        for r, trial in enumerate(self.leg.trials):
+            bad, worst = counts["bad"][r], counts["worst"][r]
+            if trial in self.diverged or (bad < 0 and not worst > EXPLODED):
+                continue
+            # A runner counts from its own start; a state that is large but finite is seen at the end of a chunk.
+            total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
+            epoch, iteration = divmod(total, self.plan.iterations)
+            rows = self._batches(self.position.epoch)[iteration]
+            single = self._network(r)
+            rows = (rows[r] if self.networks else rows).to(self.x.device)
+            reason = diagnose(single, self.plan.cost, self.estimator, self.x[rows], self.targets[rows])
+            self.diverged[trial] = Divergence(epoch + 1, iteration, reason)
+            self.runner.tally.bad[r] = max(bad, 0.0)
+            self._restore_good(r)
+
+    def _iterations_done(self) -> int:
+        return self.position.epoch * self.plan.iterations + self.position.iteration
+
+    def _network(self, r: int) -> Dynamics:
+        if self.networks is None:
+            return self.model
+        assert isinstance(self.model, PrimitiveDynamics), "only these are stacked"
+        return unstack(self.model, r)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """TRIAL.PARAMETER -> a copy on the CPU."""
+        out = {}
+        for r, trial in enumerate(self.leg.trials):
+            for name, p in self.model.named_parameters():
+                value = p.detach() if self.networks is None else p.detach()[r]
+                out[f"{trial}.{name}"] = value.cpu().clone()
+        return out
+
+    @torch.no_grad()
+    def _set_weights(self, r: int, weights: dict[str, Tensor]) -> None:
+        trial = self.leg.trials[r]
+        for name, p in self.model.named_parameters():
+            place = p if self.networks is None else p[r]
+            place.copy_(weights[f"{trial}.{name}"])
+
+    def _restore_good(self, r: int) -> None:
+        """A trial that was stopped keeps the weights of its last good checkpoint."""
+        self._set_weights(r, self._good)
+
+    def end_epoch(self, between: Callable[[], None]) -> list[Line]:
+        """Measure, and go to the next epoch. Returns the epoch's lines; `between` may raise to put it off."""
+        start = time.perf_counter()
+        epoch = self.position.epoch + 1
+        test, train = self._measured(epoch, between)
+        self._spend(time.perf_counter() - start)
+        counts = self.runner.tally.read()
+        lines = [
+            self._line(r, epoch, {name: values[r] for name, values in counts.items()}, (test[r], train[r]))
+            for r, trial in enumerate(self.leg.trials)
+            if trial not in self.diverged or self.diverged[trial].epoch == epoch
+        ]
+        self.runner.reset()
+        self.position = Position(epoch, 0)
+        self.epoch_seconds = 0.0
+        return lines
+
+    def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[list[float | None], list[float | None]]:
+        """The errors on the test set, and on the training set where they are due, a value a trial."""
+        nothing: list[float | None] = [None] * len(self.leg.trials)
+        if self.all_diverged:
+            return nothing, nothing
+        plan, measure = self.plan, Measure(self.engine, self.model, self.plan.record, self.networks)
+        every, last = plan.settings.train_error_every, epoch == plan.record.epochs
+        test: list[float | None] = [*measure.error_rates(self.test_x, plan.images.test_y, between)]
+        if not (last or (every and epoch % every == 0)):
+            return test, nothing
+        return test, [*measure.error_rates(self.x, plan.images.train_y, between)]
+
+    def _line(self, r: int, epoch: int, counts: dict[str, float], measured: tuple[float | None, float | None]) -> Line:
+        trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
+        stopped = self.diverged.get(trial)
+        line: Line = {
+            "method": self.leg.method,
+            "trial": trial,
+            "seed": self.plan.record.seed + trial,
+            "epoch": epoch,
+            "test_error": measured[0],
+            "train_error": 100.0 * counts["errors"] / samples,
+            "train_error_measured": measured[1],
+            "loss": counts["loss"] / samples,
+            "residual_mean": counts["residual"] / samples,
+            "residual_worst": counts["worst"],
+            "unsettled": counts["unsettled"] / samples,
+        }
+        if stopped is not None:
+            line.update(dict.fromkeys(list(line)[4:]))
+        return {**line, "seconds": self.epoch_seconds, "diverged": stopped.plain() if stopped else None}
+
+    def checkpoint(self) -> Checkpoint:
+        for r, trial in enumerate(self.leg.trials):
+            if trial in self.diverged:
+                self._restore_good(r)
+        self._good = self._weights()
+        return Checkpoint(
+            position=self.position,
+            finished=self.finished,
+            weights=self._good,
+            optimizer=self.optimizer.state_dict(),
+            tally=self.runner.tally.read(),
+            diverged={str(trial): d.plain() for trial, d in self.diverged.items()},
+            seconds=self.seconds,
+            epoch_seconds=self.epoch_seconds,
+            engine=self.engine.name,
+            run=self.plan.identity,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint; the runner is made anew, its counts are those of the unfinished epoch."""
+        for r in range(len(self.leg.trials)):
+            self._set_weights(r, checkpoint.weights)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.runner = self.engine.runner(self._job())
+        self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
+        with torch.no_grad():
+            for name in Tally.names():
+                counted = getattr(self.runner.tally, name)
+                counted.copy_(torch.tensor(checkpoint.tally[name], dtype=counted.dtype))
+        self.position = checkpoint.position
+        self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
+        self._begun = self._iterations_done()
+        self._good = self._weights()

@@ -1,0 +1,156 @@
+"""What a run tells while it goes: the interface, silence, plain lines, TensorBoard events."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from eqprop.training.metrics import Line
+from eqprop.training.plan import Leg, Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a leg is: whole epochs, iterations of the present one, running errors per trial, speed, time left."""
+
+    epoch: int
+    iteration: int
+    train_errors: tuple[float | None, ...]
+    per_second: float
+    seconds_left: float
+
+
+class Watch:
+    """Told about everything; by default says nothing."""
+
+    def begin(self, plan: Plan, folder: Path) -> None: ...
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None: ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Several(Watch):
+    """Passes everything on to several watches."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self.watches = watches
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        for watch in self.watches:
+            watch.begin(plan, folder)
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        for watch in self.watches:
+            watch.begin_leg(leg, engine, epoch)
+
+    def progress(self, progress: Progress) -> None:
+        for watch in self.watches:
+            watch.progress(progress)
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        for watch in self.watches:
+            watch.epoch(lines, progress)
+
+    def warn(self, message: str) -> None:
+        for watch in self.watches:
+            watch.warn(message)
+
+    def end(self) -> None:
+        for watch in self.watches:
+            watch.end()
+
+
+class Lines(Watch):
+    """One plain line an epoch, for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.epochs = 0
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        self.epochs = plan.record.epochs
+        settings = plan.settings
+        together = "side by side" if settings.stacked else "one after the other"
+        trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
+        self._say(
+            f"{plan.record.name} ({plan.record.preset}), {', '.join(settings.methods)}, {trials}, {self.epochs} epochs "
+            f"of {plan.iterations} iterations on {settings.device} -> {folder}"
+        )
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        trials = "trial " + ", ".join(str(t) for t in leg.trials)
+        self._say(f"{leg.method}, {trials}, engine {engine}" + (f", from epoch {epoch + 1}" if epoch else ""))
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        if not lines:
+            return
+        test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
+        self._say(
+            f"{lines[0]['method']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
+            f"{progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
+        )
+
+    def warn(self, message: str) -> None:
+        self._say(f"warning: {message}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class Events(Watch):
+    """TensorBoard events in the run folder's `tensorboard`, where tensorboard is installed."""
+
+    def __init__(self, writer_class: type[Any]) -> None:
+        self.writer_class = writer_class
+        self.folder = Path()
+        self.writer: Any = None
+
+    @classmethod
+    def if_installed(cls) -> Watch:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return Watch()
+        return cls(SummaryWriter)
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        self.folder = folder / "tensorboard"
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        self.end()
+        # Events after the checkpoint a run goes on from are hidden by the reader.
+        self.writer = self.writer_class(str(self.folder / leg.folder), purge_step=epoch + 1)
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        for line in lines:
+            for name in ("test_error", "train_error", "train_error_measured", "loss", "residual_mean", "unsettled"):
+                if line[name] is not None:
+                    self.writer.add_scalar(f"{name}/trial{line['trial']}", line[name], line["epoch"])
+        self.writer.flush()
+
+    def end(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+
+
+def _percent(values: Sequence[float | None]) -> str:
+    return " ".join("--" if v is None else f"{v:.2f}" for v in values) + " %"
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "12 min", "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
