@@ -36,7 +36,7 @@ class EagerRunner(Runner):
         free = self.estimator.backward(job.model, job.cost, x, y)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
-            loss = job.cost(free.state, y, theta).view(self.tally.bad.numel(), -1)
+            loss = job.cost(free.state, y, theta).reshape(self.tally.bad.numel(), -1)
             self._guard(loss)
             self._count(free, loss, job.labels[rows])
         job.optimizer.step()
@@ -57,14 +57,14 @@ class EagerRunner(Runner):
 
     def _count(self, free: Relaxation, loss: Tensor, labels: Tensor) -> None:
         tally, networks = self.tally, self.tally.bad.numel()
-        wrong = (free.state[0].argmax(-1) != labels).view(networks, -1)
-        residual = free.residual.view(networks, -1)
+        wrong = (free.state[0].argmax(-1) != labels).reshape(networks, -1)
+        residual = free.residual.reshape(networks, -1)
         tally.samples += wrong.shape[1]
         tally.errors += wrong.sum(1)
         tally.loss += loss.sum(1)
         tally.residual += residual.sum(1)
         tally.worst.copy_(torch.maximum(tally.worst, residual.amax(1).double()))
-        tally.unsettled += (~free.settled).view(networks, -1).sum(1)
+        tally.unsettled += (~free.settled).reshape(networks, -1).sum(1)
 
 
 class Eager(Engine):

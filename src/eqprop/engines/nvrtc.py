@@ -34,12 +34,38 @@ class Kernel:
     def __init__(self, handle: ctypes.c_void_p, name: str, shared: int) -> None:
         self.handle, self.name, self.shared = handle, name, shared
 
-    def launch(self, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Start it on torch's current stream; arguments are passed by value."""
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False) -> None:
+        """Start it on torch's current stream; arguments are passed by value.
+
+        `early` lets it start before the kernel before it has ended: it must then wait itself (griddepcontrol.wait)
+        before it touches what that kernel writes.
+        """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        status = _driver().cuLaunchKernel(self.handle, blocks, 1, 1, threads, 1, 1, self.shared, stream, pointers, None)
+        attribute = _Attribute(id=_PROGRAMMATIC_SERIALIZATION, value=(1,))
+        config = _Config(blocks, 1, 1, threads, 1, 1, self.shared, torch.cuda.current_stream().cuda_stream)
+        config.attributes, config.count = ctypes.pointer(attribute), int(early)
+        status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None)
         _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
+
+
+_PROGRAMMATIC_SERIALIZATION = 6
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
 
 
 class Module:

@@ -4,16 +4,16 @@
 //   relax              one block a (network, sample): all T + K steps of it, its gradient contribution.
 // Nothing is read back by the host; the iteration number comes from device memory, so a graph can hold many.
 //
-// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, METHOD 0 EP, 1 BPTT,
+// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, LANES threads
+// to an output unit's dot product, METHOD 0 EP, 1 BPTT,
 // and the switches of neuron.cuh.
 
 #define HP ((H + 127) / 128 * 128)     // hidden units, padded so that float4 rows fill whole warps
 #define HIDDEN_THREADS (HP / 4)
-#define LANES 16                       // threads that share one output unit's dot product
 #define OUTPUT_THREADS ((NO * LANES + 31) / 32 * 32)
 #define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer a lane sums up
 #define COLUMNS 49                     // float4 columns of the input weights a block holds
-#define ROWS 64                        // and rows
+#define ROWS 32                        // and rows: small enough that a block fits beside a relaxation's
 #define SPLITS ((NI / 4 + COLUMNS - 1) / COLUMNS)
 #define GROUP ((B + 3) / 4)            // samples a thread of the drive sums for
 #define STATS 4                        // wrong, loss, residual, finite
@@ -60,12 +60,15 @@ __device__ __forceinline__ bool same(float4 a, float4 b) { return a.x == b.x && 
 // lanes own a slice of a row of W01. Buffers hold rates, double so that a step needs one barrier.
 struct Shared {
   float4 hidden[2][HP / 4];
-  float output[2][16];
+  alignas(16) float output[2][16];
   float target[16], free_output[16], free_rate[16];
   float residual[32], loss[16];
 };
 
-__device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const float *v, float4 start) {
+__device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const float *from, float4 start) {
+  float v[16];
+#pragma unroll
+  for (int k = 0; k < NO; k += 4) *(float4 *)(v + k) = *(const float4 *)(from + k);
   float4 even = start, odd = zero4();
 #pragma unroll
   for (int k = 0; k < NO; k += 2) {
@@ -74,6 +77,15 @@ __device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const floa
   }
   return even + odd;
 }
+
+// Flags a step is compiled with, and one it is told.
+struct Yes { static constexpr bool v = true; };
+struct No { static constexpr bool v = false; };
+struct Told { bool v; };
+
+// Programmatic dependent launch: a kernel may start before the one it depends on has ended, up to `after_previous`.
+__device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 __device__ __forceinline__ float from_hidden(const float4 (&w)[CHUNK], const float4 *v, int lane) {
   float4 sum = zero4();
@@ -102,6 +114,8 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     m.target[tid] = tid < NO ? a.targets[(size_t)sample * NO + tid] : 0.f;
     m.output[0][tid] = m.output[1][tid] = tid < NO ? rate(0.f) : 0.f;
   }
+  after_previous();
+  release_next();
 
   // hidden side
   const int j = tid * 4;
@@ -133,25 +147,27 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   float residual = 0.f;
   // One step from buffer `from` into the other. `nudged` adds the pull; `mine` is false for the side an alternating
   // half-step leaves alone; `look` measures the residual. Returns whether this thread's state stood still.
-  auto step = [&](int from, bool nudged, bool mine, bool look) -> bool {
+  auto step = [&](int from, auto nudged, auto mine, auto look) -> bool {
     bool still = true;
     if (hides) {
-      float4 old = s, rates = m.hidden[from][tid];
-      if (mine) {
+      float4 old = s, rates = zero4();
+      if (ENERGY || !mine.v) rates = m.hidden[from][tid];
+      if (mine.v) {
         in = from_outputs(w, m.output[from], drive);
         s = map4([&](float q, float rq, float iq) { return clip(unclipped(q, rq, iq, eps, true)); }, s, rates, in);
         rates = map4([](float q) { return rate(q); }, s);
-        if (look && j < H) residual = worst4(map4([](float p, float q) { return fabsf(p - q); }, s, old));
+        if (look.v && j < H) residual = worst4(map4([](float p, float q) { return fabsf(p - q); }, s, old));
         still = same(old, s);
       }
       m.hidden[from ^ 1][tid] = rates;
     } else {
-      float old = z, rq = m.output[from][owns ? k : 0];
-      if (mine) {
+      float old = z, rq = 0.f;
+      if (ENERGY || !mine.v) rq = m.output[from][row];
+      if (mine.v) {
         zin = from_hidden(v, m.hidden[from], lane) + bias;
         float free = unclipped(z, rq, zin, eps, OUTPUT_SLOPE);
-        if (look && owns) residual = fabsf(clip(free) - old);
-        z = clip(nudged ? fmaf(pull, m.target[row] - z, free) : free);
+        if (look.v && owns) residual = fabsf(clip(free) - old);
+        z = clip(nudged.v ? fmaf(pull, m.target[row] - z, free) : free);
         rq = rate(z);
         still = !owns || old == z;
       }
@@ -165,7 +181,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   int t = 0, at = 0;
   for (; t < plain; t++, at ^= 1) {
     bool outputs_turn = ((plain - 1 - t) & 1) == 0;
-    bool still = step(at, false, !a.alternating || outputs_turn != hides, false);
+    bool still = a.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
     // Half a step moves half of the net: an alternating phase may be left after two still halves.
     if (a.stop && (t & 7) >= 6) {
       const bool all = __syncthreads_and(still);
@@ -183,7 +199,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   for (t = 0; t < K; t++, at ^= 1) {
     if (hides) kept[t * (HP / 4) + tid] = s;
     else if (owns && lane == 0) kept0[t * 16 + k] = z;
-    step(at, false, true, false);
+    step(at, No{}, Yes{}, No{});
 #if ENERGY
     if (hides) kept_in[t * (HP / 4) + tid] = in;
     else if (owns && lane == 0) kept0_in[t * 16 + k] = zin;
@@ -206,8 +222,11 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   float4 g[NO];
 #if METHOD == 0
   const float4 rate_star = map4([](float q) { return rate(q); }, star);
-  for (t = 0; t < K; t++, at ^= 1) {
-    step(at, true, true, t == 0);
+  step(at, Yes{}, Yes{}, Yes{});
+  __syncthreads();
+  at ^= 1;
+  for (t = 1; t < K; t++, at ^= 1) {
+    step(at, Yes{}, Yes{}, No{});
     __syncthreads();
   }
   const float unit = -1.0f / a.beta;
@@ -223,7 +242,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   if (owns && lane == 0 && a.t0) a.t0[(size_t)cell * 16 + k] = z;
 #else
   // One more step only to see the residual; then back in time.
-  step(at, false, true, true);
+  step(at, No{}, Yes{}, Yes{});
   s = star;
   z = z_star;
   __syncthreads();
@@ -320,30 +339,42 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
 }
 
 // Whether the last iteration of network r may be applied: everything finite, and the network not frozen before.
+// The whole block asks.
 __device__ __forceinline__ bool applies(const Args &a, int r) {
-  if (a.tally[6 * a.R + r] >= 0.0) return false;
-  for (int b = 0; b < B; b++)
-    if (a.stats[((size_t)r * B + b) * STATS + 3] == 0.f) return false;
-  return true;
+  const int b = threadIdx.x;
+  return __syncthreads_and(b < B ? a.stats[((size_t)r * B + b) * STATS + 3] != 0.f : a.tally[6 * a.R + r] < 0.0);
 }
 
+__device__ __forceinline__ double sum_over_warp(double v) {
+#pragma unroll
+  for (int q = 16; q; q >>= 1) v += __shfl_xor_sync(~0u, v, q);
+  return v;
+}
+
+// One warp adds what the B samples of network r told, each lane a sample.
 __device__ void count(const Args &a, int r, bool ok, int number) {
-  double seen[6] = {0, 0, 0, 0, a.tally[4 * a.R + r], 0};
-  for (int b = 0; b < B; b++) {
-    const float *s = a.stats + ((size_t)r * B + b) * STATS;
-    seen[0] += 1.0;
-    seen[1] += s[0];
-    seen[2] += s[1];
-    seen[3] += s[2];
-    if (s[2] > seen[4]) seen[4] = s[2];
-    seen[5] += !(s[2] < a.tolerance);
-  }
-  for (int q = 0; q < 6; q++) a.tally[q * a.R + r] = (q == 4 ? 0.0 : a.tally[q * a.R + r]) + seen[q];
-  if (!ok && a.tally[6 * a.R + r] < 0.0) a.tally[6 * a.R + r] = number;
+  const int b = threadIdx.x;
+  const float4 s = b < B ? *(const float4 *)(a.stats + ((size_t)r * B + b) * STATS) : zero4();
+  const double wrong = sum_over_warp(s.x), loss = sum_over_warp(s.y), residual = sum_over_warp(s.z);
+  const double unsettled = sum_over_warp(b < B && !(s.z < a.tolerance));
+  float worst = s.z;
+#pragma unroll
+  for (int q = 16; q; q >>= 1) worst = worse(worst, __shfl_xor_sync(~0u, worst, q));
+  if (b) return;
+  double *t = a.tally + r;
+  const int R = a.R;
+  t[0] += B;
+  t[R] += wrong;
+  t[2 * R] += loss;
+  t[3 * R] += residual;
+  if (worst > t[4 * R]) t[4 * R] = worst;
+  t[5 * R] += unsettled;
+  if (!ok && t[6 * R] < 0.0) t[6 * R] = number;
 }
 
-// Blocks below rows x splits x R hold a tile of the input weights; the rest the output weights of a network each.
+// Blocks below rows x splits x R hold a tile of the input weights; the rest a part of a network's output weights.
 #define TILES ((H + ROWS - 1) / ROWS)
+#define OUTER ((NO * H / 4 + 255) / 256)
 #define XS (COLUMNS * 4)
 
 struct Tile {
@@ -352,33 +383,34 @@ struct Tile {
   float du[B][ROWS];
 };
 
-extern "C" __global__ __launch_bounds__(256) void update_and_drive(Args a, int offset) {
+extern "C" __global__ __launch_bounds__(256, 3) void update_and_drive(Args a, int offset) {
   const int it = a.counters->it + offset, n = a.counters->n, tid = threadIdx.x, R = a.R;
   if (it > n) return;
   const bool updates = it > 0, drives = it < n;
   const int *now = a.order + (size_t)it * R * B, *last = now - (size_t)R * B;
+  release_next();
   if (blockIdx.x >= TILES * SPLITS * R) {
-    const int r = blockIdx.x - TILES * SPLITS * R;
+    const int q = blockIdx.x - TILES * SPLITS * R, r = q / OUTER, part = q % OUTER;
     if (!updates) return;
-    __shared__ int ok;
-    if (tid == 0) ok = applies(a, r);
-    __syncthreads();
-    if (ok) {
-      for (int e = tid; e < NO * H; e += 256) {
-        const int q = e / H, j = e % H;
-        float sum = 0.f;
-#pragma unroll 4
-        for (int b = 0; b < B; b++) sum += a.g01[((size_t)(r * B + b) * NO + q) * HP + j];
-        a.W01[(size_t)r * NO * H + e] -= a.lr01 * (1.0f / B) * sum;
-      }
-      if (a.b0 && tid < NO) {
-        float sum = 0.f;
-        for (int b = 0; b < B; b++) sum += a.u0[(size_t)(r * B + b) * 16 + tid];
-        a.b0[r * NO + tid] -= a.lrb0 * (1.0f / B) * sum;
-      }
+    after_previous();
+    const bool ok = applies(a, r);
+    const int e = (part * 256 + tid) * 4;
+    if (ok && e < NO * H) {
+      const float *g = a.g01 + ((size_t)r * B * NO + e / H) * HP + e % H;
+      float4 sum = zero4();
+#pragma unroll 5
+      for (int b = 0; b < B; b++) sum = sum + *(const float4 *)(g + (size_t)b * NO * HP);
+      float4 *W = (float4 *)(a.W01 + (size_t)r * NO * H + e);
+      *W = fma4(-a.lr01 * (1.0f / B), sum, *W);
     }
-    __syncthreads();
-    if (tid == 0) count(a, r, ok, a.counters->start + it - 1);
+    if (part) return;
+    if (ok && a.b0 && tid < NO) {
+      float sum = 0.f;
+#pragma unroll
+      for (int b = 0; b < B; b++) sum += a.u0[(size_t)(r * B + b) * 16 + tid];
+      a.b0[r * NO + tid] -= a.lrb0 * (1.0f / B) * sum;
+    }
+    if (tid < 32) count(a, r, ok, a.counters->start + it - 1);
     return;
   }
 
@@ -386,12 +418,12 @@ extern "C" __global__ __launch_bounds__(256) void update_and_drive(Args a, int o
   Tile &m = *(Tile *)memory;
   const int split = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS % TILES, r = blockIdx.x / SPLITS / TILES;
   const int row0 = tile * ROWS, column0 = split * COLUMNS, width = min(COLUMNS, NI / 4 - column0);
-  const int c = tid % COLUMNS, rows = tid / COLUMNS * 16;
+  const int c = tid % COLUMNS, rows = tid / COLUMNS * 8;
   const bool holds = tid < COLUMNS * 4 && c < width;
-  float4 w[16];
+  float4 w[8];
   float *W = a.W12 + ((size_t)r * H + row0 + rows) * NI + (column0 + c) * 4;
 #pragma unroll
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < 8; i++)
     w[i] = holds && row0 + rows + i < H ? *(const float4 *)(W + (size_t)i * NI) : zero4();
   for (int e = tid; e < B * COLUMNS; e += 256) {
     const int b = e / COLUMNS, q = e % COLUMNS;
@@ -399,9 +431,8 @@ extern "C" __global__ __launch_bounds__(256) void update_and_drive(Args a, int o
     if (drives) ((float4 *)m.x_next[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)now[r * B + b] * NI + at) : zero4();
     if (updates) ((float4 *)m.x[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)last[r * B + b] * NI + at) : zero4();
   }
-  __shared__ int ok;
-  if (tid == 0) ok = updates && applies(a, r);
-  __syncthreads();
+  after_previous();
+  const bool ok = updates && applies(a, r);
   if (ok) {
     for (int e = tid; e < B * ROWS; e += 256) {
       const int b = e / ROWS, i = e % ROWS;
@@ -409,69 +440,70 @@ extern "C" __global__ __launch_bounds__(256) void update_and_drive(Args a, int o
     }
     if (split == 0 && a.b1 && tid < ROWS && row0 + tid < H) {
       float sum = 0.f;
+#pragma unroll
       for (int b = 0; b < B; b++) sum += a.u1[(size_t)(r * B + b) * HP + row0 + tid];
       a.b1[(size_t)r * H + row0 + tid] -= a.lrb1 * (1.0f / B) * sum;
     }
   }
   __syncthreads();
   if (holds) {
+    // The gradient is summed apart and added once, so that W is rounded once.
     if (ok) {
+      float4 sum[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum[i] = zero4();
 #pragma unroll 4
       for (int b = 0; b < B; b++) {
         const float4 x = ((const float4 *)m.x[b])[c];
-        const float4 *d = (const float4 *)&m.du[b][rows];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const float4 q = d[i];
-          w[4 * i] = fma4(q.x, x, w[4 * i]);
-          w[4 * i + 1] = fma4(q.y, x, w[4 * i + 1]);
-          w[4 * i + 2] = fma4(q.z, x, w[4 * i + 2]);
-          w[4 * i + 3] = fma4(q.w, x, w[4 * i + 3]);
-        }
+        const float4 p = *(const float4 *)&m.du[b][rows], q = *(const float4 *)&m.du[b][rows + 4];
+        sum[0] = fma4(p.x, x, sum[0]);
+        sum[1] = fma4(p.y, x, sum[1]);
+        sum[2] = fma4(p.z, x, sum[2]);
+        sum[3] = fma4(p.w, x, sum[3]);
+        sum[4] = fma4(q.x, x, sum[4]);
+        sum[5] = fma4(q.y, x, sum[5]);
+        sum[6] = fma4(q.z, x, sum[6]);
+        sum[7] = fma4(q.w, x, sum[7]);
       }
+#pragma unroll
+      for (int i = 0; i < 8; i++) w[i] = w[i] + sum[i];
     }
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
       if (ok && row0 + rows + i < H) *(float4 *)(W + (size_t)i * NI) = w[i];
       ((float4 *)m.W[rows + i])[c] = w[i];
     }
   } else if (tid < COLUMNS * 4) {
 #pragma unroll
-    for (int i = 0; i < 16; i++) ((float4 *)m.W[rows + i])[c] = zero4();
+    for (int i = 0; i < 8; i++) ((float4 *)m.W[rows + i])[c] = zero4();
   }
   if (!drives) return;
   __syncthreads();
   const int half = tid >> 7, lane = tid & 31, group = (tid >> 5) & 3;
-  float sum[2][GROUP];
+  float sum[GROUP];
 #pragma unroll
-  for (int q = 0; q < GROUP; q++) sum[0][q] = sum[1][q] = 0.f;
+  for (int q = 0; q < GROUP; q++) sum[q] = 0.f;
   const int from = half * ((COLUMNS + 1) / 2), to = half ? COLUMNS : (COLUMNS + 1) / 2;
 #pragma unroll 2
   for (int q = from; q < to; q++) {
-    const float4 p0 = ((const float4 *)m.W[lane])[q], p1 = ((const float4 *)m.W[lane + 32])[q];
+    const float4 p = ((const float4 *)m.W[lane])[q];
 #pragma unroll
     for (int b = 0; b < GROUP; b++) {
-      const int sample = min(group * GROUP + b, B - 1);
-      const float4 x = ((const float4 *)m.x_next[sample])[q];
-      sum[0][b] = fmaf(p0.x, x.x, fmaf(p0.y, x.y, fmaf(p0.z, x.z, fmaf(p0.w, x.w, sum[0][b]))));
-      sum[1][b] = fmaf(p1.x, x.x, fmaf(p1.y, x.y, fmaf(p1.z, x.z, fmaf(p1.w, x.w, sum[1][b]))));
+      const float4 x = ((const float4 *)m.x_next[min(group * GROUP + b, B - 1)])[q];
+      sum[b] = fmaf(p.x, x.x, fmaf(p.y, x.y, fmaf(p.z, x.z, fmaf(p.w, x.w, sum[b]))));
     }
   }
   __syncthreads();
   float(*part)[ROWS] = m.du;                     // the second half's sums pass through here
 #pragma unroll
-  for (int b = 0; b < GROUP; b++) {
-    const int sample = group * GROUP + b;
-    if (half && sample < B) part[sample][lane] = sum[0][b], part[sample][lane + 32] = sum[1][b];
-  }
+  for (int b = 0; b < GROUP; b++)
+    if (half && group * GROUP + b < B) part[group * GROUP + b][lane] = sum[b];
   __syncthreads();
 #pragma unroll
   for (int b = 0; b < GROUP; b++) {
     const int sample = group * GROUP + b;
     if (half || sample >= B) continue;
-    float *out = a.drive + ((size_t)(split * R + r) * B + sample) * HP + row0;
-    if (row0 + lane < HP) out[lane] = sum[0][b] + part[sample][lane];
-    if (row0 + lane + 32 < HP) out[lane + 32] = sum[1][b] + part[sample][lane + 32];
+    a.drive[((size_t)(split * R + r) * B + sample) * HP + row0 + lane] = sum[b] + part[sample][lane];
   }
 }
 
