@@ -38,7 +38,7 @@ def relative_errors(delta: Tensor, nabla: Tensor) -> Tensor:
 
 
 def report(nabla: dict[str, Tensor], compared: dict[str, dict[str, Tensor]]) -> Table:
-    title = "Relative error between Delta EP and -nabla BPTT: max and mean over each group"
+    title = "Relative error between Delta EP and -nabla BPTT, over each group"
     table = Table(title=title, box=SIMPLE, pad_edge=False, collapse_padding=True)
     for heading in ("group", "size", *(text for name in compared for text in (f"{name}\nmax", "\nmean"))):
         table.add_column(heading, justify="right", no_wrap=True)
