@@ -54,11 +54,15 @@ def list_records(
     console.print(_table(chosen, preset))
     if name:
         console.print(json.dumps(to_plain(chosen[0]), indent=2), highlight=False)
-    for other in PRESETS:
+    _show_changes(console, [record.name for record in chosen])
+
+
+def _show_changes(console: Console, names: list[str]) -> None:
+    for other in PRESETS[1:]:
         for record in RECORDS[other].values():
-            changes = record.changes(PAPER[record.name]) if record.name in PAPER else []
-            if changes and (not name or record.name == chosen[0].name):
-                console.print(f"preset {other}, {record.name}: {', '.join(map(str, changes))}", highlight=False)
+            if record.name in names and record.name in PAPER:
+                changes = ", ".join(map(str, record.changes(PAPER[record.name])))
+                console.print(f"--preset {other} {record.name}: {changes}", highlight=False, soft_wrap=True)
 
 
 def _preset(preset: str) -> dict[str, Record]:
@@ -68,19 +72,23 @@ def _preset(preset: str) -> dict[str, Record]:
 
 
 def _table(records: list[Record], preset: str) -> Table:
-    table = Table(title=f"Records, preset {preset}; errors in % as the paper reports them: test (train)")
-    for heading in ("name", "network", "activation", "T", "K", "β", "ε", "epochs", "learning rates", "EP", "BPTT"):
-        table.add_column(heading, no_wrap=heading in ("name", "EP", "BPTT"))
+    """Three lines a record, so that it fits a terminal of 80 columns."""
+    table = Table(title=f"Records, preset {preset}", show_lines=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("network, steps, learning rates")
+    table.add_column("paper, %: test (train)", no_wrap=True)
     for r in records:
         net = r.architecture
-        eps = net.eps if isinstance(net, LayeredNet) else None
+        eps = f"  ε {net.eps}" if isinstance(net, LayeredNet) and net.eps else ""
         reported = [
-            f"{spread(x.test, x.test_std)[:-2]} ({x.train:.2f})" if (x := r.reported.get(m)) else "--"
-            for m in ("ep", "bptt")
+            f"{method.upper():4} {spread(x.test, x.test_std)[:-2]} ({x.train:.2f})" for method, x in r.reported.items()
         ]
-        rates = " ".join(f"{name}={rate}" for name, rate in r.learning_rates.items())
-        steps = [str(v) for v in (r.T, r.K, r.beta, "-" if eps is None else eps, r.epochs)]
-        table.add_row(r.name, str(net), getattr(net, "activation", "-"), *steps, rates, *reported)
+        what = [
+            f"{net}, {getattr(net, 'activation', 'own')}, {r.init}",
+            f"T {r.T}  K {r.K}  β {r.beta}{eps}  {r.epochs} epochs",
+            "  ".join(f"{name} {rate}" for name, rate in r.learning_rates.items()),
+        ]
+        table.add_row(r.name, "\n".join(what), "\n".join(reported) or "--")
     return table
 
 

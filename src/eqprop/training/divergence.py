@@ -10,7 +10,7 @@ from torch import Tensor
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import Estimator
-from eqprop.relax import NotFiniteError
+from eqprop.relax import NotFiniteError, Relaxation
 
 EXPLODED = 1e6
 """A residual above this is an exploding state, though still finite: bounded nets have residuals of 1 at most."""
@@ -32,14 +32,16 @@ def diagnose(model: Dynamics, cost: Cost, estimator: Estimator, x: Tensor, y: Te
         return str(error)
     except ArithmeticError as error:
         return f"{error} {ADVICE}"
+    where = _largest_layer(model, free)
     names = {p: name for name, p in model.named_parameters()}
     for p, grad in grads.items():
         if not bool(torch.isfinite(grad).all()):
-            return f"The gradient of {names.get(p, 'a parameter of the cost')} is not finite. {ADVICE}"
-    layers = model.layer_names or tuple(f"s{n}" for n in range(len(free.state)))
+            return f"The gradient of {names.get(p, 'a parameter of the cost')} is not finite; {where}. {ADVICE}"
+    return f"The state explodes: {where}, with a residual of {float(free.residual.max()):.3g}. {ADVICE}"
+
+
+def _largest_layer(model: Dynamics, free: Relaxation) -> str:
+    names = model.layer_names or tuple(f"s{n}" for n in range(len(free.state)))
     largest = [float(layer.abs().max()) for layer in free.state]
     worst = max(range(len(largest)), key=largest.__getitem__)
-    return (
-        f"The state explodes: layer {layers[worst]} reaches {largest[worst]:.3g}, with a residual of "
-        f"{float(free.residual.max()):.3g}. {ADVICE}"
-    )
+    return f"layer {names[worst]} reaches {largest[worst]:.3g}"

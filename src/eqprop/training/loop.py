@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, write_checkpoint
+from eqprop.training.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
 from eqprop.training.folder import explain_full_disk, note_session, sessions
 from eqprop.training.interruption import Interruption, Stopped
 from eqprop.training.metrics import Line, Metrics
@@ -70,11 +70,11 @@ class Loop:
         return has_checkpoint(place) and read_checkpoint(place).finished
 
     def _drop_later_lines(self) -> None:
-        """Lines written after the checkpoint are written again."""
+        """Lines written after the checkpoint are written again. Checks every checkpoint before anything is changed."""
         reached = {}
         for leg in self.legs:
             place = self.folder / leg.folder
-            checkpoint = read_checkpoint(place) if has_checkpoint(place) else None
+            checkpoint = self._read(place) if has_checkpoint(place) else None
             for trial in leg.trials:
                 reached[leg.method, trial] = 0 if checkpoint is None else checkpoint.position.epoch
         self.metrics.keep(lambda line: line["epoch"] <= reached.get((line["method"], line["trial"]), 0))
@@ -85,15 +85,19 @@ class Loop:
             trainer = Trainer(self.plan, leg, engine)
             self._save(trainer)
             return trainer
+        checkpoint = self._read(place)
+        trainer = Trainer(self.plan, leg, engine or checkpoint.engine)
+        trainer.restore(checkpoint)
+        return trainer
+
+    def _read(self, place: Path) -> Checkpoint:
         checkpoint = read_checkpoint(place)
         if checkpoint.run != self.plan.identity:
             raise ValueError(
                 f"The checkpoint in {place} belongs to other settings than record.json. One of them was changed or "
                 "copied from another run: restore it, or start a new run."
             )
-        trainer = Trainer(self.plan, leg, engine or checkpoint.engine)
-        trainer.restore(checkpoint)
-        return trainer
+        return checkpoint
 
     def _save(self, trainer: Trainer) -> None:
         try:

@@ -20,6 +20,7 @@ from eqprop.experiments.plain import from_plain, to_plain
 from eqprop.experiments.record import Record
 from eqprop.experiments.training_records import printed_record
 from eqprop.models import stack
+from eqprop.relax import Phase, relax
 from eqprop.training.checkpoint import digest
 from eqprop.training.folder import FORMAT, RECORD, read_json
 from eqprop.training.settings import Settings
@@ -188,6 +189,8 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
             f"{plan.record.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
             "Give the output layer one neuron a class."
         )
+    # A step in the schedule asked for, so that a network that cannot alternate is told before anything is written.
+    relax(model, x, Phase(2, plan.record.schedule))
 
 
 def _decide_stacking(plan: Plan, model: Dynamics) -> bool:

@@ -1,0 +1,162 @@
+"""Records: the paper's table as data, presets as named changes, a user's own from TOML."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from training_runs import SMALL
+
+from eqprop import BPTT, EP, RBP
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
+from eqprop.experiments.plain import find_record, from_plain, read_toml, to_plain
+from eqprop.experiments.record import METHODS, Record
+from eqprop.experiments.training_records import AUTHORS, PAPER, PRESETS, RECORDS, TUNED, named_record
+
+# The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
+PRINTED = {
+    "EB-1h": ("sigmoid", 100, 12, 0.5, 0.2, 30, "0.1-0.05"),
+    "EB-2h": ("sigmoid", 500, 40, 0.8, 0.2, 50, "0.4-0.1-0.01"),
+    "P-1h": ("sigmoid", 30, 10, 0.1, None, 30, "0.08-0.04"),
+    "P-2h": ("sigmoid", 100, 20, 0.5, None, 50, "0.2-0.05-0.005"),
+    "P-3h": ("sigmoid", 180, 20, 0.5, None, 100, "0.2-0.05-0.01-0.002"),
+    "P-conv": ("hard-sigmoid", 200, 10, 0.4, None, 40, "0.15-0.035-0.015"),
+}
+ALL = [record for preset in PRESETS for record in RECORDS[preset].values()]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_paper_preset_is_the_printed_table(name: str) -> None:
+    record = PAPER[name]
+    eps = getattr(record.architecture, "eps", None)
+    printed = (record.architecture.activation, record.T, record.K, record.beta, eps, record.epochs)  # type: ignore[union-attr]
+    assert printed == PRINTED[name][:-1]
+    assert (record.batch, record.init, record.optimizer, record.schedule) == (20, "glorot", "SGD", "synchronous")
+    weights = [n for n, p in record.build(0).named_parameters() if p.dim() > 1]
+    # Parameters are numbered from the output, so the order of the table is theirs backwards.
+    assert "-".join(str(record.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(record: Record) -> None:
+    names = [n for n, _ in record.build(0).named_parameters()]
+    rates = record.rates(names)
+    assert rates.keys() == set(names)
+    for name in names:
+        if name.startswith("b"):
+            kind, n = name[1:-1], int(name[-1])
+            assert rates[name] == rates[f"W{kind}{n}{n + 1}"]
+
+
+def test_energy_based_records_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
+    for record in ALL:
+        if isinstance(record.architecture, LayeredNet):
+            assert record.architecture.clip == record.name.startswith("EB")
+        else:
+            assert isinstance(record.architecture, ConvolutionalNet)
+            assert record.architecture.activation == "hard-sigmoid"
+
+
+def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
+    def changes(record: Record) -> dict[str, object]:
+        return {c.field: c.now for c in record.changes(PAPER[record.name])}
+
+    assert all(changes(record) == {} for record in PAPER.values())
+    assert changes(AUTHORS["EB-1h"]) == {"init": "default", "output_slope": False}
+    assert changes(AUTHORS["EB-2h"]) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
+    assert changes(AUTHORS["P-1h"]) == {"init": "default", "T": 40, "K": 15}
+    for name in ("P-2h", "P-3h", "P-conv"):
+        assert changes(AUTHORS[name]) == {"init": "default"}
+    assert {name: changes(record) for name, record in TUNED.items()} == {"P-2h": {"beta": 0.1}}
+    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[0]) == "beta 0.1 instead of 0.5"
+
+
+def test_methods_share_steps_and_schedule() -> None:
+    record = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
+    assert record.estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
+    assert record.estimator("bptt") == BPTT(30, 10, "alternating", "settled")
+    assert record.estimator("rbp") == RBP(30, 10, "alternating", "settled")
+    assert set(METHODS) == {"ep", "bptt", "rbp"}
+
+
+def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
+    def first(trial: int) -> list[float]:
+        return SMALL.build(trial).get_parameter("W01").flatten()[:5].tolist()
+
+    assert first(0) == first(0) != first(1)
+    assert replace(SMALL, seed=1).build(0).get_parameter("W01").flatten()[:5].tolist() == first(1)
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_a_record_survives_json(record: Record) -> None:
+    assert from_plain(json.loads(json.dumps(to_plain(record))), "here") == record
+
+
+def test_overrides_add_rates_and_leave_out_what_is_none() -> None:
+    changed = PAPER["P-1h"].override(T=20, K=None, learning_rates={"W01": 0.5})
+    assert (changed.T, changed.K) == (20, 10)
+    assert changed.learning_rates == {"W12": 0.08, "W01": 0.5}
+    assert PAPER["P-1h"].override(learning_rates={"*": 0.3}).rates(["W01", "b0", "W12", "b1"]) == dict.fromkeys(
+        ["W01", "b0", "W12", "b1"], 0.3
+    )
+
+
+def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
+    (tmp_path / "narrow.toml").write_text(
+        'base = "P-1h"\npreset = "authors"\nepochs = 3\n[architecture]\nsizes = [10, 64, 784]\n'
+        "[learning_rates]\nW01 = 0.1\nW12 = 0.2\n"
+    )
+    record = find_record(tmp_path / "narrow.toml")
+    assert (record.name, record.preset, record.epochs, record.T, record.K) == ("narrow", "own", 3, 40, 15)
+    assert isinstance(record.architecture, LayeredNet)
+    assert record.architecture.sizes == (10, 64, 784)
+    assert record.reported == {}
+    (tmp_path / "whole.toml").write_text(
+        'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[architecture]\nkind = "own"\nsource = "mine"\n'
+        '[learning_rates]\n"*" = 0.01\n'
+    )
+    whole = read_toml(tmp_path / "whole.toml")
+    assert whole.architecture == OwnNet("mine")
+    assert whole.rates(["anything"]) == {"anything": 0.01}
+    with pytest.raises(ValueError, match="was not given. Pass model=function"):
+        whole.build(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("T = ", "not a TOML file"),
+        ("T = 5\nK = 2", "lacks architecture, epochs, learning_rates"),
+        ('base = "P-9h"', "Did you mean"),
+        ('base = "P-1h"\nepoch = 3', "Unknown field 'epoch'.*Did you mean 'epochs'"),
+        ('base = "P-1h"\n[architecture]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
+        ('base = "P-1h"\n[architecture]\nkind = "layred"', "Did you mean 'layered'"),
+        ('base = "P-1h"\nT = 2.5', "T is 2.5; expected a whole number"),
+        ('base = "P-1h"\nbeta = 0.0', "beta=0"),
+        ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
+        ('base = "P-1h"\n[learning_rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
+    ],
+)
+def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        find_record(path)
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    assert named_record("p-1H") is PAPER["P-1h"]
+    with pytest.raises(ValueError, match="Unknown record 'P-1'.*Did you mean 'P-1h'"):
+        named_record("P-1")
+    with pytest.raises(ValueError, match="Unknown preset 'papr'.*Did you mean 'paper'"):
+        named_record("P-1h", "papr")
+    with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
+        named_record("P-1h", "tuned")
+    with pytest.raises(ValueError, match="names no parameter.*Did you mean 'W01'"):
+        PAPER["P-1h"].override(learning_rates={"W001": 1.0}).rates(["W01", "W12"])
+    with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
+        find_record("missing.toml")
+    with pytest.raises(ValueError, match="parameter V has no learning rate"):
+        SMALL.rates(["W01", "W12", "V"])
