@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+from nets import F64, at_rest, gather, named, sums
+from tolerances import FLOAT32, SAME_FORMULA
 from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import BPTT, EP, RBP, Cost, Dynamics, PrimitiveDynamics, SquaredError, relax
 from eqprop.estimators.base import transition_vjp
 from eqprop.state import State, add
-from nets import F64, at_rest, gather, named, sums
-from tolerances import FLOAT32, SAME_FORMULA
 
 K = 4
 
@@ -32,7 +32,7 @@ class Case:
     model: Dynamics
     x: Tensor
     y: Tensor
-    cost: Cost = SquaredError()
+    cost: Cost = field(default_factory=SquaredError)
     seed: int = 0
 
     def state(self, which: int = 0) -> State:
@@ -87,8 +87,8 @@ def a_step_is_the_transition(case: Case) -> None:
 
 
 def the_push_comes_after_squash_and_before_projection(case: Case) -> None:
-    model, s, push = case.model, case.state(), [0.3 * v for v in case.state(1)]
-    push[1:] = [None] * len(push[1:])
+    model, s, pushed = case.model, case.state(), case.state(1)
+    push = (0.3 * pushed[0], *[None] * (len(s) - 1))
     with torch.no_grad():
         drive = model.drive(case.x)
         if isinstance(model, PrimitiveDynamics):

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from contract import CHECKS, Case, check_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, random_like, toy
 from torch import Tensor, nn
 
-from contract import CHECKS, Case, check_model
 from eqprop import Dynamics, PrimitiveDynamics, from_energy, from_primitive
 from eqprop.models import Activation, Convolutional, Layered, Toy, stack
 from eqprop.state import State
-from nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, random_like, toy
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -116,14 +116,14 @@ def test_models(build: Callable[[], Case], check: Callable[[Case], None]) -> Non
 
 
 sizes = st.integers(1, 4)
-activations = st.sampled_from(["tanh", "sigmoid", "hard-sigmoid", swish, SHIFTED])
+activations: st.SearchStrategy[Any] = st.sampled_from(["tanh", "sigmoid", "hard-sigmoid", swish, SHIFTED])
 seeds = st.integers(0, 2**31)
 
 
 @st.composite
 def layered(draw: st.DrawFn) -> Case:
     options: dict[str, Any] = {"bias": draw(st.booleans()), "init": draw(st.sampled_from(["glorot", "default"]))}
-    setting = draw(st.sampled_from(["energy-based", "prototypical"]))
+    setting: Any = draw(st.sampled_from(["energy-based", "prototypical"]))
     if setting == "energy-based":
         options |= {"eps": draw(st.sampled_from([0.05, 0.2, 0.5, 1.0])), "clip": draw(st.booleans())}
     shape = draw(st.lists(sizes, min_size=2, max_size=5))
@@ -134,7 +134,11 @@ def layered(draw: st.DrawFn) -> Case:
 @st.composite
 def toys(draw: st.DrawFn) -> Case:
     shape = draw(st.tuples(sizes, sizes, sizes))
-    options = {"eps": draw(st.sampled_from([0.08, 0.5, 1.0])), "bias": draw(st.booleans()), "seed": draw(seeds)}
+    options: dict[str, Any] = {
+        "eps": draw(st.sampled_from([0.08, 0.5, 1.0])),
+        "bias": draw(st.booleans()),
+        "seed": draw(seeds),
+    }
     return case(Toy(shape, draw(activations), dtype=F64, **options), draw(st.integers(1, 3)))
 
 
@@ -144,11 +148,12 @@ def convolutionals(draw: st.DrawFn) -> Case:
     kernel, pool = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     padding = draw(st.integers(0, (kernel - 1) // 2))
     channels = draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
-    sides = [draw(st.integers(1, 2)), draw(st.integers(1, 2))]
+    rest, grown = st.integers(0, pool - 1), kernel - 1 - 2 * padding
+    height, width = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     for _ in channels:
-        sides = [side * pool + draw(st.integers(0, pool - 1)) + kernel - 1 - 2 * padding for side in sides]
+        height, width = (side * pool + draw(rest) + grown for side in (height, width))
     model = Convolutional(
-        (draw(st.integers(1, 2)), *sides),
+        (draw(st.integers(1, 2)), height, width),
         channels,
         draw(st.lists(sizes, min_size=1, max_size=2)),
         draw(activations),

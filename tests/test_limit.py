@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.testing import assert_close
-
-from eqprop import BPTT, Dynamics, FunctionCost, PrimitiveDynamics, SquaredError, from_primitive, limit_steps
-from eqprop.estimators.base import pull_dense
-from eqprop.models import Layered
-from eqprop.state import State
 from nets import (
     F64,
     asymmetric,
@@ -33,6 +27,13 @@ from nets import (
     toy,
 )
 from tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
+from torch import Tensor
+from torch.testing import assert_close
+
+from eqprop import BPTT, Dynamics, FunctionCost, PrimitiveDynamics, SquaredError, from_primitive, limit_steps
+from eqprop.estimators.base import pull_dense
+from eqprop.models import Layered
+from eqprop.state import State
 
 K = 12
 GRADIENT_NETS = gradient_nets()
@@ -176,7 +177,7 @@ def test_the_lemma_for_an_arbitrary_transition(net: Dynamics) -> None:
     steps = list(limit_steps(plain, SquaredError(), x, y, free, K))
     pull = pull_dense(SquaredError(), free.state, y, net)
     assert_close(steps[0].neurons, tuple(-p for p in pull), rtol=0.0, atol=SAME_FORMULA)
-    for earlier, later in zip(steps[:-1], steps[1:], strict=True):
+    for earlier, later in pairwise(steps):
         _, product = torch.autograd.functional.jvp(
             lambda *s: net.transition(x, s), free.state, earlier.neurons, strict=False
         )

@@ -6,8 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-
-from eqprop import EP, Dynamics, SquaredError
 from nets import (
     asymmetric,
     batch,
@@ -23,6 +21,8 @@ from nets import (
     toy,
 )
 from tolerances import FIRST_ORDER, GDU_AT_SMALL_BETA, NOT_EQUAL, RELATIVE_AT_SMALL_BETA
+
+from eqprop import EP, Dynamics, SquaredError
 
 K = 12
 NETS = gradient_nets()
