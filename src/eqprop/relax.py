@@ -30,7 +30,9 @@ class Phase:
 
     schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": one t updates the even or the odd layers, the
                 even ones (the output among them) last, so that after T half-updates the even layers are those of
-                the synchronous dynamics at T and the odd ones those at T - 1.
+                the synchronous dynamics at T and the odd ones those at T - 1. A net with two or more convolutions
+                is the exception: its inverse pooling looks at the arg-max of the layer's own state, so the two
+                schedules may part and settle in different fixed points of F.
     stop        "never": T steps. "settled": leave when no neuron of any sample moved by more than `still`. At
                 still = 0, the default, that is a fixed point bit for bit, and all T steps would give the same.
     tolerance   the residual below which a sample is called settled; None: 1e-6 in float64, 1e-4 in float32.

@@ -37,7 +37,7 @@ class Convolutional(PrimitiveDynamics):
     flat            sizes of s0, s1, ...; (10,) in the paper
     """
 
-    bipartite = True
+    bipartite = True  # but for the arg-max of a layer's own state in the inverse pooling
 
     def __init__(
         self,
