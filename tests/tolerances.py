@@ -24,6 +24,9 @@ FINITE_DIFFERENCE = 1e-8
 """Central differences of the loss with h = 1e-5: h squared is 1e-10, times third derivatives of order 10; rounding
 adds 1e-16 / h = 1e-11."""
 
+SYMMETRIC_EP = 1e-7
+"""EP's mean over beta = 1e-4 and -1e-4: beta squared is 1e-8, times a factor of order 1 to 10."""
+
 ZERO_TOOTH = 1e-12
 """A saw tooth of EP in the exact limit: 0 but for the rounding of a steady state."""
 
