@@ -1,6 +1,6 @@
 """eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
 
-from eqprop import data, models
+from eqprop import data, gdu, models
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP, RBP, Estimator, GrowingAdjointError, Processes, limit_steps
@@ -32,6 +32,7 @@ __all__ = [
     "from_energy",
     "from_primitive",
     "from_transition",
+    "gdu",
     "limit_steps",
     "load",
     "models",

@@ -1,0 +1,79 @@
+"""A comparison for the eye: a table, the error budget, and the sentence that names what limits the match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "unsettled")
+KINDS = ("neurons", "synapses", "biases")
+
+
+def show(document: Mapping[str, Any], console: Console) -> None:
+    console.print(Text(_heading(document), style="bold"))
+    console.print(Text(_settling(document)))
+    console.print(_metrics(document))
+    console.print(_budget(document))
+    console.print(Text(_jacobian(document)))
+    console.print(Text(document["budget"]["verdict"], style="bold"))
+
+
+def _heading(d: Mapping[str, Any]) -> str:
+    phases = f"T = {d['T']}, K = {d['K']}, beta = {d['beta']:g}"
+    return f"{d['name']} ({d['preset']}): {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
+
+
+def _settling(d: Mapping[str, Any]) -> str:
+    r = d["residual"]
+    state = "all samples settled" if not r["unsettled"] else f"{r['unsettled']} of {d['batch']} samples NOT settled"
+    dropped = f", {r['dropped']} left out" if r["dropped"] else ""
+    return f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
+
+
+def _metrics(d: Mapping[str, Any]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="EP's updates against BPTT's gradients", title_justify="left")
+    table.add_column("group")
+    for heading in ("RMSE", "cumulative", "sign", "cosine", "norm", "left out"):
+        table.add_column(heading, justify="right")
+    for kind in KINDS:
+        for name, m in d[kind].items():
+            left_out = f"{m['left_out']} of {m['elements']}" if m["left_out"] else "-"
+            figures = [_short(m["rmse"]), _short(m["rmse_cumulative"]), _fixed(m["sign"]), _fixed(m["cosine"])]
+            table.add_row(name, *figures, _short(m["norm"]), left_out)
+        table.add_section()
+    return table
+
+
+def _budget(d: Mapping[str, Any]) -> Table:
+    title = "Error budget: parts of the RMSE (means over groups; together no less than it)"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("")
+    for heading in ("RMSE", *PARTS):
+        table.add_column(heading, justify="right")
+    for kind in ("neurons", "synapses"):
+        parts = d["budget"]["parts"][kind]
+        table.add_row(kind, _short(parts["rmse"]), *(_short(parts[name]) for name in PARTS))
+    return table
+
+
+def _jacobian(d: Mapping[str, Any]) -> str:
+    b = d["budget"]
+    radius = b["spectral_radius"]
+    contracts = "contracts" if radius < 1.0 else "does not contract"
+    return (
+        f"Jacobian: asymmetry {b['asymmetry']:.1e} (0 symmetric, 1 antisymmetric), spectral radius {radius:.4f} "
+        f"({contracts}); saturated neurons: {100 * b['saturated']:.1f} %"
+    )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _fixed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

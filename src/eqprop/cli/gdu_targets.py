@@ -1,0 +1,224 @@
+"""What `eqprop gdu` is given: the name of a record, a function in a file, or the folder of a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.cli import EXPECTED_ERRORS
+from eqprop.cost import Cost, SquaredError
+from eqprop.data import one_hot
+from eqprop.dynamics import Dynamics
+from eqprop.experiments.gdu_records import GDU_RECORDS, InitName, gdu_record
+from eqprop.experiments.gdu_run import DTYPES, Subject
+from eqprop.experiments.suggest import unknown
+from eqprop.gdu import AUTHORS, PAPER
+
+OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
+"""The phases of a model of one's own, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the options say; None where one was not given."""
+
+    preset: str = "paper"
+    T: int | None = None
+    K: int | None = None
+    beta: float | None = None
+    init: InitName | None = None
+    batch: int | None = None
+    seed: int | None = None
+    dtype: str = "float64"
+    device: str = "cpu"
+
+
+def subject(target: str, wishes: Wishes) -> Subject:
+    """What the target names, ready to be compared."""
+    _check(wishes)
+    if is_own(target):
+        return _fitted(_own(target, wishes), wishes)
+    # A record wins over a folder that happens to have its name; ./toy is then the folder.
+    known = target.lower() in (name.lower() for name in GDU_RECORDS[wishes.preset])
+    if not known and Path(target).is_dir():
+        return _fitted(_trained(Path(target), wishes), wishes)
+    if not known and "/" in target:
+        raise FileNotFoundError(
+            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
+            f"{', '.join(GDU_RECORDS['paper'])}."
+        )
+    record = gdu_record(target, wishes.preset).override(
+        T=wishes.T, K=wishes.K, beta=wishes.beta, init=wishes.init, batch=wishes.batch, seed=wishes.seed
+    )
+    return Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
+
+
+def is_own(target: str) -> bool:
+    """Whether the target is a user's FILE.py:FUNCTION."""
+    return target.endswith(".py") or ".py:" in target
+
+
+def _check(wishes: Wishes) -> None:
+    if wishes.dtype not in DTYPES:
+        raise ValueError(unknown("dtype", wishes.dtype, DTYPES))
+    if wishes.preset not in GDU_RECORDS:
+        raise ValueError(unknown("preset", wishes.preset, GDU_RECORDS))
+    check_device(wishes.device)
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"Cannot use device {device!r}: {reason}. Use cpu, or one this machine has.") from error
+
+
+def _fitted(found: Subject, wishes: Wishes) -> Subject:
+    """A subject that does not come from a record, with the options applied."""
+    if wishes.init is not None:
+        raise ValueError(f"--init belongs to records; {found.name} brings its own weights. Leave it out.")
+    if wishes.batch is not None and not 1 <= wishes.batch <= len(found.x):
+        raise ValueError(f"--batch is {wishes.batch}; {found.name} gives {len(found.x)} samples.")
+    dtype, device = DTYPES[wishes.dtype], wishes.device
+    x, y = (v[: wishes.batch].to(device) for v in (found.x, found.y))
+    return replace(
+        found,
+        model=found.model.to(device=device, dtype=dtype),
+        cost=found.cost.to(device=device, dtype=dtype),
+        x=x.to(dtype) if x.is_floating_point() else x,
+        y=y.to(dtype) if y.is_floating_point() else y,
+        T=found.T if wishes.T is None else wishes.T,
+        K=found.K if wishes.K is None else wishes.K,
+        beta=found.beta if wishes.beta is None else wishes.beta,
+    )
+
+
+def _trained(folder: Path, wishes: Wishes) -> Subject:
+    """Trained weights: trial 0 of the first method, at the record's T, K and beta, on images it was trained on."""
+    from eqprop.training import load
+    from eqprop.training.folder import is_run
+    from eqprop.training.plan import read_images, read_plan
+
+    if not is_run(folder):
+        raise FileNotFoundError(
+            f"{folder} is not the folder of a run: it holds no record.json. Give one that eqprop train has made, or one "
+            f"of {', '.join(GDU_RECORDS['paper'])}."
+        )
+    record, settings, plain = read_plan(folder)
+    model = load(folder)
+    images = read_images(None, replace(settings, device="cpu"))
+    if images.sha256 != plain["data"].get("sha256"):
+        raise ValueError(
+            f"{folder} was trained on {plain['data'].get('name')}, which is not the MNIST that comes with eqprop. "
+            "Load the model with eqprop.training.load and give eqprop.gdu.compare your own x and y."
+        )
+    seed = wishes.seed or 0
+    x, labels = images.sample(wishes.batch or 20, seed)
+    if model.input_shape is not None:
+        x = x.view(-1, *model.input_shape)
+    return Subject(
+        name=record.name,
+        preset=wishes.preset,
+        model=model,
+        cost=SquaredError(),
+        x=x,
+        y=one_hot(labels, images.classes, x.dtype),
+        T=record.T,
+        K=record.K,
+        beta=record.beta,
+        seed=seed,
+        init=None,
+        convention=AUTHORS if wishes.preset == "authors" else PAPER,
+    )
+
+
+def _own(target: str, wishes: Wishes) -> Subject:
+    """FILE.py:FUNCTION, the function returning model, cost, x, y."""
+    source, _, name = target.rpartition(":")
+    if not source.endswith(".py"):
+        raise ValueError(
+            f"{target!r} does not say which function to call; expected FILE.py:FUNCTION, the function returning model, "
+            "cost, x, y."
+        )
+    path = Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}. Expected FILE.py:FUNCTION.")
+    with own_code(path):
+        module = _import(path)
+        function = getattr(module, name, None)
+        if not callable(function):
+            there = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+            what = unknown("function", name, there) if there else f"there is no function {name!r}, nor any other."
+            raise ValueError(f"{path}: {what}")
+        made = function()
+    model, cost, x, y = _checked(made, target)
+    return Subject(
+        name=name,
+        preset=wishes.preset,
+        model=model,
+        cost=cost,
+        x=x,
+        y=y,
+        T=OWN_T,
+        K=OWN_K,
+        beta=OWN_BETA,
+        seed=wishes.seed or 0,
+        init=None,
+        convention=AUTHORS if wishes.preset == "authors" else PAPER,
+    )
+
+
+@contextmanager
+def own_code(path: Path) -> Iterator[None]:
+    """An error that comes out of a user's file becomes one message that says where; one of eqprop's own stays."""
+    try:
+        yield
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
+        if isinstance(error, EXPECTED_ERRORS) and not lines:
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else str(path)
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _import(path: Path) -> ModuleType:
+    """The file as a module; files beside it can be imported by it, as when it is run itself."""
+    name = f"eqprop_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(made: Any, target: str) -> tuple[Dynamics, Cost, Tensor, Tensor]:
+    expected = (("model", Dynamics), ("cost", Cost), ("x", Tensor), ("y", Tensor))
+    if not isinstance(made, tuple) or len(made) != len(expected):
+        got = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+        raise ValueError(f"{target} returned {got}; expected the four values model, cost, x, y.")
+    for value, (what, kind) in zip(made, expected, strict=True):
+        if not isinstance(value, kind):
+            raise ValueError(f"{target} returned {type(value).__name__} as {what}; expected {kind.__name__}.")
+    model, cost, x, y = made
+    if x.dim() < 2 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"{target} returned x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; expected samples first, "
+            "as many of both, and at least one."
+        )
+    return model, cost, x, y

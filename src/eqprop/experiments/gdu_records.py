@@ -1,0 +1,143 @@
+"""The experiments that show the GDU property, as frozen records  [table-hyp-th].
+
+They share their names with the training records and nothing else: activation, T, K and beta are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost, SquaredError
+from eqprop.data import mnist, one_hot
+from eqprop.dynamics import Dynamics
+from eqprop.experiments.suggest import unknown
+from eqprop.gdu import AUTHORS, PAPER, Convention
+from eqprop.models import Convolutional, Layered, Toy
+
+Kind = Literal["toy", "energy-based", "prototypical", "convolutional"]
+InitName = Literal["default", "glorot"]
+PRESETS: Mapping[str, Convention] = {"paper": PAPER, "authors": AUTHORS}
+
+
+@dataclass(frozen=True)
+class GduRecord:
+    """One row of the paper's table of hyper-parameters of the GDU experiments  [table-hyp-th].
+
+    hidden          sizes of the hidden layers, from the output side
+    batch           samples over which the processes are averaged before their distance is taken
+    init            "default" is PyTorch's, with which the published figures are reached; the paper is silent
+    output_slope    energy-based: False leaves sigma' out at the output, as the authors' code does
+    seed            of the weights and of the batch
+    reported        what the paper says about the RMSE, in its own words or close to them
+    """
+
+    name: str
+    kind: Kind
+    T: int
+    K: int
+    beta: float
+    activation: str = "tanh"
+    eps: float | None = None
+    hidden: tuple[int, ...] = ()
+    batch: int = 20
+    init: InitName = "default"
+    output_slope: bool = True
+    seed: int = 0
+    preset: str = "paper"
+    reported: str = ""
+
+    def __post_init__(self) -> None:
+        if self.init not in ("default", "glorot"):
+            raise ValueError(f"init is {self.init!r}; expected 'default' (PyTorch's) or 'glorot'.")
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise ValueError(f"batch is {self.batch!r}; expected a number of samples, 1 or more.")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; expected a whole number, 0 or more.")
+
+    @property
+    def convention(self) -> Convention:
+        return PRESETS[self.preset]
+
+    def override(self, **fields: Any) -> GduRecord:
+        """A copy with the given fields, those that are None left alone."""
+        return replace(self, **{name: value for name, value in fields.items() if value is not None})
+
+    def build(self, dtype: torch.dtype) -> Dynamics:
+        """The network with its initial weights, on the CPU."""
+        if self.kind == "toy":
+            assert self.eps is not None, "a row of the table: energy-based nets have a step"
+            return Toy((5, 50, 10), self.activation, eps=self.eps, init=self.init, seed=self.seed, dtype=dtype)
+        if self.kind == "convolutional":
+            return Convolutional(activation=self.activation, init=self.init, seed=self.seed, dtype=dtype)
+        return Layered(
+            (10, *self.hidden, 784),
+            self.kind,
+            self.activation,
+            eps=self.eps,
+            output_slope=self.output_slope,
+            init=self.init,
+            seed=self.seed,
+            dtype=dtype,
+        )
+
+    def data(self, dtype: torch.dtype) -> tuple[Cost, Tensor, Tensor]:
+        """Cost, inputs and one-hot targets: MNIST training images, or dummy data for the toy model."""
+        if self.kind == "toy":
+            source = torch.Generator().manual_seed(self.seed)
+            x = torch.rand(self.batch, 10, generator=source, dtype=torch.float64).to(dtype)
+            return SquaredError(), x, one_hot(torch.randint(5, (self.batch,), generator=source), 5, dtype)
+        images = mnist(dtype=dtype)
+        x, labels = images.sample(self.batch, self.seed)
+        if self.kind == "convolutional":
+            x = x.view(-1, 1, 28, 28)
+        return SquaredError(), x, one_hot(labels, 10, dtype)
+
+
+def _rows() -> tuple[GduRecord, ...]:
+    eb: dict[str, Any] = {"kind": "energy-based", "eps": 0.08}
+    p: dict[str, Any] = {"kind": "prototypical"}
+    deeper = "increases to ~1e-1 with more hidden layers, greater away from the output"
+    p_nets = "neurons significantly higher than energy-based, synapses similar or lower"
+    return (
+        GduRecord("toy", "toy", 5000, 80, 0.01, eps=0.08, reported="processes perfectly coincide"),
+        GduRecord("EB-1h", T=800, K=80, beta=0.001, hidden=(512,), **eb, reported="around ~1e-2"),
+        GduRecord("EB-2h", T=5000, K=150, beta=0.01, hidden=(512,) * 2, **eb, reported=deeper),
+        GduRecord("EB-3h", T=30000, K=200, beta=0.02, hidden=(512,) * 3, **eb, reported=deeper),
+        GduRecord("P-1h", T=150, K=10, beta=0.01, hidden=(512,), **p, reported=p_nets),
+        GduRecord("P-2h", T=1500, K=40, beta=0.01, hidden=(512,) * 2, **p, reported=f"{p_nets}; grows with depth"),
+        GduRecord("P-3h", T=5000, K=40, beta=0.015, hidden=(512,) * 3, **p, reported=f"{p_nets}; grows with depth"),
+        GduRecord(
+            "P-conv", "convolutional", 5000, 10, 0.02, "hard-sigmoid", reported="~1e-1 for the network parameters"
+        ),
+    )
+
+
+def _as_authors(record: GduRecord) -> GduRecord:
+    """As their code ran: no sigma' at the output of layered energy-based nets; one sample for toy, P-2h and P-3h."""
+    return replace(
+        record,
+        preset="authors",
+        output_slope=record.kind != "energy-based",
+        batch=1 if record.name in ("toy", "P-2h", "P-3h") else record.batch,
+    )
+
+
+GDU_RECORDS: Mapping[str, Mapping[str, GduRecord]] = {
+    "paper": {r.name: r for r in _rows()},
+    "authors": {r.name: _as_authors(r) for r in _rows()},
+}
+
+
+def gdu_record(name: str, preset: str = "paper") -> GduRecord:
+    """The record of that name (whatever its case) as printed ("paper") or as the authors' code ran ("authors")."""
+    if preset not in GDU_RECORDS:
+        raise ValueError(unknown("preset", preset, GDU_RECORDS))
+    folded = {known.lower(): known for known in GDU_RECORDS[preset]}
+    if name.lower() not in folded:
+        raise ValueError(unknown("GDU record", name, GDU_RECORDS[preset]))
+    return GDU_RECORDS[preset][folded[name.lower()]]

@@ -1,0 +1,11 @@
+"""The GDU laboratory: does EP compute the gradient of this model, and if not, why?  [thm:main]
+
+`compare(model, cost, x, y, T=, K=, beta=)` runs EP and BPTT side by side and returns a `Report`.
+"""
+
+from eqprop.gdu.comparison import Options, compare
+from eqprop.gdu.free import NeverSettlesError
+from eqprop.gdu.metrics import AUTHORS, PAPER, Convention, Metrics
+from eqprop.gdu.report import Report
+
+__all__ = ["AUTHORS", "PAPER", "Convention", "Metrics", "NeverSettlesError", "Options", "Report", "compare"]

@@ -1,0 +1,192 @@
+"""`compare`: run EP and BPTT on a model, measure, explain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators import BPTT, EP
+from eqprop.estimators.base import trainable
+from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
+from eqprop.gdu.free import FreePhase, check_settling, settle
+from eqprop.gdu.groups import Group, groups, measure
+from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius
+from eqprop.gdu.linearised import Linearised
+from eqprop.gdu.lockstep import Case, Moment, dissect, pair
+from eqprop.gdu.metrics import PAPER, Convention, Distance
+from eqprop.gdu.report import KINDS, Report, Residual
+from eqprop.gdu.traces import Trace, follow
+
+STEP_COST = 25
+"""About how many free steps one step of the processes costs, for the progress shown."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a comparison is made.
+
+    drop_unsettled  leave out the samples that have not settled
+    tolerance       the residual below which a sample is settled; None: 1e-6 in float64, 1e-4 in float32
+    convention      of the distances: `PAPER` or `AUTHORS`
+    shown           how many elements of a group are followed for the figures, on one sample; 0: none
+    seed            of the random probes and of the elements followed
+    progress        called now and then with the fraction done
+    """
+
+    drop_unsettled: bool = False
+    tolerance: float | None = None
+    convention: Convention = PAPER
+    shown: int = 5
+    seed: int = 0
+    progress: Callable[[float], None] | None = None
+
+
+def compare(
+    model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
+) -> Report:
+    """Delta_EP(beta, t) against -nabla_BPTT(t), t = 0, ..., K-1, layer by layer, and why they differ  [eq:thm-main]."""
+    options = options or Options()
+    began = time.perf_counter()
+    _check(model, x, T, K, beta)
+    progress = _Progress(options.progress, T, K)
+    free = settle(model, x, T, K, options.tolerance, progress.free)
+    cost.check(free.end.state, y)
+    check_settling(free, T, options.tolerance)
+    batch = _Batch(model, cost, x, y, free, K, beta)
+    chosen = _chosen(free, options.drop_unsettled)
+    every = groups(model, free.end.state)
+    whole, settled = _measure(batch, chosen, every, options.convention, progress)
+    measured = {group: distance.metrics(options.convention) for group, distance in whole.items()}
+    sample = int(free.end.settled.int().argmax())
+    residual = free.end.residual
+    return Report(
+        T=T,
+        K=K,
+        beta=beta,
+        dtype=str(free.end.state[0].dtype).removeprefix("torch."),
+        samples=int(chosen.sum()),
+        steps=free.end.steps,
+        convention=options.convention,
+        residual=Residual(
+            max=float(residual.max()),
+            median=float(residual.median()),
+            unsettled=int((~free.end.settled).sum()),
+            dropped=int((~chosen).sum()),
+        ),
+        **{kind: {g.name: m for g, m in measured.items() if g.kind == kind} for kind in KINDS},
+        budget=_budget(batch, whole, settled, options),
+        sample=sample,
+        traces=_traces(batch, sample, every, options),
+        seconds=time.perf_counter() - began,
+    )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    model: Dynamics
+    cost: Cost
+    x: Tensor
+    y: Tensor
+    free: FreePhase
+    K: int
+    beta: float
+
+    def case(self, samples: Tensor) -> Case:
+        """Some of the samples, by mask or number."""
+        free = self.free.only(samples).end
+        return Case(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
+
+    def steady(self) -> Case:
+        """The samples that have settled, or all if none has."""
+        settled = self.free.end.settled
+        return self.case(settled if bool(settled.any()) else torch.ones_like(settled))
+
+
+class _Progress:
+    def __init__(self, tell: Callable[[float], None] | None, T: int, K: int) -> None:
+        self.tell, self.T, self.total = tell, T, T + STEP_COST * K
+        self.steps = 0
+
+    def free(self, done: int) -> None:
+        self._tell(done)
+
+    def through(self, moments: Iterator[Moment]) -> Iterator[Moment]:
+        for moment in moments:
+            yield moment
+            self.steps += 1
+            self._tell(self.T + STEP_COST * self.steps)
+
+    def _tell(self, done: int) -> None:
+        if self.tell is not None:
+            self.tell(min(done / self.total, 1.0))
+
+
+def _check(model: Dynamics, x: Tensor, T: int, K: int, beta: float) -> None:
+    EP(T, K, beta=beta)
+    BPTT(T, K)
+    if not trainable(model):
+        name = type(model).__name__
+        raise ValueError(f"{name} has no trainable parameter; expected at least one, whose updates are compared.")
+    if model.sample_dims(x) != 1:
+        raise ValueError(
+            f"The input x has shape {tuple(x.shape)}, that of stacked networks. Compare one network at a time: "
+            "eqprop.models.unstack(model, r)."
+        )
+
+
+def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:
+    settled = free.end.settled
+    if not drop_unsettled:
+        return torch.ones_like(settled)
+    if not bool(settled.any()):
+        raise ValueError(
+            f"Dropping what has not settled leaves none of the {settled.numel()} samples (the best residual is "
+            f"{float(free.end.residual.min()):.1e}). Raise T, or compare with all of them."
+        )
+    return settled
+
+
+def _measure(
+    batch: _Batch, chosen: Tensor, every: tuple[Group, ...], convention: Convention, progress: _Progress
+) -> tuple[dict[Group, Distance], dict[Group, Distance]]:
+    """The distances of the chosen samples and, with the parts of the budget, those of the settled among them."""
+    settled = batch.free.end.settled
+    if bool((chosen & ~settled).any()) and bool(settled.any()):
+        whole = measure(pair(batch.case(chosen)), every, convention)
+        return whole, measure(progress.through(dissect(batch.steady())), every, convention)
+    both = measure(progress.through(dissect(batch.steady())), every, convention)
+    return both, both
+
+
+def _budget(batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Distance], options: Options) -> Budget:
+    steady = batch.steady()
+    around = Linearised(batch.model, steady.x, steady.free.state)
+    product, rows = flat_product(around), flat(around.s)
+    has_primitive = isinstance(batch.model, PrimitiveDynamics)
+    neurons, synapses = (
+        parts_of(kind, whole, settled, options.convention, has_primitive) for kind in ("neurons", "synapses")
+    )
+    outcome = outcome_of(whole, settled, options.convention)
+    return Budget(
+        neurons=neurons,
+        synapses=synapses,
+        asymmetry=asymmetry(product, rows, options.seed),
+        spectral_radius=spectral_radius(product, rows, options.seed),
+        saturated=saturated(around, options.seed),
+        outcome=outcome,
+        verdict=sentence(outcome, neurons, synapses),
+    )
+
+
+def _traces(batch: _Batch, sample: int, every: tuple[Group, ...], options: Options) -> dict[str, dict[str, Trace]]:
+    if options.shown == 0:
+        return {}
+    one = torch.tensor([sample], device=batch.x.device)
+    found = follow(pair(batch.case(one)), every, options.shown, options.seed)
+    return {kind: {g.name: trace for g, trace in found.items() if g.kind == kind} for kind in KINDS}

@@ -1,0 +1,201 @@
+"""EP forward in time and BPTT backward in time, step by step together, and what stands between them.
+
+Both count t from the end of the free phase, so both advance at once: time grows with K, memory does not.
+
+Between EP's update f and minus BPTT's gradient g stand four processes, each differing from the next by one cause:
+
+    f                   the second phase as it is, at finite beta
+    f - drift           without what the free phase would still have moved
+    limit               beta -> 0, exactly
+    frozen              the same with the Jacobian J held at the state reached: J^t N (-dl/ds)
+    adjoint             J^T in the place of J, at the state reached: recurrent backprop
+    g                   J^T along the states of the free phase: BPTT
+
+so that f - g is the sum of
+
+    residual        drift + (limit - frozen) + (adjoint - g): all that vanishes at a steady state
+    finite_beta     (f - drift) - limit
+    output_slope    what the synapses of frozen get because the nudge bypasses squash: J^t N (1 - D) (-dl/ds)
+    asymmetry       frozen - output_slope - adjoint: J against its transpose
+
+On a prototypical net J = D W with a symmetric W and D = diag(sigma'). Its synapses see (D W)^t dl/ds with EP and
+(D W)^t D dl/ds with BPTT: output_slope is all they miss, their asymmetry is zero. Its neurons see (D W)^t dl/ds and
+(W D)^t dl/ds, which is asymmetry; output_slope is not a part of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators import BPTT, EP, RBP
+from eqprop.estimators.base import Step, pull_dense, transition_vjp
+from eqprop.gdu.linearised import Linearised
+from eqprop.relax import Relaxation, stepper
+from eqprop.state import State, detach, scale, subtract
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compared: a model, a cost, a batch, its free phase, and the second phase's K and beta."""
+
+    model: Dynamics
+    cost: Cost
+    x: Tensor
+    y: Tensor
+    free: Relaxation
+    K: int
+    beta: float
+
+    def estimators(self) -> tuple[EP, BPTT, RBP]:
+        steps = max(self.free.steps, self.K)
+        return EP(steps, self.K, beta=self.beta), BPTT(steps, self.K), RBP(steps, self.K)
+
+
+class Moment(NamedTuple):
+    """Time t: EP's update, minus BPTT's gradient, and the parts of their difference where asked for.
+
+    A part that is zero by construction is not there; a part of synapses alone has no neurons.
+    """
+
+    ep: Step
+    bptt: Step
+    parts: dict[str, Step]
+
+
+def pair(case: Case) -> Iterator[Moment]:
+    """EP and BPTT alone."""
+    ep, bptt, _ = case.estimators()
+    arguments = (case.model, case.cost, case.x, case.y, case.free)
+    for f, nabla in zip(ep.steps(*arguments), bptt.steps(*arguments), strict=True):
+        yield Moment(f, negative(nabla), {})
+
+
+def dissect(case: Case) -> Iterator[Moment]:
+    """EP and BPTT with the four parts of their difference."""
+    _, _, rbp = case.estimators()
+    around = Linearised(case.model, case.x, case.free.state)
+    push = first_push(case)
+    others = zip(
+        drift_steps(case),
+        limit_steps(case, around),
+        frozen_steps(around, around.product(_zeros(push), push), case.K),
+        _slope_steps(around, push, case.K),
+        rbp.steps(case.model, case.cost, case.x, case.y, case.free),
+        strict=True,
+    )
+    for (f, g, _), (drift, limit, frozen, slope, nabla) in zip(pair(case), others, strict=True):
+        adjoint = negative(nabla)
+        parts = {
+            "residual": combine((1, drift), (1, limit), (-1, frozen), (1, adjoint), (-1, g)),
+            "finite_beta": combine((1, f), (-1, drift), (-1, limit)),
+        }
+        asymmetry = combine((1, frozen), (-1, adjoint))
+        if slope is not None:
+            parts["output_slope"] = Step((), slope.synapses)
+            asymmetry = Step(asymmetry.neurons, combine((1, asymmetry), (-1, slope)).synapses)
+        yield Moment(f, g, {**parts, "asymmetry": asymmetry})
+
+
+def drift_steps(case: Case) -> Iterator[Step]:
+    """What EP's formula gives without a nudge: the free phase going on, divided by beta."""
+    model, x = case.model, case.x
+    unit = 1.0 / (case.beta * model.nudge_scale)
+    with torch.no_grad():
+        step = stepper(model, model.drive(x), None)
+    s = case.free.state
+    for _ in range(case.K):
+        with torch.no_grad():
+            new = step(s)
+        moved = scale(subtract(new, s), unit)
+        if isinstance(model, PrimitiveDynamics):
+            synapses = {name: unit * g.detach() for name, g in model.contrast(x, new, s).items()}
+        else:
+            _, synapses = transition_vjp(model, x, s, moved)
+        yield Step(moved, synapses)
+        s = new
+
+
+def limit_steps(case: Case, around: Linearised) -> Iterator[Step]:
+    """EP's processes in the limit beta -> 0, the free phase going on beneath them  [lemma:ep].
+
+    As `eqprop.limit_steps`, in reverse mode: d s_{t+1} / d beta = J d s_t / d beta - N dl/ds.
+    """
+    model, x = case.model, case.x
+    tangent = _zeros(case.free.state)
+    for _ in range(case.K):
+        pull = pull_dense(case.cost, around.s, case.y, model)
+        new_tangent = around.product(tangent, scale(detach(pull), -1.0))
+        moved = subtract(new_tangent, tangent)
+        with torch.no_grad():
+            new = detach(model.step(around.drive, around.s))
+        still = all(torch.equal(a, b) for a, b in zip(new, around.s, strict=True))
+        after = around if still else Linearised(model, x, new)
+        if isinstance(model, PrimitiveDynamics) and not still:
+            late, early = after.synapses(new_tangent), around.synapses(tangent)
+            synapses = {name: late[name] - early[name] for name in late}
+        else:
+            synapses = around.synapses(moved)
+        yield Step(moved, synapses)
+        around, tangent = after, new_tangent
+
+
+def frozen_steps(around: Linearised, first: State, K: int) -> Iterator[Step]:
+    """J^t m for t = 0, ..., K-1 with J at the state reached, and the synapses it moves."""
+    moved = first
+    for _ in range(K):
+        yield Step(moved, around.synapses(moved))
+        moved = around.product(moved)
+
+
+def first_push(case: Case) -> State:
+    """-dl/ds at the end of the free phase."""
+    return scale(detach(pull_dense(case.cost, case.free.state, case.y, case.model)), -1.0)
+
+
+def slope_excess(around: Linearised, push: State) -> State | None:
+    """N (1 - D) p: what the first move has too much because the nudge bypasses squash; None if it is nothing."""
+    if not isinstance(around.model, PrimitiveDynamics):
+        return None
+    excess = subtract(push, around.squashed(push))
+    return around.product(_zeros(push), excess) if any(bool(layer.any()) for layer in excess) else None
+
+
+def _slope_steps(around: Linearised, push: State, K: int) -> Iterator[Step | None]:
+    first = slope_excess(around, push)
+    if first is None:
+        yield from (None for _ in range(K))
+    else:
+        yield from frozen_steps(around, first, K)
+
+
+def _zeros(s: State) -> State:
+    return tuple(torch.zeros_like(v) for v in s)
+
+
+def negative(step: Step) -> Step:
+    return Step(scale(step.neurons, -1.0), {name: -g for name, g in step.synapses.items()})
+
+
+def combine(*terms: tuple[int, Step]) -> Step:
+    """A signed sum of steps, over the parameters that all of them have."""
+    names = [name for name in terms[0][1].synapses if all(name in step.synapses for _, step in terms)]
+    layers = zip(*(step.neurons for _, step in terms), strict=True)
+    signs = [sign for sign, _ in terms]
+    return Step(
+        tuple(_sum(signs, layer) for layer in layers),
+        {name: _sum(signs, [step.synapses[name] for _, step in terms]) for name in names},
+    )
+
+
+def _sum(signs: list[int], values: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    total = values[0].clone() if signs[0] > 0 else -values[0]
+    for sign, value in zip(signs[1:], values[1:], strict=True):
+        total.add_(value, alpha=sign)
+    return total

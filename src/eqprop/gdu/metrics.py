@@ -1,0 +1,129 @@
+"""Distances between two processes, accumulated step by step: nothing of length K is kept  [exp:rmse]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What counts as what in the distances.
+
+    zeros_count     an element whose two processes are both zero counts as error 0 instead of being left out
+    blank_early     neurons of layer n count as zero at t < n, where no signal can have reached them
+    synapses_shown  the figure that stands for the synapses: "rmse" or "rmse_cumulative"
+    """
+
+    name: str
+    zeros_count: bool
+    blank_early: bool
+    synapses_shown: str
+
+
+PAPER = Convention("paper", zeros_count=False, blank_early=False, synapses_shown="rmse")
+AUTHORS = Convention("authors", zeros_count=True, blank_early=True, synapses_shown="rmse_cumulative")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How EP's process f and minus BPTT's gradient g agree in one group of neurons or synapses.
+
+    rmse                mean over elements of |f - g| / max(|f|, |g|), norms over time  [exp:rmse]
+    rmse_cumulative     the same of the sums over time up to t
+    sign                of the (element, t) pairs where g is not zero, the fraction where f has its sign
+    cosine              of the angle between f and g, all elements and steps as one vector
+    norm                root mean square of g over elements and steps
+    left_out            elements whose two processes are both zero
+    elements            all of them
+
+    None where every element is left out.
+    """
+
+    rmse: float | None
+    rmse_cumulative: float | None
+    sign: float | None
+    cosine: float | None
+    norm: float
+    left_out: int
+    elements: int
+
+
+class Distance:
+    """The running sums of one group: f, g and, where a budget is made, the parts of f - g."""
+
+    def __init__(self, like: Tensor, parts: tuple[str, ...]) -> None:
+        zeros = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
+        self.ff, self.gg, self.ee = zeros.clone(), zeros.clone(), zeros.clone()
+        self.sum_f, self.sum_g = zeros.clone(), zeros.clone()
+        self.cum_ff, self.cum_gg, self.cum_ee = zeros.clone(), zeros.clone(), zeros.clone()
+        self.parts = {name: zeros.clone() for name in parts}
+        self.dot = torch.zeros((), dtype=torch.float64, device=like.device)
+        self.agree, self.signed = torch.zeros_like(self.dot), torch.zeros_like(self.dot)
+        self.steps = 0
+
+    def add(self, f: Tensor, g: Tensor, parts: Mapping[str, Tensor]) -> None:
+        f, g = f.double(), g.double()
+        product = f * g
+        self.dot += product.sum()
+        self.agree += (product > 0).sum()
+        self.signed += (g != 0).sum()
+        self.ff.addcmul_(f, f)
+        self.gg.addcmul_(g, g)
+        e = f - g
+        self.ee.addcmul_(e, e)
+        self.sum_f += f
+        self.sum_g += g
+        self.cum_ff.addcmul_(self.sum_f, self.sum_f)
+        self.cum_gg.addcmul_(self.sum_g, self.sum_g)
+        torch.sub(self.sum_f, self.sum_g, out=e)
+        self.cum_ee.addcmul_(e, e)
+        for name, total in self.parts.items():
+            part = parts[name].double()
+            total.addcmul_(part, part)
+        self.steps += 1
+
+    def skip(self) -> None:
+        """A step at which both count as zero."""
+        self.cum_ff.addcmul_(self.sum_f, self.sum_f)
+        self.cum_gg.addcmul_(self.sum_g, self.sum_g)
+        e = self.sum_f - self.sum_g
+        self.cum_ee.addcmul_(e, e)
+        self.steps += 1
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.ee).all())
+
+    def metrics(self, convention: Convention) -> Metrics:
+        scale, dead = self._scale()
+        left_out = int(dead.sum())
+        cumulative = torch.maximum(self.cum_ff, self.cum_gg)
+        lengths = float(self.ff.sum() * self.gg.sum()) ** 0.5
+        return Metrics(
+            rmse=self._mean(self.ee, scale, dead, convention),
+            rmse_cumulative=self._mean(self.cum_ee, cumulative, cumulative == 0, convention),
+            sign=float(self.agree / self.signed) if float(self.signed) else None,
+            cosine=float(self.dot) / lengths if lengths else None,
+            norm=float(self.gg.mean() / max(self.steps, 1)) ** 0.5,
+            left_out=left_out,
+            elements=dead.numel(),
+        )
+
+    def shares(self, convention: Convention) -> dict[str, float | None]:
+        """Each part of f - g in the measure of the RMSE, so that the parts together are no less than it."""
+        scale, dead = self._scale()
+        return {name: self._mean(total, scale, dead, convention) for name, total in self.parts.items()}
+
+    def _scale(self) -> tuple[Tensor, Tensor]:
+        scale = torch.maximum(self.ff, self.gg)
+        return scale, scale == 0
+
+    def _mean(self, squares: Tensor, scale: Tensor, dead: Tensor, convention: Convention) -> float | None:
+        counted = dead.numel() - (0 if convention.zeros_count else int(dead.sum()))
+        if counted == 0 or bool(dead.all()):
+            return None
+        errors = torch.where(dead, torch.zeros_like(scale), (squares / scale.masked_fill(dead, 1.0)).sqrt())
+        return float(errors.sum() / counted)

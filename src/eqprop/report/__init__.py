@@ -1,0 +1,1 @@
+"""Figures, tables and pages, made from run folders alone."""

@@ -1,0 +1,221 @@
+"""One HTML file that says what came out: no network, no library, readable on a phone and on paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from eqprop.files import write_text
+from eqprop.report.collect import Contents, Point, Run, collect
+from eqprop.report.curves import Series, draw, hover_data, series
+from eqprop.report.tables import Row, rows, to_csv, to_latex
+from eqprop.training.watch import duration
+from eqprop.version import __version__
+
+PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
+VERDICTS = {
+    "yes": "reproduced",
+    "no": "not reproduced",
+    "unfinished": "not at full length",
+    "other settings": "other settings",
+    "none": "",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of a report."""
+
+    page: Path
+    csv: Path
+    latex: Path
+
+
+def write_report(folder: Path, out: Path | None = None) -> Written:
+    """The page, and the table as CSV and LaTeX beside it: in the folder, or in another."""
+    contents = collect(folder)
+    place = out or folder
+    table = rows(contents.runs)
+    written = Written(place / PAGE, place / CSV, place / LATEX)
+    write_text(written.csv, to_csv(table))
+    write_text(written.latex, to_latex(table))
+    write_text(written.page, render(contents))
+    return written
+
+
+def render(contents: Contents) -> str:
+    """The page as text."""
+    table = rows(contents.runs)
+    parts = [_head(contents), _table(table), _figures(contents.runs), _pictures(contents)]
+    parts += [_settings(contents.runs), _sources(table)]
+    style, script = (files("eqprop.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(_title(contents))}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{style}</style>\n</head>\n<body>\n{''.join(parts)}\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _title(contents: Contents) -> str:
+    names = list(dict.fromkeys(run.record.name for run in contents.runs))
+    return f"eqprop: {', '.join(names)}" if names else "eqprop: GDU figures"
+
+
+def _head(contents: Contents) -> str:
+    trained = len(contents.runs)
+    runs = f"{trained} run{'s' if trained != 1 else ''}" if trained else "no training runs"
+    return (
+        f"<header><h1>{escape(_title(contents))}</h1>\n"
+        f'<p class="soft">Equilibrium propagation and backpropagation through time, {runs}. '
+        f"Made by eqprop {__version__} from the files of the run folders.</p></header>\n"
+    )
+
+
+def _table(table: list[Row]) -> str:
+    if not table:
+        return ""
+    body = []
+    before: Run | None = None
+    for row in table:
+        body.append(_row(row, row.run is not before))
+        before = row.run
+    return (
+        '<section id="results"><h2>Errors on the test set</h2><div class="wide"><table>\n<caption>Mean and standard '
+        "deviation over trials at the last epoch, in percent; in parentheses the running train error. A row counts as "
+        "reproduced if its mean lies within two of the paper’s standard deviations of the paper’s mean, or below."
+        "</caption>\n<thead><tr><th>network</th><th class=text>method</th><th>ours</th><th>paper</th><th></th>"
+        "<th>trials</th><th>epochs</th><th>T</th><th>K</th><th class=text>not as printed</th></tr></thead>\n"
+        f"<tbody>{''.join(body)}</tbody></table></div></section>\n"
+    )
+
+
+def _row(row: Row, first: bool) -> str:
+    record, run = row.run.record, row.run
+    verdict = VERDICTS[row.verdict]
+    paper = row.reported
+    lost = f", {row.diverged} diverged" if row.diverged else ""
+    cells = [
+        f"<td>{escape(run.title)}</td>" if first else "<td></td>",
+        f'<td class="text">{row.method.upper()}</td>',
+        f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
+        f"<td>{'–' if paper is None else f'{paper.test:.2f} ± {paper.test_std:.2f} ({paper.train:.2f})'}</td>",
+        f'<td class="{row.verdict if row.verdict in ("yes", "no") else ""}">{verdict}</td>',
+        f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
+        f"<td>{0 if row.test is None else row.test.epoch} of {record.epochs}</td>",
+        f"<td>{record.T}</td><td>{record.K}</td>",
+        f'<td class="text">{escape(_differences(run)) if first else ""}</td>',
+    ]
+    return f'<tr class="{"first" if first else ""}" data-row="{escape(run.title)}-{row.method}">{"".join(cells)}</tr>\n'
+
+
+def _differences(run: Run) -> str:
+    settings = run.settings
+    held = [f"tested on {settings.validation} held-out training samples"] if settings.validation else []
+    few = [f"trained on {settings.samples} samples"] if settings.samples else []
+    return ", ".join([*run.changes, *held, *few])
+
+
+def _point(test: Point | None, train: Point | None) -> str:
+    if test is None:
+        return "–"
+    spread = "" if test.std is None else f" ± {test.std:.2f}"
+    return f"{test.mean:.2f}{spread}" + ("" if train is None else f" ({train.mean:.2f})")
+
+
+def _figures(runs: list[Run]) -> str:
+    drawn = [(run, series(run)) for run in runs]
+    shown = [_figure(run, curves) for run, curves in drawn if curves]
+    if not shown:
+        return ""
+    return (
+        '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; shaded zones show '
+        "plus and minus one standard deviation. Solid: test error; dashed: running train error. Point at a figure, or "
+        "use the arrow keys, for values; a button switches its curve off.</p>"
+        f'<div class="figures">{"".join(shown)}</div>'
+        "</section>\n"
+    )
+
+
+def _figure(run: Run, curves: list[Series]) -> str:
+    epochs = max(p.epoch for s in curves for p in s.points)
+    buttons = "".join(
+        f'<button type="button" class="{s.method} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
+        f"{escape(s.label)}</button>"
+        for s in curves
+    )
+    trials = max(p.trials for s in curves for p in s.points)
+    data = json.dumps(hover_data(curves, epochs)).replace("<", "\\u003c")
+    return (
+        f"<figure data-curves><h3>{escape(run.title)}</h3>"
+        f"{draw(curves, epochs, run.title)}"
+        f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
+        f"<figcaption>{escape(str(run.record.architecture))}, {trials} trial{'s' if trials != 1 else ''}</figcaption>"
+        f'<script type="application/json">{data}</script></figure>'
+    )
+
+
+def _pictures(contents: Contents) -> str:
+    if not contents.pictures:
+        return ""
+    shown = "".join(
+        f'<figure><img src="{p.source}" alt="{escape(p.caption)}"><figcaption>{escape(p.caption)}</figcaption></figure>'
+        for p in contents.pictures
+    )
+    return f'<section id="gdu"><h2>Gradient-descending updates</h2><div class="figures">{shown}</div></section>\n'
+
+
+def _settings(runs: list[Run]) -> str:
+    if not runs:
+        return ""
+    return f'<section id="settings"><h2>Settings and provenance</h2>{"".join(map(_details, runs))}</section>\n'
+
+
+def _details(run: Run) -> str:
+    record, settings = run.plain["record"], run.plain["settings"]
+    shown = {k: v for k, v in record.items() if k not in ("reported", "architecture", "name")}
+    shown |= {f"network: {k}": v for k, v in record["architecture"].items() if v is not None}
+    shown |= {k: v for k, v in settings.items() if v is not None}
+    shown |= {f"data: {k}": v for k, v in run.plain["data"].items()}
+    shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["methods"])
+    stopped = "".join(
+        f'<p class="no">{method.upper()}, trial {line["trial"]}: {escape(line["diverged"]["reason"])}</p>'
+        for method in settings["methods"]
+        for line in run.diverged(method)
+    )
+    sessions = "".join(
+        f'<p class="soft">Session {n} of {len(run.sessions)}</p>'
+        + _pairs({**s["provenance"], "engines": ", ".join(f"{m}: {e}" for m, e in s["engines"].items())})
+        for n, s in enumerate(run.sessions, start=1)
+    )
+    return (
+        f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
+        f"{stopped}{_pairs(shown)}{sessions}</details>\n"
+    )
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_plain(v))}</dd>" for k, v in values.items())
+    return f"<dl>{items}</dl>"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _sources(table: list[Row]) -> str:
+    if not table:
+        return ""
+    return (
+        f'<section id="sources"><h2>The table as text</h2><details><summary>CSV (<a href="{CSV}">{CSV}</a>)</summary>'
+        f'<pre>{escape(to_csv(table))}</pre></details><details><summary>LaTeX (<a href="{LATEX}">{LATEX}</a>)</summary>'
+        f"<pre>{escape(to_latex(table))}</pre></details></section>\n"
+    )
