@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,17 @@ class Loop:
         self.metrics = Metrics(folder)
         self.legs = plan.legs()
 
-    def run(self, session: dict[str, Any], engine: str | None = None) -> None:
+    def run(self, session: dict[str, Any], engine: str | None = None, only: Sequence[str] | None = None) -> None:
         """Train every leg that is not finished. Raises Stopped after a signal.
 
         `session` goes into the environment, the engine of each method with it. `engine` stands in for the one a leg
-        was begun with.
+        was begun with. `only` leaves other methods for later.
         """
         self._drop_later_lines()
         before = sessions(self.folder)
-        for n, leg in enumerate(self.legs):
-            if self._is_finished(leg):
-                continue
+        wanted = [leg for leg in self.legs if only is None or leg.method in only]
+        left = [leg for leg in wanted if not self._is_finished(leg)]
+        for n, leg in enumerate(left):
             trainer = self._open(leg, engine)
             session["engines"][leg.method] = trainer.engine.name
             try:
@@ -63,7 +64,7 @@ class Loop:
             except OSError as error:
                 raise explain_full_disk(self.folder, error) from error
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
-            self._train(trainer, len(self.legs) - n - 1)
+            self._train(trainer, len(left) - n - 1)
 
     def _is_finished(self, leg: Leg) -> bool:
         place = self.folder / leg.folder
@@ -185,4 +186,4 @@ def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs
     # Measured over the leg so far, evaluation included; the legs to come are taken to be like this one.
     each = trainer.seconds / max(done, 1)
     left = each * (total - done + legs_after * total)
-    return Progress(place.epoch, place.iteration, errors, pace.per_second, left)
+    return Progress(place.epoch, place.iteration, errors, pace.per_second, left, each * total)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.files import write_json
 from eqprop.provenance import provenance
-from eqprop.training.folder import RECORD, RESULT, default_folder, explain_full_disk, last_session, locked, prepare_new
+from eqprop.training.folder import (
+    RECORD,
+    RESULT,
+    default_folder,
+    explain_full_disk,
+    is_run,
+    last_session,
+    locked,
+    prepare_new,
+)
 from eqprop.training.interruption import Interruption
 from eqprop.training.loop import Loop
 from eqprop.training.plan import Plan, describe, make_plan, read_images, read_plan, run_digest
@@ -27,6 +36,9 @@ from eqprop.training.watch import Watch
 
 Data = Images | str | Path | None
 
+RESUMABLE = ("engine", "device", "threads", "checkpoint_every")
+"""The settings a run may go on with otherwise: those of the machine, not of the experiment."""
+
 
 def train(
     record: str | Path | Record,
@@ -35,6 +47,7 @@ def train(
     data: Data = None,
     model: Factory | None = None,
     watch: Watch | None = None,
+    only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
     """Train a record, by name, from a TOML file or as it is, in a new run folder.
@@ -43,6 +56,7 @@ def train(
     data        None for the shipped MNIST, a directory of IDX files, or an `eqprop.data.Images`
     model       a function seed -> network, for a network of one's own
     watch       is told how it goes (see `eqprop.training.watch`); by default nobody is
+    only        train these of the methods now and leave the others to `resume`
     options     any field of `Settings` (methods, trials, engine, device, ...) or of `Record` (T, K, beta, epochs,
                 batch, learning_rates, ...), and `preset` to choose among the records of that name
 
@@ -56,7 +70,7 @@ def train(
         prepare_new(folder)
         with locked(folder):
             _write(folder / RECORD, plan.plain(), folder)
-            return _work(plan, folder, watch or Watch(), None)
+            return _work(plan, folder, watch or Watch(), Turn(only=only))
 
 
 def resume(
@@ -65,22 +79,23 @@ def resume(
     data: Data = None,
     model: Factory | None = None,
     watch: Watch | None = None,
+    only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
     """Go on with a run where its last checkpoint is; a finished run just gives its result.
 
     data        where the data is now, if it is not the shipped MNIST; it must be the same data
     model       the function a network of one's own was built with
+    only        go on with these of the methods and leave the others
     options     engine, device or threads, where this machine has others. Only with the recorded ones does a run
                 on the CPU end bit for bit as if it had never been stopped.
     """
     folder = Path(folder)
     record, settings, plain = read_plan(folder)
-    allowed = ("engine", "device", "threads", "checkpoint_every")
-    strange = next((name for name in options if name not in allowed), None)
+    strange = next((name for name in options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
-            f"A run goes on with its own settings; {strange} cannot be given anew, only {', '.join(allowed)}. "
+            f"A run goes on with its own settings; {strange} cannot be given anew, only {', '.join(RESUMABLE)}. "
             "Start a new run for another setting."
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
@@ -88,7 +103,31 @@ def resume(
         images = read_images(data, here)
         _check_same_data(images, plain["data"], folder)
         plan = Plan(record, here, images, model, run_digest(plain))
-        return _work(plan, folder, watch or Watch(), options.get("engine"))
+        return _work(plan, folder, watch or Watch(), Turn(options.get("engine"), only))
+
+
+def begin_or_resume(
+    record: Record, folder: Path, *, watch: Watch | None = None, only: Sequence[str] | None = None, **options: Any
+) -> Result:
+    """Go on with the run of these settings in the folder, or begin it. A run of other settings there is an error."""
+    if not is_run(folder):
+        return train(record, folder, watch=watch, only=only, **options)
+    machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
+    wanted, settings = resolve(record, {k: v for k, v in options.items() if k != "data"})
+    there, recorded, _ = read_plan(folder)
+    other = [str(change) for change in wanted.changes(there)]
+    other += [
+        f"{f.name} {getattr(settings, f.name)} instead of {getattr(recorded, f.name)}"
+        for f in fields(Settings)
+        if f.name not in (*RESUMABLE, "stacked") and getattr(settings, f.name) != getattr(recorded, f.name)
+    ]
+    if other or wanted.seed != there.seed:
+        other = other or [f"seed {wanted.seed} instead of {there.seed}"]
+        raise ValueError(
+            f"{folder} holds a run with other settings ({', '.join(other)}). Go on with those it has, or choose "
+            "another --out."
+        )
+    return resume(folder, data=options.get("data"), watch=watch, only=only, **machine)
 
 
 def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Record, Settings]:
@@ -106,7 +145,15 @@ def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Re
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 
-def _work(plan: Plan, folder: Path, watch: Watch, engine: str | None) -> Result:
+@dataclass(frozen=True)
+class Turn:
+    """What one session does of a run: the engine that stands in, and the methods it is about."""
+
+    engine: str | None = None
+    only: Sequence[str] | None = None
+
+
+def _work(plan: Plan, folder: Path, watch: Watch, turn: Turn) -> Result:
     """Train what is not finished, under signals that only ask; write the result."""
     session = {"provenance": provenance(plan.settings.device), "engines": {}}
     _warn_other_machine(last_session(folder), session["provenance"], watch)
@@ -114,7 +161,7 @@ def _work(plan: Plan, folder: Path, watch: Watch, engine: str | None) -> Result:
         loop = Loop(plan, folder, watch, interruption)
         watch.begin(plan, folder)
         try:
-            loop.run(session, engine)
+            loop.run(session, turn.engine, turn.only)
         finally:
             watch.end()
     summary = summarise(plan, folder)

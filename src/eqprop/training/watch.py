@@ -14,13 +14,17 @@ from eqprop.training.plan import Leg, Plan
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a leg is: whole epochs, iterations of the present one, running errors per trial, speed, time left."""
+    """How far a leg is: whole epochs, iterations of the present one, running errors per trial, speed, time left.
+
+    `seconds_whole` is what the leg takes from its beginning to its end, as far as can be told now.
+    """
 
     epoch: int
     iteration: int
     train_errors: tuple[float | None, ...]
     per_second: float
     seconds_left: float
+    seconds_whole: float = 0.0
 
 
 class Watch:

@@ -1,0 +1,74 @@
+"""eqprop demo: the shortest look at everything, in a few minutes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from eqprop.cli import app
+from eqprop.cli.options import stopping, watcher
+from eqprop.cli.train import Engine, Quiet, Threads
+from eqprop.experiments.training_records import PAPER
+from eqprop.training.folder import is_run
+from eqprop.training.run import begin_or_resume
+
+SAMPLES, EPOCHS = 20_000, 3
+"""A third of MNIST, three times: enough to see EP and BPTT learn alike."""
+
+
+@app.command("demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything that is made.")] = Path("demo"),
+    samples: Annotated[int, typer.Option(help="Training samples.")] = SAMPLES,
+    epochs: Annotated[int, typer.Option(help="Passes over them.")] = EPOCHS,
+    engine: Engine = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """The toy model's gradients checked, a network trained by EP and by BPTT, and the page that shows both."""
+    from eqprop.cli.reproduce_table1 import results_table
+    from eqprop.report.collect import collect
+    from eqprop.report.page import write_report
+    from eqprop.report.tables import rows
+
+    started = time.monotonic()
+    console = Console(quiet=quiet)
+    if out.exists() and any(out.iterdir()) and not is_run(out / "p-1h") and not (out / "toy").is_dir():
+        raise FileExistsError(f"{out} holds something else. Choose a new or an empty folder with --out.")
+    console.print("[bold]1. The toy model: EP's updates against the gradients of BPTT, step by step[/bold]")
+    console.print(_toy(out / "toy"), highlight=False)
+    console.print(f"\n[bold]2. P-1h on {samples} MNIST images, by EP and by BPTT from the same weights[/bold]")
+    with stopping():
+        begin_or_resume(
+            PAPER["P-1h"],
+            out / "p-1h",
+            watch=watcher(quiet),
+            methods="ep,bptt",
+            epochs=epochs,
+            samples=samples,
+            engine=engine,
+            threads=threads,
+        )
+    written = write_report(out)
+    console.print()
+    console.print(results_table(rows(collect(out).runs)))
+    console.print(f"Page: {written.page.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"{time.monotonic() - started:.0f} s. What is there is kept; remove {out} to see it run again.")
+
+
+def _toy(folder: Path) -> str:
+    """Compare on the paper's toy model, draw its figures, and say in a line what was found."""
+    from eqprop.experiments.gdu_records import gdu_record
+    from eqprop.experiments.gdu_run import Subject, run
+    from eqprop.report.gdu_folder import read_document, write_folder
+
+    document = read_document(folder)
+    if document is None:
+        document, traces = run(Subject.of_record(gdu_record("toy"), torch.float64))
+        write_folder(folder, document, traces)
+    return str(document["budget"]["verdict"])

@@ -1,0 +1,174 @@
+"""eqprop reproduce table1: the paper's training results, row by row, resumable at any point."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from eqprop.cli.options import spread, stopping, watcher
+from eqprop.cli.reproduce import reproduce
+from eqprop.cli.train import Data, Device, Engine, Quiet, Threads
+from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.record import Record
+from eqprop.experiments.suggest import unknown
+from eqprop.experiments.training_records import RECORDS, named_record
+from eqprop.files import write_json
+from eqprop.report.page import write_report
+from eqprop.report.tables import Row
+from eqprop.training.folder import sessions
+from eqprop.training.metrics import Line
+from eqprop.training.plan import Leg, Plan
+from eqprop.training.run import begin_or_resume
+from eqprop.training.settings import split_methods
+from eqprop.training.watch import Progress, Watch
+
+
+@reproduce.command("table1")
+def table1(
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the page.")],
+    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
+    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    method: Annotated[str, typer.Option(help="ep, bptt, or both.")] = "ep,bptt",
+    trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
+    epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="synchronous, or alternating in runs of their own.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of trial 0.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
+    data: Data = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on."""
+    records = [record.override(epochs=epochs, schedule=schedule, seed=seed) for record in _rows(rows, preset)]
+    _check_out(out)
+    methods = split_methods(method)
+    options: dict[str, Any] = {"methods": methods, "trials": trials, "samples": samples, "data": data}
+    options |= {"engine": engine, "device": device, "threads": threads}
+    overall = Overall(watcher(quiet), [(r, m) for m in methods for r in records])
+    with stopping():
+        # One method over all rows before the next: a table with one column early is worth more than half its rows.
+        for part in methods:
+            for record in records:
+                folder = out / preset / _folder(record, schedule)
+                overall.turn(record, part)
+                result = begin_or_resume(record, folder, watch=overall, only=(part,), **options)
+                found = {**result.summary, "provenance": sessions(folder)}
+                write_json(folder.with_suffix(".json"), found)
+                write_report(out)
+    if not quiet:
+        _show(out)
+
+
+def _rows(rows: str | None, preset: str) -> list[Record]:
+    if preset not in RECORDS:
+        raise ValueError(unknown("preset", preset, RECORDS))
+    if rows is None:
+        return list(RECORDS[preset].values())
+    return [named_record(name.strip(), preset) for name in rows.split(",") if name.strip()]
+
+
+def _folder(record: Record, schedule: str | None) -> str:
+    return record.name + ("-alternating" if schedule == "alternating" else "")
+
+
+def _check_out(out: Path) -> None:
+    """Only a folder of this command's own making, or a new one, is written to."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not any(True for _ in out.glob("*/*/record.json")) and not (out / "figures").is_dir():
+        listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
+        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or an empty folder with --out.")
+
+
+class Overall(Watch):
+    """Passes everything on, with the time left for the whole table in place of that of one run.
+
+    What is to come is estimated from the arithmetic of its time steps, at the speed measured last.
+    """
+
+    def __init__(self, watch: Watch, parts: Sequence[tuple[Record, str]]) -> None:
+        self.watch = watch
+        self.to_come = list(parts)
+        self.now: tuple[Record, str] | None = None
+        self.started = time.monotonic()
+
+    def turn(self, record: Record, method: str) -> None:
+        self.now = (record, method)
+        self.to_come.remove(self.now)
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        self.watch.begin(plan, folder)
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        self.watch.begin_leg(leg, engine, epoch)
+
+    def progress(self, progress: Progress) -> None:
+        self.watch.progress(self._with_all(progress))
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        self.watch.epoch(lines, self._with_all(progress))
+
+    def warn(self, message: str) -> None:
+        self.watch.warn(message)
+
+    def end(self) -> None:
+        self.watch.end()
+
+    def _with_all(self, progress: Progress) -> Progress:
+        assert self.now is not None, "turn comes first"
+        whole, later = arithmetic(self.now[0]), sum(arithmetic(record) for record, _ in self.to_come)
+        return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
+
+
+def arithmetic(record: Record) -> float:
+    """About how much a leg computes: steps times connections between dynamic layers, over all epochs."""
+    net = record.architecture
+    if isinstance(net, LayeredNet):
+        sizes = net.sizes[:-1]
+        connections = sum(a * b for a, b in pairwise(sizes))
+    else:
+        connections = 4_000_000
+    return record.epochs * (record.T + 2 * record.K) * math.sqrt(connections)
+
+
+def _show(out: Path) -> None:
+    from eqprop.report.collect import collect
+    from eqprop.report.tables import rows
+
+    Console().print(results_table(rows(collect(out).runs)))
+    written = write_report(out)
+    Console().print(f"Page: {written.page}", highlight=False, soft_wrap=True)
+
+
+def results_table(found: Sequence[Row]) -> Table:
+    """Ours beside the paper's."""
+    table = Table(title="Test error, % (train error)")
+    for heading in ("network", "method", "ours", "paper", "trials", "epochs"):
+        table.add_column(heading, justify="left" if heading in ("network", "method") else "right", no_wrap=True)
+    table.add_column("reproduced")
+    for row in found:
+        paper = row.reported
+        ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
+        table.add_row(
+            row.run.title,
+            row.method,
+            ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
+            "--" if paper is None else f"{spread(paper.test, paper.test_std)[:-2]} ({paper.train:.2f})",
+            str(row.test.trials if row.test else 0),
+            f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",
+            row.verdict,
+        )
+    return table
