@@ -61,7 +61,7 @@ def two_bits() -> tuple[Tensor, Tensor]:
 
 def check(model: Lateral, x: Tensor, y: Tensor) -> None:
     """EP's updates, in the limit beta -> 0, against the gradients of BPTT, step by step."""
-    cost, T, K = eqprop.SquaredError(), 300, 20
+    cost, T, K = eqprop.SquaredError(), 200, 20
     free = eqprop.relax(model, x, T, keep=K)
     print(f"steady state: largest residual {float(free.residual.max()):.1e} after {free.steps} steps")
     limit = eqprop.limit_steps(model, cost, x, y, free, K)
@@ -77,7 +77,7 @@ def check(model: Lateral, x: Tensor, y: Tensor) -> None:
 
 
 def train(model: Lateral, x: Tensor, y: Tensor, iterations: int = 60) -> None:
-    cost, ep = eqprop.SquaredError(), eqprop.EP(T=40, K=15, beta=0.05)
+    cost, ep = eqprop.SquaredError(), eqprop.EP(T=25, K=10, beta=0.05)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for iteration in range(iterations + 1):
         optimizer.zero_grad()
