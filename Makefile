@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-DEMO := $(BIN)/python examples/toy_gdu.py
+DEMO := $(BIN)/eqprop demo
 
 .PHONY: test demo setup clean lint
 

@@ -37,9 +37,10 @@ NETS: dict[str, Record] = {
     ),
     "convolutional": replace(
         SMALL,
-        architecture=ConvolutionalNet(channels=(4, 3), kernel=5),
+        architecture=ConvolutionalNet(channels=(3, 2), kernel=5),
         learning_rates={"*": 0.02},
-        T=6,
+        T=4,
+        K=2,
     ),
 }
 

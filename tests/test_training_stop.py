@@ -31,7 +31,7 @@ from eqprop.training.checkpoint import read_checkpoint
 from eqprop.training.metrics import Line
 from eqprop.training.watch import Progress
 
-EPOCHS = 40
+EPOCHS = 25
 """Of 20 iterations, each ending with a checkpoint: some seconds of frequent writing."""
 
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,9 +32,14 @@ SMALL = Record(
 )
 
 
+@cache
+def whole_mnist() -> Images:
+    return mnist()
+
+
 def few_images(train: int = 400, test: int = 100) -> Images:
     """The first images of MNIST."""
-    whole = mnist()
+    whole = whole_mnist()
     return Images(
         whole.train_x[:train].clone(),
         whole.train_y[:train].clone(),
@@ -59,9 +65,10 @@ def write_idx(folder: Path, images: Images) -> Path:
 
 
 def write_small_toml(path: Path, epochs: int) -> Path:
+    """The same network with fewer steps still, for runs that are stopped and resumed."""
     path.write_text(
-        f"""T = {SMALL.T}
-K = {SMALL.K}
+        f"""T = 4
+K = 2
 beta = {SMALL.beta}
 epochs = {epochs}
 [architecture]

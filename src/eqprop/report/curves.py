@@ -13,7 +13,7 @@ from html import escape
 from eqprop.report.collect import KINDS, Point, Run
 
 WIDTH, HEIGHT = 640.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 56.0, 12.0, 12.0, 44.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 12.0, 54.0
 STEPS = (1.0, 2.0, 5.0)
 
 
@@ -95,18 +95,18 @@ def _grid(frame: Axes) -> str:
     for value in frame.ticks():
         y = frame.y(value)
         parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 8:g}" y="{y + 5:.1f}" text-anchor="end">{value:g}</text>')
     for epoch in _epoch_ticks(frame.epochs):
         x = frame.x(epoch)
         foot = HEIGHT - BOTTOM
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot:g}" y2="{foot + 5:g}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{foot + 18:g}" text-anchor="middle">{epoch}</text>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{foot + 23:g}" text-anchor="middle">{epoch}</text>')
     foot, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{foot:g}" y2="{foot:g}"/>')
     centre = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="name" x="{centre:g}" y="{HEIGHT - 6:g}" text-anchor="middle">epoch</text>')
     parts.append(
-        f'<text class="name" transform="translate(14 {middle:g}) rotate(-90)" text-anchor="middle">error, %</text>'
+        f'<text class="name" transform="translate(17 {middle:g}) rotate(-90)" text-anchor="middle">error, %</text>'
     )
     return "".join(parts)
 

@@ -79,38 +79,41 @@ def _head(contents: Contents) -> str:
 def _table(table: list[Row]) -> str:
     if not table:
         return ""
-    body = []
-    before: Run | None = None
-    for row in table:
-        body.append(_row(row, row.run is not before))
-        before = row.run
+    runs = list(dict.fromkeys(id(row.run) for row in table))
+    body = "".join(_rows_of_run([row for row in table if id(row.run) == run]) for run in runs)
     return (
-        '<section id="results"><h2>Errors on the test set</h2><div class="wide"><table>\n<caption>Mean and standard '
-        "deviation over trials at the last epoch, in percent; in parentheses the running train error. A row counts as "
-        "reproduced if its mean lies within two of the paper’s standard deviations of the paper’s mean, or below."
-        "</caption>\n<thead><tr><th>network</th><th class=text>method</th><th>ours</th><th>paper</th><th></th>"
-        "<th>trials</th><th>epochs</th><th>T</th><th>K</th><th class=text>not as printed</th></tr></thead>\n"
-        f"<tbody>{''.join(body)}</tbody></table></div></section>\n"
+        '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
+        "at the last epoch, in percent; in parentheses the running train error. A row counts as reproduced if its mean "
+        "lies within two of the paper’s standard deviations of the paper’s mean, or below.</p>"
+        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>method</th><th>ours</th><th>paper</th>'
+        "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
+        f"{body}</table></div></section>\n"
     )
 
 
-def _row(row: Row, first: bool) -> str:
-    record, run = row.run.record, row.run
-    verdict = VERDICTS[row.verdict]
-    paper = row.reported
+def _rows_of_run(table: list[Row]) -> str:
+    """The network once, with what is not as the paper prints it, and a row a method."""
+    run = table[0].run
+    changes = _differences(run)
+    note = f'<span class="note">{escape(changes)}</span>' if changes else ""
+    name = f'<th scope="rowgroup" rowspan="{len(table)}">{escape(run.title)}{note}</th>'
+    rows = "".join(_row(row, name if n == 0 else "") for n, row in enumerate(table))
+    return f"<tbody>{rows}</tbody>\n"
+
+
+def _row(row: Row, name: str) -> str:
+    record, paper = row.run.record, row.reported
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
-        f"<td>{escape(run.title)}</td>" if first else "<td></td>",
         f'<td class="text">{row.method.upper()}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
         f"<td>{'–' if paper is None else f'{paper.test:.2f} ± {paper.test_std:.2f} ({paper.train:.2f})'}</td>",
-        f'<td class="{row.verdict if row.verdict in ("yes", "no") else ""}">{verdict}</td>',
+        f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
         f"<td>{0 if row.test is None else row.test.epoch} of {record.epochs}</td>",
         f"<td>{record.T}</td><td>{record.K}</td>",
-        f'<td class="text">{escape(_differences(run)) if first else ""}</td>',
     ]
-    return f'<tr class="{"first" if first else ""}" data-row="{escape(run.title)}-{row.method}">{"".join(cells)}</tr>\n'
+    return f'<tr data-row="{escape(row.run.title)} {row.method}">{name}{"".join(cells)}</tr>\n'
 
 
 def _differences(run: Run) -> str:
