@@ -34,20 +34,24 @@ class Kernel:
     def __init__(self, handle: ctypes.c_void_p, name: str, shared: int) -> None:
         self.handle, self.name, self.shared = handle, name, shared
 
-    def launch(self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False) -> None:
+    def launch(
+        self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False, together: bool = False
+    ) -> None:
         """Start it on torch's current stream; arguments are passed by value.
 
         `early` lets it start before the kernel before it has ended: it must then wait itself (griddepcontrol.wait)
-        before it touches what that kernel writes.
+        before it touches what that kernel writes. `together` is for blocks that wait for each other: all of them
+        become resident at once, or the launch fails.
         """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        attribute = _Attribute(id=_PROGRAMMATIC_SERIALIZATION, value=(1,))
+        attribute = _Attribute(id=_COOPERATIVE if together else _PROGRAMMATIC_SERIALIZATION, value=(1,))
         config = _Config(blocks, 1, 1, threads, 1, 1, self.shared, torch.cuda.current_stream().cuda_stream)
-        config.attributes, config.count = ctypes.pointer(attribute), int(early)
+        config.attributes, config.count = ctypes.pointer(attribute), int(early or together)
         status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None)
         _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
 
 
+_COOPERATIVE = 2
 _PROGRAMMATIC_SERIALIZATION = 6
 
 

@@ -2,59 +2,28 @@
 //   update_and_drive   applies the last iteration's gradients to the weights and, in the same pass over them,
 //                      computes the input drive of this iteration's mini-batch;
 //   relax              one block a (network, sample): all T + K steps of it, its gradient contribution.
-// Nothing is read back by the host; the iteration number comes from device memory, so a graph can hold many.
 //
 // Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, LANES threads
 // to an output unit's dot product, METHOD 0 EP, 1 BPTT,
 // and the switches of neuron.cuh.
 
-#define HP ((H + 127) / 128 * 128)     // hidden units, padded so that float4 rows fill whole warps
+#include "neuron.cuh"
+#include "vector.cuh"
+#include "job.cuh"
+#include "input_layer.cuh"
+
 #define HIDDEN_THREADS (HP / 4)
 #define OUTPUT_THREADS ((NO * LANES + 31) / 32 * 32)
 #define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer a lane sums up
-#define COLUMNS 49                     // float4 columns of the input weights a block holds
-#define ROWS 32                        // and rows: small enough that a block fits beside a relaxation's
-#define SPLITS ((NI / 4 + COLUMNS - 1) / COLUMNS)
-#define GROUP ((B + 3) / 4)            // samples a thread of the drive sums for
-#define STATS 4                        // wrong, loss, residual, finite
-
-struct Counters { int it, n, start, unused; };   // base iteration of this graph, iterations of this run, their first number
+#define OUTER ((NO * H / 4 + 255) / 256)
 
 struct Args {
-  float *W01, *b0, *W12, *b1;                    // (R, NO, H) (R, NO) (R, H, NI) (R, H)
-  const float *images, *targets;                 // (N, NI) (N, NO)
-  const long long *labels;                       // (N)
-  const int *order;                              // (n, R, B)
-  const Counters *counters;
-  float *drive;                                  // (SPLITS, R, B, HP) partial sums
-  float *u1, *u0, *g01;                          // per-sample gradients (R, B, HP) (R, B, 16) (R, B, NO, HP)
-  float *s1, *s0, *t1, *t0;                      // free and last states, where asked for (R, B, HP) (R, B, 16)
-  float *stats;                                  // (R, B, STATS)
-  double *tally;                                 // (7, R)
-  int R, T, K, alternating, stop;
-  float beta, eps, tolerance, lr01, lr12, lrb0, lrb1;
+  Job job;
+  float *W01, *b0;                               // (R, NO, H) (R, NO)
+  float *u0, *g01;                               // per-sample gradients (R, B, 16) (R, B, NO, HP)
+  float *s1, *s0, *t1, *t0;                      // free and last states (R, B, HP) (R, B, 16)
+  float lr01, lrb0;
 };
-
-#include "neuron.cuh"
-
-__device__ __forceinline__ float4 operator*(float a, float4 v) { return make_float4(a * v.x, a * v.y, a * v.z, a * v.w); }
-__device__ __forceinline__ float4 operator*(float4 a, float4 v) { return make_float4(a.x * v.x, a.y * v.y, a.z * v.z, a.w * v.w); }
-__device__ __forceinline__ float4 operator+(float4 a, float4 v) { return make_float4(a.x + v.x, a.y + v.y, a.z + v.z, a.w + v.w); }
-__device__ __forceinline__ float4 operator-(float4 a, float4 v) { return make_float4(a.x - v.x, a.y - v.y, a.z - v.z, a.w - v.w); }
-__device__ __forceinline__ float4 fma4(float a, float4 v, float4 c) {
-  return make_float4(fmaf(a, v.x, c.x), fmaf(a, v.y, c.y), fmaf(a, v.z, c.z), fmaf(a, v.w, c.w));
-}
-template <class F> __device__ __forceinline__ float4 map4(F f, float4 a) { return make_float4(f(a.x), f(a.y), f(a.z), f(a.w)); }
-template <class F> __device__ __forceinline__ float4 map4(F f, float4 a, float4 b) {
-  return make_float4(f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w));
-}
-template <class F> __device__ __forceinline__ float4 map4(F f, float4 a, float4 b, float4 c) {
-  return make_float4(f(a.x, b.x, c.x), f(a.y, b.y, c.y), f(a.z, b.z, c.z), f(a.w, b.w, c.w));
-}
-__device__ __forceinline__ float worst4(float4 v) { return worse(worse(v.x, v.y), worse(v.z, v.w)); }
-__device__ __forceinline__ float4 zero4() { return make_float4(0.f, 0.f, 0.f, 0.f); }
-__device__ __forceinline__ bool finite(float v) { return fabsf(v) < __int_as_float(0x7f800000); }
-__device__ __forceinline__ bool same(float4 a, float4 b) { return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w; }
 
 // The two sides of the net as one block sees them: hidden threads own four units and their column of W01, output
 // lanes own a slice of a row of W01. Buffers hold rates, double so that a step needs one barrier.
@@ -83,10 +52,6 @@ struct Yes { static constexpr bool v = true; };
 struct No { static constexpr bool v = false; };
 struct Told { bool v; };
 
-// Programmatic dependent launch: a kernel may start before the one it depends on has ended, up to `after_previous`.
-__device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 __device__ __forceinline__ float from_hidden(const float4 (&w)[CHUNK], const float4 *v, int lane) {
   float4 sum = zero4();
 #pragma unroll
@@ -101,17 +66,18 @@ __device__ __forceinline__ float from_hidden(const float4 (&w)[CHUNK], const flo
 }
 
 extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void relax(Args a, int offset) {
-  const int it = a.counters->it + offset;
-  if (it >= a.counters->n) return;
+  const Job &job = a.job;
+  const int it = job.counters->it + offset;
+  if (it >= job.counters->n) return;
   extern __shared__ float4 trail[];                     // BPTT: last K states, and energy-based their inputs
   __shared__ Shared m;
   const int cell = blockIdx.x, r = cell / B, tid = threadIdx.x;
   const bool hides = tid < HIDDEN_THREADS;
-  const int sample = a.order[(size_t)it * a.R * B + cell];
-  const int T = a.T, K = a.K;
-  const float eps = a.eps, pull = a.beta * (ENERGY ? eps : 1.0f);
+  const int sample = job.order[(size_t)it * job.R * B + cell];
+  const int T = job.T, K = job.K;
+  const float eps = job.eps, pull = job.beta * (ENERGY ? eps : 1.0f);
   if (tid < 16) {
-    m.target[tid] = tid < NO ? a.targets[(size_t)sample * NO + tid] : 0.f;
+    m.target[tid] = tid < NO ? job.targets[(size_t)sample * NO + tid] : 0.f;
     m.output[0][tid] = m.output[1][tid] = tid < NO ? rate(0.f) : 0.f;
   }
   after_previous();
@@ -131,8 +97,8 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     for (int q = 0; q < NO; q++) {
       w[q] = j < H ? *(const float4 *)(a.W01 + ((size_t)r * NO + q) * H + j) : zero4();
     }
-    if (a.b1 && j < H) drive = *(const float4 *)(a.b1 + (size_t)r * H + j);
-    for (int q = 0; q < SPLITS && j < H; q++) drive = drive + *(const float4 *)(a.drive + ((size_t)q * a.R * B + cell) * HP + j);
+    if (job.b && j < H) drive = *(const float4 *)(job.b + (size_t)r * H + j);
+    for (int q = 0; q < SPLITS && j < H; q++) drive = drive + *(const float4 *)(job.drive + ((size_t)q * job.R * B + cell) * HP + j);
     m.hidden[0][tid] = map4([](float q) { return rate(q); }, s);
   } else {
 #pragma unroll
@@ -181,11 +147,11 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   int t = 0, at = 0;
   for (; t < plain; t++, at ^= 1) {
     bool outputs_turn = ((plain - 1 - t) & 1) == 0;
-    bool still = a.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
+    bool still = job.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
     // Half a step moves half of the net: an alternating phase may be left after two still halves.
-    if (a.stop && (t & 7) >= 6) {
+    if (job.stop && (t & 7) >= 6) {
       const bool all = __syncthreads_and(still);
-      if ((t & 7) == 7 && all && (!a.alternating || quiet)) { at ^= 1; break; }
+      if ((t & 7) == 7 && all && (!job.alternating || quiet)) { at ^= 1; break; }
       quiet = all;
     } else {
       __syncthreads();
@@ -229,7 +195,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     step(at, Yes{}, Yes{}, No{});
     __syncthreads();
   }
-  const float unit = -1.0f / a.beta;
+  const float unit = -1.0f / job.beta;
   if (hides) {
     float4 last = map4([](float q) { return rate(q); }, s);
     u1 = unit * (last - rate_star);
@@ -308,7 +274,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   // What this sample adds to the gradients, and what it tells.
   bool good = true;
   if (hides) {
-    *(float4 *)(a.u1 + (size_t)cell * HP + j) = u1;
+    *(float4 *)(job.u + (size_t)cell * HP + j) = u1;
 #pragma unroll
     for (int q = 0; q < NO; q++) *(float4 *)(a.g01 + ((size_t)cell * NO + q) * HP + j) = g[q];
     good = finite(worst4(star)) && finite(worst4(map4([](float q) { return fabsf(q); }, u1)));
@@ -330,181 +296,42 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
       loss += m.loss[q];
       if (m.free_output[q] > m.free_output[best]) best = q;
     }
-    float *stats = a.stats + (size_t)cell * STATS;
-    stats[0] = best != (int)a.labels[sample];
+    float *stats = stats_of(job, it, r) + cell % B * STATS;
+    stats[0] = best != (int)job.labels[sample];
     stats[1] = loss;
-    stats[2] = worst;
-    stats[3] = all_good;
+    stats[2] = all_good ? worst : __int_as_float(0x7fc00000);
   }
 }
 
-// Whether the last iteration of network r may be applied: everything finite, and the network not frozen before.
-// The whole block asks.
-__device__ __forceinline__ bool applies(const Args &a, int r) {
-  const int b = threadIdx.x;
-  return __syncthreads_and(b < B ? a.stats[((size_t)r * B + b) * STATS + 3] != 0.f : a.tally[6 * a.R + r] < 0.0);
-}
-
-__device__ __forceinline__ double sum_over_warp(double v) {
-#pragma unroll
-  for (int q = 16; q; q >>= 1) v += __shfl_xor_sync(~0u, v, q);
-  return v;
-}
-
-// One warp adds what the B samples of network r told, each lane a sample.
-__device__ void count(const Args &a, int r, bool ok, int number) {
-  const int b = threadIdx.x;
-  const float4 s = b < B ? *(const float4 *)(a.stats + ((size_t)r * B + b) * STATS) : zero4();
-  const double wrong = sum_over_warp(s.x), loss = sum_over_warp(s.y), residual = sum_over_warp(s.z);
-  const double unsettled = sum_over_warp(b < B && !(s.z < a.tolerance));
-  float worst = s.z;
-#pragma unroll
-  for (int q = 16; q; q >>= 1) worst = worse(worst, __shfl_xor_sync(~0u, worst, q));
-  if (b) return;
-  double *t = a.tally + r;
-  const int R = a.R;
-  t[0] += B;
-  t[R] += wrong;
-  t[2 * R] += loss;
-  t[3 * R] += residual;
-  if (worst > t[4 * R]) t[4 * R] = worst;
-  t[5 * R] += unsettled;
-  if (!ok && t[6 * R] < 0.0) t[6 * R] = number;
-}
-
-// Blocks below rows x splits x R hold a tile of the input weights; the rest a part of a network's output weights.
-#define TILES ((H + ROWS - 1) / ROWS)
-#define OUTER ((NO * H / 4 + 255) / 256)
-#define XS (COLUMNS * 4)
-
-struct Tile {
-  float W[ROWS][XS];
-  float x[B][XS], x_next[B][XS];
-  float du[B][ROWS];
-};
-
+// The first blocks hold a tile of the input weights each, the others a part of a network's output weights.
 extern "C" __global__ __launch_bounds__(256, 3) void update_and_drive(Args a, int offset) {
-  const int it = a.counters->it + offset, n = a.counters->n, tid = threadIdx.x, R = a.R;
-  if (it > n) return;
-  const bool updates = it > 0, drives = it < n;
-  const int *now = a.order + (size_t)it * R * B, *last = now - (size_t)R * B;
+  const Job &job = a.job;
+  const int it = job.counters->it + offset, tid = threadIdx.x, inputs = INPUT_BLOCKS * job.R;
+  if (it > job.counters->n) return;
   release_next();
-  if (blockIdx.x >= TILES * SPLITS * R) {
-    const int q = blockIdx.x - TILES * SPLITS * R, r = q / OUTER, part = q % OUTER;
-    if (!updates) return;
-    after_previous();
-    const bool ok = applies(a, r);
-    const int e = (part * 256 + tid) * 4;
-    if (ok && e < NO * H) {
-      const float *g = a.g01 + ((size_t)r * B * NO + e / H) * HP + e % H;
-      float4 sum = zero4();
-#pragma unroll 5
-      for (int b = 0; b < B; b++) sum = sum + *(const float4 *)(g + (size_t)b * NO * HP);
-      float4 *W = (float4 *)(a.W01 + (size_t)r * NO * H + e);
-      *W = fma4(-a.lr01 * (1.0f / B), sum, *W);
-    }
-    if (part) return;
-    if (ok && a.b0 && tid < NO) {
-      float sum = 0.f;
-#pragma unroll
-      for (int b = 0; b < B; b++) sum += a.u0[(size_t)(r * B + b) * 16 + tid];
-      a.b0[r * NO + tid] -= a.lrb0 * (1.0f / B) * sum;
-    }
-    if (tid < 32) count(a, r, ok, a.counters->start + it - 1);
-    return;
+  if (blockIdx.x < inputs) {
+    const int tile = blockIdx.x / SPLITS;
+    return update_input_tile(job, tile / TILES, tile % TILES, blockIdx.x % SPLITS, it);
   }
-
-  extern __shared__ __align__(16) unsigned char memory[];
-  Tile &m = *(Tile *)memory;
-  const int split = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS % TILES, r = blockIdx.x / SPLITS / TILES;
-  const int row0 = tile * ROWS, column0 = split * COLUMNS, width = min(COLUMNS, NI / 4 - column0);
-  const int c = tid % COLUMNS, rows = tid / COLUMNS * 8;
-  const bool holds = tid < COLUMNS * 4 && c < width;
-  float4 w[8];
-  float *W = a.W12 + ((size_t)r * H + row0 + rows) * NI + (column0 + c) * 4;
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    w[i] = holds && row0 + rows + i < H ? *(const float4 *)(W + (size_t)i * NI) : zero4();
-  for (int e = tid; e < B * COLUMNS; e += 256) {
-    const int b = e / COLUMNS, q = e % COLUMNS;
-    const size_t at = (column0 + q) * 4;
-    if (drives) ((float4 *)m.x_next[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)now[r * B + b] * NI + at) : zero4();
-    if (updates) ((float4 *)m.x[b])[q] = q < width ? *(const float4 *)(a.images + (size_t)last[r * B + b] * NI + at) : zero4();
-  }
+  if (it == 0) return;
+  const int r = (blockIdx.x - inputs) / OUTER, part = (blockIdx.x - inputs) % OUTER;
   after_previous();
-  const bool ok = updates && applies(a, r);
-  if (ok) {
-    for (int e = tid; e < B * ROWS; e += 256) {
-      const int b = e / ROWS, i = e % ROWS;
-      m.du[b][i] = -a.lr12 * (1.0f / B) * (row0 + i < H ? a.u1[(size_t)(r * B + b) * HP + row0 + i] : 0.f);
-    }
-    if (split == 0 && a.b1 && tid < ROWS && row0 + tid < H) {
-      float sum = 0.f;
-#pragma unroll
-      for (int b = 0; b < B; b++) sum += a.u1[(size_t)(r * B + b) * HP + row0 + tid];
-      a.b1[(size_t)r * H + row0 + tid] -= a.lrb1 * (1.0f / B) * sum;
-    }
+  const bool ok = applies(job, it, r);
+  const int e = (part * 256 + tid) * 4;
+  if (ok && e < NO * H) {
+    const float *g = a.g01 + ((size_t)r * B * NO + e / H) * HP + e % H;
+    float4 sum = zero4();
+#pragma unroll 5
+    for (int b = 0; b < B; b++) sum = sum + *(const float4 *)(g + (size_t)b * NO * HP);
+    float4 *W = (float4 *)(a.W01 + (size_t)r * NO * H + e);
+    *W = fma4(-a.lr01 * (1.0f / B), sum, *W);
   }
-  __syncthreads();
-  if (holds) {
-    // The gradient is summed apart and added once, so that W is rounded once.
-    if (ok) {
-      float4 sum[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) sum[i] = zero4();
+  if (part) return;
+  if (ok && a.b0 && tid < NO) {
+    float sum = 0.f;
 #pragma unroll 4
-      for (int b = 0; b < B; b++) {
-        const float4 x = ((const float4 *)m.x[b])[c];
-        const float4 p = *(const float4 *)&m.du[b][rows], q = *(const float4 *)&m.du[b][rows + 4];
-        sum[0] = fma4(p.x, x, sum[0]);
-        sum[1] = fma4(p.y, x, sum[1]);
-        sum[2] = fma4(p.z, x, sum[2]);
-        sum[3] = fma4(p.w, x, sum[3]);
-        sum[4] = fma4(q.x, x, sum[4]);
-        sum[5] = fma4(q.y, x, sum[5]);
-        sum[6] = fma4(q.z, x, sum[6]);
-        sum[7] = fma4(q.w, x, sum[7]);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; i++) w[i] = w[i] + sum[i];
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      if (ok && row0 + rows + i < H) *(float4 *)(W + (size_t)i * NI) = w[i];
-      ((float4 *)m.W[rows + i])[c] = w[i];
-    }
-  } else if (tid < COLUMNS * 4) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) ((float4 *)m.W[rows + i])[c] = zero4();
+    for (int b = 0; b < B; b++) sum += a.u0[(size_t)(r * B + b) * 16 + tid];
+    a.b0[r * NO + tid] -= a.lrb0 * (1.0f / B) * sum;
   }
-  if (!drives) return;
-  __syncthreads();
-  const int half = tid >> 7, lane = tid & 31, group = (tid >> 5) & 3;
-  float sum[GROUP];
-#pragma unroll
-  for (int q = 0; q < GROUP; q++) sum[q] = 0.f;
-  const int from = half * ((COLUMNS + 1) / 2), to = half ? COLUMNS : (COLUMNS + 1) / 2;
-#pragma unroll 2
-  for (int q = from; q < to; q++) {
-    const float4 p = ((const float4 *)m.W[lane])[q];
-#pragma unroll
-    for (int b = 0; b < GROUP; b++) {
-      const float4 x = ((const float4 *)m.x_next[min(group * GROUP + b, B - 1)])[q];
-      sum[b] = fmaf(p.x, x.x, fmaf(p.y, x.y, fmaf(p.z, x.z, fmaf(p.w, x.w, sum[b]))));
-    }
-  }
-  __syncthreads();
-  float(*part)[ROWS] = m.du;                     // the second half's sums pass through here
-#pragma unroll
-  for (int b = 0; b < GROUP; b++)
-    if (half && group * GROUP + b < B) part[group * GROUP + b][lane] = sum[b];
-  __syncthreads();
-#pragma unroll
-  for (int b = 0; b < GROUP; b++) {
-    const int sample = group * GROUP + b;
-    if (half || sample >= B) continue;
-    a.drive[((size_t)(split * R + r) * B + sample) * HP + row0 + lane] = sum[b] + part[sample][lane];
-  }
+  if (tid < 32) count(job, it, r, ok);
 }
-
-extern "C" __global__ void advance(Counters *counters, int by) { counters->it += by; }
