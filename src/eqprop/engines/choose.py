@@ -7,13 +7,14 @@ import torch
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine
+from eqprop.engines.cpu import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Estimator
 
 
 def _engines() -> list[Engine]:
     """Every engine, the fastest first; the last serves everything."""
-    return [Eager()]
+    return [Cpu(), Eager()]
 
 
 def engine_names() -> tuple[str, ...]:

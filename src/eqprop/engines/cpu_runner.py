@@ -1,0 +1,163 @@
+"""Training iterations in C: many to a call, the parameters updated in place."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from eqprop.engines.base import Job, Runner, Tally, needs_plain_sgd
+from eqprop.engines.cpu_layered import LayeredNet
+from eqprop.engines.cpu_library import library
+from eqprop.estimators import BPTT, EP
+from eqprop.models import Layered
+from eqprop.relax import settled_below
+
+CALL_SECONDS = 0.2
+"""About how long one call into C may take: an interrupt from the keyboard is seen between two."""
+
+
+class CpuRunner(Runner):
+    """Mini-batch, phases, gradient and plain SGD step in one loop of C.
+
+    Other optimizers get their gradients from C, one iteration at a time, and step in Python.
+    """
+
+    def __init__(self, job: Job) -> None:
+        _check_data(job)
+        self.job = job
+        self.networks = job.networks or 1
+        self.tally = Tally.zeros(self.networks, torch.device("cpu"))
+        self.iteration = 0
+        self.images = job.images.detach().flatten(1).contiguous()
+        self.targets, self.labels = job.targets.detach().contiguous(), job.labels.to(torch.int64).contiguous()
+        self.plain = needs_plain_sgd(job.optimizer) is None
+        self._bind()
+
+    def run(self, order: Tensor) -> None:
+        rows = self._checked(order)
+        if not rows.numel():
+            return
+        if self._addresses() != self.addresses:
+            self._bind()
+        self._describe(rows)
+        counts = torch.stack([getattr(self.tally, name) for name in Tally.names()])  # (7, R)
+        self.net.table.point("tally", counts)
+        if self.plain:
+            self._run_in_c(rows)
+        else:
+            self._run_with_optimizer(rows)
+        for name, count in zip(Tally.names(), counts, strict=True):
+            getattr(self.tally, name).copy_(count)
+
+    def _bind(self) -> None:
+        """Tell the C code about the job; again if a parameter was moved to other memory."""
+        job = self.job
+        assert isinstance(job.model, Layered), "others are refused"
+        self.net = LayeredNet(job.model, self.networks)
+        self.addresses = self._addresses()
+        table = self.net.table
+        table.point("images", self.images)
+        table.point("targets", self.targets)
+        table.point("labels", self.labels)
+        describe_estimator(self.net, job)
+
+    def _addresses(self) -> list[int]:
+        return [p.data_ptr() for p in self.job.model.parameters()]
+
+    def _checked(self, order: Tensor) -> Tensor:
+        """(n, R, B) sample numbers, each within the data: C code does not look."""
+        dims = 2 if self.job.networks is None else 3
+        if order.dim() != dims or (dims == 3 and order.shape[1] != self.networks) or order.is_floating_point():
+            expected = "(n, B)" if dims == 2 else f"(n, {self.networks}, B)"
+            raise ValueError(
+                f"The order has shape {tuple(order.shape)} and dtype {order.dtype}; expected {expected} of integers."
+            )
+        rows = order.to("cpu", torch.int64).contiguous()
+        if rows.numel():
+            low, high = (int(v) for v in rows.aminmax())
+            if low < 0 or high >= len(self.images):
+                raise IndexError(
+                    f"The order names samples {low} to {high}; expected 0 to {len(self.images) - 1}, the data's own."
+                )
+        return rows.view(rows.shape[0], self.networks, rows.shape[-1])
+
+    def _describe(self, rows: Tensor) -> None:
+        """What may differ from one call of `run` to the next: batch size, threads, learning rates."""
+        self.net.table.set(batch=rows.shape[-1], threads=torch.get_num_threads(), gradients_only=not self.plain)
+        rates = {p: float(group["lr"]) for group in self.job.optimizer.param_groups for p in group["params"]}
+        held = [w.parameter for w in self.net.held]
+        self.net.describe_gradients([rates[p] if p in rates and p.requires_grad else math.nan for p in held])
+
+    def _call(self, rows: Tensor) -> None:
+        table = self.net.table
+        table.set(iterations=rows.shape[0], first=self.iteration)
+        table.point("order", rows)
+        function = getattr(library(self.images.dtype), f"{self.net.unit}_train")
+        if function(ctypes.byref(table.struct)):
+            raise MemoryError(
+                f"No memory for a batch of {rows.shape[-1]} with K={self.job.estimator.K}. Lower the batch size or K."
+            )
+        self.iteration += rows.shape[0]
+
+    def _run_in_c(self, rows: Tensor) -> None:
+        for held in self.net.held:
+            held.fetch()
+        try:
+            done, count = 0, 1
+            while done < len(rows):
+                part = rows[done : done + count]
+                began = time.perf_counter()
+                self._call(part)
+                took = (time.perf_counter() - began) / len(part)
+                done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
+        finally:
+            for held in self.net.held:
+                held.give_back()
+
+    def _run_with_optimizer(self, rows: Tensor) -> None:
+        optimizer = self.job.optimizer
+        for i in range(len(rows)):
+            for held in self.net.held:
+                held.fetch()
+            self._call(rows[i : i + 1])
+            optimizer.zero_grad(set_to_none=True)
+            for held in self.net.held:
+                if held.parameter.requires_grad:
+                    held.parameter.grad = held.plain(held.gradient_rows()).clone()
+            optimizer.step()
+
+
+def describe_estimator(net: LayeredNet, job: Job) -> None:
+    estimator = job.estimator
+    assert isinstance(estimator, EP | BPTT), "others are refused"
+    net.table.set(
+        T=estimator.T,
+        K=estimator.K,
+        bptt=isinstance(estimator, BPTT),
+        beta=estimator.beta if isinstance(estimator, EP) else 1.0,
+        alternating=estimator.schedule == "alternating",
+        settled=estimator.stop == "settled",
+        tolerance=settled_below(job.images.dtype, estimator.tolerance),
+    )
+
+
+def _check_data(job: Job) -> None:
+    model, parameter = job.model, next(job.model.parameters())
+    for what, tensor in (("images", job.images), ("targets", job.targets)):
+        if tensor.dtype != parameter.dtype or tensor.device.type != "cpu":
+            raise ValueError(
+                f"The {what} are {tensor.dtype} on {tensor.device}; expected {parameter.dtype} on the CPU, as the "
+                "model's parameters. Convert them with .to(...)."
+            )
+    outputs = model.init_state(job.images[:0])[0].shape[-1]
+    if job.images.shape[1:] != model.input_shape or job.targets.shape != (len(job.images), outputs):
+        raise ValueError(
+            f"The images have shape {tuple(job.images.shape)} and the targets {tuple(job.targets.shape)}; expected "
+            f"(N, {', '.join(map(str, model.input_shape or ()))}) and (N, {outputs})."
+        )
+    if job.labels.shape != job.images.shape[:1]:
+        raise ValueError(f"The labels have shape {tuple(job.labels.shape)}; expected ({len(job.images)},).")

@@ -1,0 +1,71 @@
+/* Layered nets on a team of threads: free phases, and whole training iterations.
+
+   Samples are divided among the threads during the phases, where they do not need each other; the rows of the weights
+   while the drive and the updates are computed. So there are four barriers an iteration and none in the time loop. */
+#include "layered_bptt.h"
+#include "layered_relax.h"
+#include "layered_update.h"
+
+/* The phases of this rank's samples [first, last), a few samples of one network at a time. */
+static void run_phases(Training *job, Tile *tile, int64_t first, int64_t last, const int64_t *order) {
+    const Layered *p = job->p;
+    while (first < last) {
+        tile->network = first / p->batch;
+        const int64_t end = (tile->network + 1) * p->batch;
+        tile->samples = tile_of((end < last ? end : last) - first);
+        tile->active = tile->samples;
+        tile->drive = job->drive + first * row_of(p->sizes[p->depth - 1]);
+        tile->targets = job->targets + first * row_of(p->sizes[0]);
+        start_tile(p, tile, 0, 0);
+        if (p->bptt) unroll(job, tile, first, order);
+        else both_phases(job, tile, first, order);
+        first += tile->samples;
+    }
+}
+
+static void train_work(Team *team, int rank, void *argument) {
+    Training *job = argument;
+    const Layered *p = job->p;
+    const int64_t samples = p->networks * p->batch, last = p->depth - 1;
+    int64_t first_sample, last_sample, first_row, last_row;
+    share(samples, team, rank, &first_sample, &last_sample);
+    own_rows(p, last, team, rank, &first_row, &last_row);
+    for (int64_t i = 0; i < p->iterations; i++) {
+        const int64_t *order = p->order + i * samples;
+        gather(job, order, first_sample, last_sample);
+        barrier(team);
+        for (int64_t r = 0; r < p->networks; r++)
+            drive_rows(p, r, job->visible + r * p->batch * row_of(p->sizes[p->depth]),
+                       job->drive + r * p->batch * row_of(p->sizes[last]), p->batch, first_row, last_row);
+        barrier(team);
+        run_phases(job, &job->tiles[rank], first_sample, last_sample, order);
+        barrier(team);
+        update_all(job, team, rank);
+        barrier(team);
+        if (rank == 0) count_iteration(job, team, p->first + i);
+    }
+}
+
+/* `iterations` training iterations; 0, or 1 if there is no memory for them. */
+int layered_train(const Layered *p) {
+    Arena arena = {0};
+    Training job = {0};
+    carve_training(&arena, p, &job);
+    if (!open_arena(&arena)) return 1;
+    carve_training(&arena, p, &job);
+    run_team(p->threads, train_work, &job);
+    free(arena.base);
+    return 0;
+}
+
+/* The free phase of (R, B) samples; 0, or 1 if there is no memory for it. */
+int layered_relax(const Layered *p) {
+    Arena arena = {0};
+    Relaxing job = {0};
+    carve_relaxing(&arena, p, &job);
+    if (!open_arena(&arena)) return 1;
+    carve_relaxing(&arena, p, &job);
+    run_team(p->threads, relax_work, &job);
+    free(arena.base);
+    return 0;
+}

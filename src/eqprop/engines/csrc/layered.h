@@ -1,0 +1,102 @@
+/* The layered nets: what the caller hands over, and the state of a few samples while they relax. */
+#ifndef EQPROP_LAYERED_H
+#define EQPROP_LAYERED_H
+
+#include "arena.h"
+#include "products.h"
+#include "team.h"
+
+/* Filled in by Python, field by field in this order. Layer 0 is the output; depth counts the layers that move. */
+typedef struct {
+    int64_t depth, networks, batch;
+    int64_t energy_based, activation, clip, output_slope;
+    int64_t T, K, alternating, settled, bptt;
+    int64_t threads, iterations, first, gradients_only;
+    double eps, beta, tolerance;
+    const int64_t *sizes;             /* depth + 1, the input last */
+    const int64_t *apart;             /* depth: from one row of a weight matrix to the next */
+    real *const *weights;             /* depth: (R, sizes[n], apart[n]) */
+    real *const *biases;              /* depth: (R, padded sizes[n]); null without biases */
+    real *const *weight_gradients;    /* as the weights; written where asked for or where something is not finite */
+    real *const *bias_gradients;      /* as the biases */
+    const double *weight_rates;       /* depth: learning rates; NaN leaves a parameter alone */
+    const double *bias_rates;
+    const real *images, *targets;     /* (N, inputs), (N, outputs) */
+    const int64_t *labels, *order;    /* (N,), (iterations, R, B) */
+    double *tally;                    /* samples, errors, loss, residual, worst, unsettled, bad: (7, R) */
+    const real *const *start;         /* relaxation: where the layers start, (R, B, sizes[n]); null for zeros */
+    real *const *state;               /* relaxation: where they end */
+    real *residuals;                  /* relaxation: (R, B) */
+    int64_t *steps;                   /* relaxation: the steps used, (R, B) */
+} Layered;
+
+/* From one row of a layer's states to the next: whole cache lines, and one more so that rows do not share their sets. */
+static inline int64_t padded(int64_t size) {
+    const int64_t line = LINE / (int64_t)sizeof(real);
+    return (size + line - 1) / line * line;
+}
+static inline int64_t row_of(int64_t size) { return padded(size) + LINE / (int64_t)sizeof(real); }
+static inline int64_t vectors_of(int64_t size) { return (size + VL - 1) / VL * VL; }
+
+/* What a backward step needs of the forward step it undoes, a layer's rows each. */
+typedef struct {
+    real *gain;  /* d(next state) / d(its total input), the clip included */
+    real *leak;  /* energy-based: d(next state) / d(state) through the neuron itself */
+    real *slope; /* energy-based: d(rate) / d(state) */
+} Record;
+
+/* A few samples of one network while they relax. Everything is by rows, one a sample. */
+typedef struct {
+    int samples, active;          /* active: those that still move come first */
+    int64_t network;
+    real **rates, **states, **inputs; /* of every layer; states are the rates in the prototypical setting */
+    real *drive;                  /* bias and W x of the layer next to the input */
+    real *visible, *own_drive;    /* where a relaxation by itself keeps its input and drive */
+    const real *targets;          /* rows of row_of(sizes[0]) */
+    int place[MOST_SAMPLES];      /* which sample a row holds */
+    int moved[MOST_SAMPLES], quiet[MOST_SAMPLES];
+    int64_t steps[MOST_SAMPLES];
+    real residual[MOST_SAMPLES];
+    real **errors, **signal;      /* BPTT: dL/ds of every layer, and what a step passes back to its neighbours */
+    Record *records;              /* BPTT: (K, depth) */
+} Tile;
+
+static inline void carve_layers(Arena *arena, const Layered *p, real ***layers, int64_t rows) {
+    real **pointers = carve(arena, p->depth * sizeof(real *));
+    for (int64_t n = 0; n < p->depth; n++) {
+        real *layer = carve(arena, rows * row_of(p->sizes[n]) * sizeof(real));
+        if (pointers) pointers[n] = layer;
+    }
+    *layers = pointers;
+}
+
+static void carve_tile(Arena *arena, const Layered *p, Tile *tile) {
+    carve_layers(arena, p, &tile->rates, MOST_SAMPLES);
+    tile->states = tile->rates;
+    if (p->energy_based) carve_layers(arena, p, &tile->states, MOST_SAMPLES);
+    carve_layers(arena, p, &tile->inputs, MOST_SAMPLES);
+    tile->visible = carve(arena, MOST_SAMPLES * row_of(p->sizes[p->depth]) * sizeof(real));
+    tile->own_drive = carve(arena, MOST_SAMPLES * row_of(p->sizes[p->depth - 1]) * sizeof(real));
+    if (!p->bptt) return;
+    carve_layers(arena, p, &tile->errors, MOST_SAMPLES);
+    tile->signal = carve(arena, p->depth * sizeof(real *));
+    Record *records = carve(arena, p->K * p->depth * sizeof(Record));
+    for (int64_t i = 0; i < p->K * p->depth; i++) {
+        const size_t bytes = MOST_SAMPLES * row_of(p->sizes[i % p->depth]) * sizeof(real);
+        real *gain = carve(arena, bytes);
+        real *leak = p->energy_based ? carve(arena, bytes) : 0;
+        real *slope = p->energy_based ? carve(arena, bytes) : 0;
+        if (records) records[i] = (Record){gain, leak, slope};
+    }
+    tile->records = records;
+}
+
+static inline Rows weight_rows(const Layered *p, int64_t n, int64_t network) {
+    return (Rows){p->weights[n] + network * p->sizes[n] * p->apart[n], p->apart[n]};
+}
+
+static inline const real *bias_row(const Layered *p, int64_t n, int64_t network) {
+    return p->biases ? p->biases[n] + network * padded(p->sizes[n]) : 0;
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* A team of threads that lives for one call, its barrier, and how work is divided among it. */
+#ifndef EQPROP_TEAM_H
+#define EQPROP_TEAM_H
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+
+typedef struct {
+    int size;
+    int open;           /* set once the size is known: the system may refuse threads */
+    int arrived, round; /* of the barrier */
+    int64_t next;       /* the next task, where tasks are taken by whoever is free */
+} Team;
+
+typedef struct {
+    Team *team;
+    int rank;
+    void (*work)(Team *team, int rank, void *job);
+    void *job;
+} Member;
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Everybody waits for everybody. It spins, as the others are about to come, and gives its core away if they are not. */
+static void barrier(Team *team) {
+    if (team->size == 1) return;
+    const int round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->size) {
+        __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&team->round, round + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (int spins = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; spins++) {
+        if (spins < 300) pause_briefly();
+        else sched_yield();
+    }
+}
+
+static void *enter(void *argument) {
+    Member *member = argument;
+    while (!__atomic_load_n(&member->team->open, __ATOMIC_ACQUIRE)) sched_yield();
+    member->work(member->team, member->rank, member->job);
+    return 0;
+}
+
+enum { MOST_THREADS = 256 };
+
+/* Run work(team, rank, job) on `threads` threads, this one among them; on fewer if the system gives fewer. */
+static void run_team(int64_t threads, void (*work)(Team *, int, void *), void *job) {
+    Team team = {.size = 1};
+    pthread_t handles[MOST_THREADS];
+    Member members[MOST_THREADS];
+    members[0] = (Member){&team, 0, work, job};
+    while (team.size < threads && team.size < MOST_THREADS) {
+        members[team.size] = (Member){&team, team.size, work, job};
+        if (pthread_create(&handles[team.size], 0, enter, &members[team.size]) != 0) break;
+        team.size++;
+    }
+    __atomic_store_n(&team.open, 1, __ATOMIC_RELEASE);
+    enter(&members[0]);
+    for (int rank = 1; rank < team.size; rank++) pthread_join(handles[rank], 0);
+}
+
+static inline int64_t take(Team *team) { return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED); }
+
+/* The part of `count` pieces that belongs to a rank: [first, last). */
+static inline void share(int64_t count, const Team *team, int rank, int64_t *first, int64_t *last) {
+    *first = count * rank / team->size;
+    *last = count * (rank + 1) / team->size;
+}
+
+#endif
