@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+P = ParamSpec("P")
 
 # Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too light for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -27,7 +29,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
-    "mathtext.fontset": "cm",
+    "mathtext.fontset": "dejavusans",
 }
 
 
@@ -38,16 +40,22 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.rc_context(STYLE)
 
 
-def grid(
-    rows: int, columns: int, size: tuple[float, float], widths: Sequence[float] | None = None
-) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows x columns axes, size in inches, without any window or global state."""
+def drawn(function: Callable[P, Figure]) -> Callable[P, Figure]:
+    """For functions that draw a figure: they do it in this look."""
+
+    @wraps(function)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with styled():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, size in inches, without any window or global state; its parts make room for each other."""
     from matplotlib.figure import Figure
 
-    with styled():
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
-    return figure, [list(row) for row in axes]
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure) -> dict[str, bytes]:

@@ -9,13 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eqprop.report.drawing import BLUE, COLOURS, ORANGE, grid
+from eqprop.report.drawing import BLUE, COLOURS, ORANGE, drawn, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Document = Mapping[str, Any]
+LOWEST = 3e-4
+"""Where the axis of an RMSE begins."""
 
 
 def symbol(name: str) -> str:
@@ -30,53 +32,56 @@ def symbol(name: str) -> str:
     return rf"{{\rm {re.sub(r'[^0-9A-Za-z.]', ' ', name)}}}"
 
 
+@drawn
 def processes(document: Document, traces: Document) -> Figure:
     """Processes of a few neurons and synapses of one sample: EP dashed, BPTT solid  [fig:toy-model, th-conv]."""
-    columns = [("neurons", traces["neurons"]), ("synapses", traces["synapses"])]
-    rows = max(len(named) for _, named in columns)
-    figure, axes = grid(rows, 2, (7.2, 1.55 * rows + 0.75))
-    for column, (_, named) in enumerate(columns):
-        for row in range(rows):
-            ax = axes[row][column]
-            if row >= len(named):
-                ax.set_axis_off()
-                continue
-            name, trace = list(named.items())[row]
+    columns = [traces["neurons"], traces["synapses"]]
+    rows = max(len(named) for named in columns)
+    figure = new_figure(7.2, 1.5 * rows + 0.9)
+    for part, named in zip(figure.subfigures(1, 2, squeeze=False)[0], columns, strict=True):
+        panels = part.subplots(len(named), 1, squeeze=False)[:, 0]
+        for ax, (name, trace) in zip(panels, named.items(), strict=True):
             _draw_trace(ax, trace, len(trace["rms_ep"]))
             mark = symbol(name)
-            ax.set_title(rf"$\Delta_{{{mark}}}^{{\rm EP}}$ and $-\nabla_{{{mark}}}^{{\rm BPTT}}$")
-        axes[len(named) - 1][column].set_xlabel("t")
+            ax.set_title(rf"$\Delta_{{{mark}}}^{{\rm EP}}$,  $-\nabla_{{{mark}}}^{{\rm BPTT}}$", fontsize=9)
+        panels[-1].set_xlabel("t")
     _legend(figure)
-    title = (
-        f"{document['name']}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}, "
-        f"one sample, {document['dtype']}"
-    )
-    figure.suptitle(title, fontsize=10, y=0.995)
+    figure.suptitle(_heading(document) + ", one sample", fontsize=10)
     return figure
 
 
+@drawn
 def rmse_panels(documents: Sequence[Document], settled: Document | None = None) -> Figure:
     """RMSE layer by layer of the six fully connected nets, energy-based above, prototypical below  [RMSE].
 
     `settled` is the document of one of them without its samples that have not settled; it is drawn into its panel.
     """
-    figure, axes = grid(2, 3, (9.0, 5.4))
-    for ax, document in zip([ax for row in axes for ax in row], documents, strict=False):
-        beside = settled if settled is not None and settled["name"] == document["name"] else None
-        _draw_bars(ax, document, beside)
-    for row in axes:
-        row[0].set_ylabel("RMSE")
-    _bar_legend(figure, settled is not None)
+    figure = new_figure(9.6, 5.6)
+    panels = figure.subplots(2, 3, sharey=True)
+    for ax, document in zip(panels.flat, documents, strict=True):
+        same = settled is not None and settled["name"] == document["name"]
+        _draw_bars(ax, document, settled if same else None)
+        ax.set_title(_heading(document), fontsize=9)
+    for ax in panels[:, 0]:
+        ax.set_ylabel("RMSE")
+    _bar_legend(figure, outlined=settled is not None)
     return figure
 
 
+@drawn
 def rmse_single(document: Document) -> Figure:
     """RMSE layer by layer of one net  [RMSE:conv]."""
-    figure, axes = grid(1, 1, (4.4, 3.4))
-    _draw_bars(axes[0][0], document, None)
-    axes[0][0].set_ylabel("RMSE")
-    _bar_legend(figure, False)
+    figure = new_figure(max(3.6, 0.62 * (len(document["neurons"]) + len(document["synapses"]))), 3.3)
+    ax = figure.subplots()
+    _draw_bars(ax, document, None)
+    ax.set_ylabel("RMSE")
+    ax.set_title(_heading(document), fontsize=9)
+    _bar_legend(figure, outlined=False)
     return figure
+
+
+def _heading(document: Document) -> str:
+    return f"{document['name']}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
 
 
 def shown_rmse(document: Document, kind: str, name: str) -> float | None:
@@ -111,24 +116,28 @@ def _draw_bars(ax: Axes, document: Document, settled: Document | None) -> None:
     position, ticks, labels = 0.0, [], []
     for kind, colour in (("neurons", BLUE), ("synapses", ORANGE)):
         for name in document[kind]:
-            value = shown_rmse(document, kind, name)
-            if settled is None:
-                ax.bar(position, value or 0.0, width=0.75, color=colour)
-            else:
-                ax.bar(position, value or 0.0, width=0.75, color="white", edgecolor=colour, linewidth=1.2)
-                ax.bar(position, shown_rmse(settled, kind, name) or 0.0, width=0.75, color=colour)
+            value = shown_rmse(document, kind, name) or 0.0
+            if settled is not None:
+                ax.bar(position, value, width=0.78, facecolor="none", edgecolor=colour, linewidth=1.0)
+                value = shown_rmse(settled, kind, name) or 0.0
+            ax.bar(position, value, width=0.78, color=colour)
+            ax.annotate(
+                f"{value:.2g}",
+                (position, max(value, LOWEST)),
+                (0, 1),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6.5,
+            )
             ticks.append(position)
             labels.append(f"${symbol(name)}$")
             position += 1.0
         position += 0.6
     ax.set_yscale("log")
-    ax.set_ylim(3e-4, 2.0)
+    ax.set_ylim(LOWEST, 2.0)
     ax.set_xticks(ticks, labels)
     ax.tick_params(axis="x", length=0)
     ax.grid(False, axis="x")
-    ax.set_title(
-        f"{document['name']}  (T = {document['T']}, K = {document['K']}, β = {document['beta']:g})", fontsize=9
-    )
 
 
 def _bar_legend(figure: Figure, outlined: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from eqprop.report.drawing import BLUE, GREY, ORANGE, grid
+from eqprop.report.drawing import BLUE, GREY, ORANGE, drawn, new_figure
 from eqprop.report.gdu_figures import symbol
 
 if TYPE_CHECKING:
@@ -18,15 +18,16 @@ SHOWN = 10
 """Time steps of the measured processes that are drawn."""
 
 
+@drawn
 def saw_teeth(prototypical: Mapping[str, Any], energy_based: Mapping[str, Any]) -> Figure:
     """The unfolded graph of a two-layer net, and the processes of one sample of each kind of net, from their traces."""
-    figure, axes = grid(1, 3, (10.0, 2.9), widths=(1.35, 1.0, 1.0))
-    graph, saw, smooth = axes[0]
+    figure = new_figure(10.0, 2.9)
+    graph, saw, smooth = figure.subplots(1, 3, width_ratios=(1.35, 1.0, 1.0))
     _draw_graph(graph)
     _draw_processes(saw, prototypical, "every other step is zero")
     _draw_processes(smooth, energy_based, "the leak fills the gaps")
     saw.set_ylabel("root mean square over the layer,\nrelative to its largest")
-    smooth.legend(loc="upper right", fontsize=8)
+    saw.legend(loc="upper right", fontsize=8)
     return figure
 
 
@@ -36,7 +37,7 @@ def _draw_graph(ax: Axes) -> None:
 
     ax.set_xlim(-0.75, STEPS + 0.95)
     ax.set_ylim(-0.65, 1.6)
-    ax.set_aspect("equal")
+    ax.set_aspect("equal", adjustable="datalim")
     ax.set_axis_off()
     for t in range(STEPS):
         for layer in (0, 1):

@@ -1,0 +1,473 @@
+"""The GDU laboratory against plain twins: stacked processes, dense Jacobians, dropped samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from nets import F64, asymmetric, batch, convolutional, energy_based, gather, prototypical, toy
+from tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
+from torch import Tensor
+
+from eqprop import (
+    BPTT,
+    EP,
+    Dynamics,
+    NotFiniteError,
+    Phase,
+    SquaredError,
+    from_energy,
+    from_primitive,
+    from_transition,
+    gdu,
+    limit_steps,
+    relax,
+)
+from eqprop.estimators import Step
+from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options
+from eqprop.gdu import free as free_phase
+from eqprop.gdu.free import settle
+from eqprop.gdu.groups import batch_mean, groups
+from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius, unflat
+from eqprop.gdu.linearised import Linearised
+from eqprop.gdu.lockstep import Case, combine, dissect
+from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
+from eqprop.models import Layered, stack
+
+COST = SquaredError()
+T, K, BETA = 400, 6, 0.01
+
+
+def small_nets() -> dict[str, Dynamics]:
+    return {
+        "toy": toy(),
+        "EB": energy_based(3),
+        "EB without sigma' at the output": energy_based(2, output_slope=False),
+        "P": prototypical(3, "sigmoid"),
+        "conv": convolutional(activation="sigmoid"),
+    }
+
+
+def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> Case:
+    x, y = batch(model)
+    return Case(model, COST, x, y, relax(model, x, steps, keep=K), K, beta)
+
+
+def stacked(model: Dynamics, beta: float = BETA) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """EP's processes and minus BPTT's, every group (K, elements), averaged over the samples."""
+    case = case_of(model, beta)
+    arguments = (model, COST, case.x, case.y, case.free)
+    ep, bptt = EP(T, K, beta=beta).processes(*arguments), BPTT(T, K).processes(*arguments)
+    names = model.layer_names or [f"s{n}" for n in range(len(ep.neurons))]
+    pairs = []
+    for sign, found in ((1, ep), (-1, bptt)):
+        layers = {n: v.mean(1) for n, v in zip(names, found.neurons, strict=True)}
+        pairs.append({name: sign * v.flatten(1) for name, v in (layers | found.synapses).items()})
+    return pairs[0], pairs[1]
+
+
+def rmse(f: Tensor, g: Tensor) -> float:
+    """The paper's formula on whole processes (K, elements), elements without any signal left out."""
+    scale = torch.maximum(f.norm(dim=0), g.norm(dim=0))
+    return float(((f - g).norm(dim=0) / scale)[scale > 0].mean())
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_metrics_are_those_of_the_whole_processes(name: str) -> None:
+    model = small_nets()[name]
+    ep, bptt = stacked(model)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    found = report.neurons | report.synapses | report.biases
+    assert set(found) == set(ep)
+    for group, m in found.items():
+        f, g = ep[group], bptt[group]
+        assert m.rmse == pytest.approx(rmse(f, g), rel=1e-6, abs=1e-11)
+        assert m.rmse_cumulative == pytest.approx(rmse(f.cumsum(0), g.cumsum(0)), rel=1e-6, abs=1e-11)
+        signed = g != 0
+        assert m.sign == pytest.approx(float((f.sign() == g.sign())[signed].double().mean()), abs=1e-12)
+        assert m.cosine == pytest.approx(float((f * g).sum() / (f.norm() * g.norm())), rel=1e-9)
+        assert m.norm == pytest.approx(float(g.square().mean().sqrt()), rel=1e-9)
+        assert m.left_out == int(((f == 0) & (g == 0)).all(0).sum())
+        assert m.elements == f.shape[1]
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_parts_add_up_to_the_difference(name: str) -> None:
+    # Far from settled, so that no part is negligible.
+    case = case_of(small_nets()[name], beta=0.1, steps=12)
+    every = groups(case.model, case.free.state)
+    for moment in dissect(case):
+        for group in every:
+            if group.kind == "neurons":
+                whole = sum(batch_mean(p, group) for p in moment.parts.values() if p.neurons)
+            else:
+                whole = sum(batch_mean(p, group) for p in moment.parts.values())
+            difference = batch_mean(moment.ep, group) - batch_mean(moment.bptt, group)
+            assert float((whole - difference).abs().max()) < SAME_FORMULA
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_parts_together_are_no_less_than_the_rmse(name: str) -> None:
+    model = small_nets()[name]
+    x, y = batch(model)
+    budget = gdu.compare(model, COST, x, y, 40, K, 0.1).budget
+    for parts in (budget.neurons, budget.synapses):
+        shares = [parts.residual, parts.finite_beta, parts.output_slope, parts.asymmetry, parts.unsettled]
+        assert parts.rmse is not None
+        assert sum(p for p in shares if p is not None) >= parts.rmse - 1e-12
+        assert max(p for p in shares if p is not None) <= 2.0
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_limit_in_reverse_mode_is_the_one_in_forward_mode(name: str) -> None:
+    case = case_of(small_nets()[name], steps=12)
+    around = Linearised(case.model, case.x, case.free.state)
+    mine = gather(reverse_limit_steps(case, around))
+    theirs = gather(limit_steps(case.model, COST, case.x, case.y, case.free, K))
+    for a, b in zip(mine.neurons, theirs.neurons, strict=True):
+        assert float((a - b).abs().max()) < SAME_FORMULA
+    for group, value in mine.synapses.items():
+        assert float((value - theirs.synapses[group]).abs().max()) < SAME_FORMULA
+
+
+def own_models() -> dict[str, Dynamics]:
+    """The same net of two layers by its primitive, by its energy and by its transition, all by automatic
+    differentiation."""
+    W = 0.3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+
+    def pairs(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> Tensor:
+        s0, s1 = s
+        return ((torch.tanh(s1) @ theta["W"].T) * torch.tanh(s0)).sum(-1) + 0.4 * (x * torch.tanh(s1)).sum(-1)
+
+    def energy(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> Tensor:
+        return 0.5 * (s[0].square().sum(-1) + s[1].square().sum(-1)) - pairs(x, s, theta)
+
+    def transition(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        s0, s1 = s
+        d0, d1 = 1 - torch.tanh(s0).square(), 1 - torch.tanh(s1).square()
+        f0, f1 = d0 * (torch.tanh(s1) @ theta["W"].T), d1 * (torch.tanh(s0) @ theta["W"] + 0.4 * x)
+        return 0.5 * s0 + 0.5 * f0, 0.5 * s1 + 0.5 * f1
+
+    return {
+        "primitive": from_primitive(pairs, {"W": W}, layers=(2, 3)),
+        "squashed primitive": from_primitive(pairs, {"W": W}, layers=(2, 3), squash=torch.tanh),
+        "energy": from_energy(energy, {"W": W}, layers=(2, 3), eps=0.5),
+        "transition": from_transition(transition, {"W": W}, layers=(2, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", own_models())
+def test_own_models_have_a_budget(name: str) -> None:
+    model = own_models()[name]
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = torch.rand(4, 2, generator=torch.Generator().manual_seed(2), dtype=F64)
+    report = gdu.compare(model, COST, x, y, 2000, K, 1e-4)
+    assert set(report.neurons) == {"s0", "s1"}
+    assert set(report.synapses) == {"W"}
+    parts = report.budget.synapses
+    assert parts.asymmetry is not None
+    assert parts.asymmetry < EXACT_LIMIT
+    assert (parts.output_slope is None) == (name == "transition")
+    if name == "squashed primitive":
+        assert report.budget.synapses.largest()[0] == "output_slope"
+        assert parts.output_slope > NOT_EQUAL
+    else:
+        assert report.budget.outcome == "holds"
+        assert report.synapses["W"].rmse < 1e-3
+
+
+def test_an_energy_and_its_transition_give_the_same_numbers() -> None:
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = torch.rand(4, 2, generator=torch.Generator().manual_seed(2), dtype=F64)
+    energy, transition = (gdu.compare(own_models()[n], COST, x, y, 2000, K, 1e-6) for n in ("energy", "transition"))
+    # The nudge of the energy is scaled by eps and so are its updates; norms of -nabla are the model's alone.
+    assert energy.synapses["W"].norm == pytest.approx(transition.synapses["W"].norm, rel=1e-9)
+    assert energy.budget.spectral_radius == pytest.approx(transition.budget.spectral_radius, rel=1e-9)
+
+
+def test_the_finite_beta_part_is_first_order_in_beta() -> None:
+    model = toy()
+    x, y = batch(model)
+    found = [gdu.compare(model, COST, x, y, T, K, beta).budget for beta in (4e-3, 2e-3, 1e-3)]
+    for coarse, fine in pairwise(found):
+        for kind in ("neurons", "synapses"):
+            ratio = getattr(coarse, kind).finite_beta / getattr(fine, kind).finite_beta
+            assert ratio == pytest.approx(2.0, rel=FIRST_ORDER)
+        assert coarse.synapses.asymmetry < EXACT_LIMIT
+        assert coarse.synapses.residual < EXACT_LIMIT
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_on_prototypical_nets_synapses_miss_the_output_slope_and_nothing_else(depth: int) -> None:
+    model = prototypical(depth, "sigmoid")
+    x, y = batch(model)
+    parts = gdu.compare(model, COST, x, y, T, K, 1e-5).budget.synapses
+    assert parts.asymmetry < EXACT_LIMIT
+    assert parts.output_slope > NOT_EQUAL
+    assert parts.largest()[0] == "output_slope"
+
+
+def test_an_asymmetric_transition_fails_and_is_told_so() -> None:
+    model = asymmetric()
+    x, y = batch(model)
+    y = y[:, :2]
+    report = gdu.compare(model, COST, x, y, T, K, 1e-3)
+    assert report.budget.outcome == "fails"
+    assert report.budget.synapses.largest()[0] == "asymmetry"
+    assert "fails" in report.verdict
+    assert "asymmetry" in report.verdict
+    assert report.budget.asymmetry > 0.1
+    assert report.budget.synapses.asymmetry > 0.05
+
+
+def test_without_sigma_slope_at_the_output_an_energy_based_net_is_asymmetric() -> None:
+    whole, cut = energy_based(2, "sigmoid"), energy_based(2, "sigmoid", output_slope=False)
+    x, y = batch(whole)
+    first, second = (gdu.compare(m, COST, x, y, T, K, 1e-4).budget for m in (whole, cut))
+    assert first.asymmetry < EXACT_LIMIT < NOT_EQUAL < second.asymmetry
+    assert first.synapses.asymmetry < EXACT_LIMIT < NOT_EQUAL < second.synapses.asymmetry
+    assert second.synapses.largest()[0] == "asymmetry"
+
+
+def dense_jacobian(model: Dynamics, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+    """dF/ds of one sample as a matrix."""
+    return torch.autograd.functional.jacobian(lambda rows: flat(model.transition(x, unflat(rows, s))), flat(s))[0, :, 0]
+
+
+@pytest.mark.parametrize("make", [toy, lambda: prototypical(3), asymmetric, convolutional])
+def test_products_asymmetry_and_radius_are_those_of_the_dense_jacobian(make: Callable[[], Dynamics]) -> None:
+    model = make()
+    x, _ = batch(model, samples=1)
+    s = relax(model, x, T).state
+    J = dense_jacobian(model, x, s)
+    product, rows = flat_product(Linearised(model, x, s)), flat(s)
+    v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3), dtype=F64)
+    assert float((product(v)[0] - J @ v[0]).abs().max()) < SAME_FORMULA
+    radius = float(torch.linalg.eigvals(J).abs().max())
+    assert spectral_radius(product, rows, seed=0) == pytest.approx(radius, rel=1e-6, abs=1e-12)
+    rest = J - torch.eye(len(J), dtype=F64) * J.trace() / len(J)
+    expected = float((J - J.T).norm() / (2 * rest.norm()))
+    # The same sample 400 times over is probed 3200 times, which knows a Frobenius norm to a few per cent.
+    many = tuple(layer.expand(400, *layer.shape[1:]) for layer in s)
+    around = Linearised(model, x.expand(400, *x.shape[1:]), many)
+    assert asymmetry(flat_product(around), flat(many), seed=0) == pytest.approx(expected, rel=0.1, abs=1e-12)
+
+
+def test_saturated_neurons_are_counted() -> None:
+    model = prototypical(1, "hard-sigmoid", init=lambda name, shape, source: torch.zeros(shape, dtype=F64))
+    with torch.no_grad():
+        model.b0.copy_(torch.tensor([-1.0, 0.5, 2.0]))
+    x, _ = batch(model)
+    around = Linearised(model, x, relax(model, x, 5).state)
+    assert saturated(around, seed=0) == pytest.approx(2 / 3)
+    dead = from_transition(lambda x, s, theta: (theta["c"] + 0.5 * s[0] * x,), {"c": torch.ones(2, dtype=F64)}, (2,))
+    x = torch.tensor([[1.0, 0.0]], dtype=F64)
+    assert saturated(Linearised(dead, x, relax(dead, x, 5).state), seed=0) == 0.5
+
+
+def two_chains() -> Dynamics:
+    """A prototypical net of one neuron a layer, the two hidden ones strongly coupled. Its two chains end in the same
+    state for x = -0.5 and in different states, a cycle of two, for x = 0.5."""
+    model = Layered((1, 1, 1, 1), "prototypical", "tanh", init="default", seed=0, dtype=F64)
+    values = {"W01": 0.3, "W12": 3.0, "W23": 1.0, "b0": 0.0, "b1": -0.5, "b2": 0.0}
+    with torch.no_grad():
+        for name, value in values.items():
+            model.get_parameter(name).fill_(value)
+    return model
+
+
+def test_samples_that_do_not_settle_are_seen_and_can_be_dropped() -> None:
+    model = two_chains()
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    y = torch.ones(3, 1, dtype=F64)
+    kept = gdu.compare(model, COST, x, y, 200, K, BETA)
+    assert (kept.residual.unsettled, kept.residual.dropped, kept.samples) == (1, 0, 3)
+    assert kept.residual.max > 0.5
+    assert kept.residual.median < 1e-12
+    assert kept.budget.synapses.largest()[0] == "unsettled"
+    assert "unsettled" in kept.verdict
+
+    dropped = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True))
+    assert (dropped.residual.unsettled, dropped.residual.dropped, dropped.samples) == (1, 1, 2)
+    alone = gdu.compare(model, COST, x[1:], y[1:], 200, K, BETA)
+    assert alone.residual.unsettled == 0
+    for group, m in dropped.synapses.items():
+        assert m.rmse == pytest.approx(alone.synapses[group].rmse, rel=1e-9)
+    # What the sample adds is the difference between the two.
+    before, after = kept.budget.synapses.rmse, dropped.budget.synapses.rmse
+    assert kept.budget.synapses.unsettled == pytest.approx(before - after, rel=1e-9)
+    assert dropped.budget.synapses.unsettled == 0.0
+    # The figures show a sample that has settled.
+    assert kept.sample == 1
+
+
+def test_a_model_that_never_settles_is_an_error() -> None:
+    model = two_chains()
+    x, y = torch.tensor([[0.5]], dtype=F64), torch.ones(1, 1, dtype=F64)
+    with pytest.raises(NeverSettlesError, match="None of the 1 samples settles.*no steady state"):
+        gdu.compare(model, COST, x, y, 200, K, BETA)
+
+
+def test_a_model_on_its_way_is_compared_and_the_residual_named() -> None:
+    model = energy_based(2, eps=0.05)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, 60, K, 1e-3)
+    assert report.residual.unsettled == 3
+    assert report.budget.synapses.largest()[0] == "residual"
+    assert "raise T" in report.verdict
+    with pytest.raises(ValueError, match="leaves none of the 3 samples"):
+        gdu.compare(model, COST, x, y, 60, K, 1e-3, Options(drop_unsettled=True))
+
+
+def test_nan_on_the_way_says_at_which_step() -> None:
+    def grow(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return (s[0].square() * theta["w"] + x,)
+
+    model = from_transition(grow, {"w": torch.full((1,), 2.0, dtype=F64)}, (1,))
+    x, y = torch.ones(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64)
+    step = next(t for t in range(1, 50) if not bool(torch.isfinite(relax(model, x, Phase(t, checked=False)).state[0])))
+    with pytest.raises(NotFiniteError, match=f"after step {step}\\."):
+        gdu.compare(model, COST, x, y, 200, K, BETA)
+
+
+def test_a_second_phase_that_explodes_is_an_error() -> None:
+    model = toy()
+    x, y = batch(model)
+    with pytest.raises(NotFiniteError, match="lower beta"):
+        gdu.compare(model, COST, x, y, T, 150, 1e3)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ((5, 6, 0.1), "K=6.*T=5.*Lower K or raise T"),
+        ((5, 0, 0.1), "K=0"),
+        ((5, 2, 0.0), "beta=0"),
+        ((-1, 2, 0.1), "T=-1"),
+    ],
+)
+def test_wrong_phases_are_told(phases: tuple[int, int, float], message: str) -> None:
+    model = toy()
+    x, y = batch(model)
+    with pytest.raises(ValueError, match=message):
+        gdu.compare(model, COST, x, y, *phases)
+
+
+def test_nothing_to_compare_is_told() -> None:
+    model = toy().requires_grad_(False)
+    x, y = batch(model)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        gdu.compare(model, COST, x, y, T, K, BETA)
+
+
+def test_a_frozen_parameter_is_left_out() -> None:
+    model = toy()
+    model.W01.requires_grad_(False)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    assert set(report.synapses) == {"W0x", "W1x"}
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(1, 1), (7, 3), (50, 50), (120, 10), (333, 100)])
+def test_the_free_phase_in_pieces_is_the_one_of_a_single_run(
+    steps: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    model = energy_based(2, eps=0.1)
+    x, _ = batch(model)
+    told: list[int] = []
+    found = settle(model, x, steps, kept, None, told.append)
+    whole = relax(model, x, steps, keep=kept)
+    assert found.end.steps == steps
+    assert told == sorted(told)
+    assert all(torch.equal(a, b) for a, b in zip(found.end.state, whole.state, strict=True))
+    assert len(found.end.trail) == len(whole.trail) == kept
+    for mine, theirs in zip(found.end.trail, whole.trail, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    early = relax(model, x, found.looked)
+    assert found.looked <= max(steps // 2, 0)
+    assert torch.equal(found.earlier, early.residual)
+
+
+def test_stopping_where_only_rounding_moves_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    short = gdu.compare(model, COST, x, y, 3000, K, BETA)
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    long = gdu.compare(model, COST, x, y, 3000, K, BETA)
+    assert short.steps < 500
+    for group, m in short.synapses.items():
+        assert m.rmse == pytest.approx(long.synapses[group].rmse, rel=EXACT_LIMIT)
+
+
+def test_the_authors_convention_dilutes_by_dead_elements_and_blanks_early_steps() -> None:
+    model = prototypical(3, "sigmoid")
+    x, y = batch(model)
+    x[:, 1] = 0.0
+    paper, authors = (gdu.compare(model, COST, x, y, 8, K, BETA, Options(convention=c)) for c in (PAPER, AUTHORS))
+    for group, m in paper.synapses.items():
+        alive = m.elements - m.left_out
+        assert authors.synapses[group].rmse == pytest.approx(m.rmse * alive / m.elements, rel=1e-12)
+        assert authors.synapses[group].left_out == m.left_out
+    assert paper.synapses["W23"].left_out == 5
+    # The free phase is short, so that EP's neurons drift before any signal can have reached them.
+    assert authors.neurons["s0"].rmse == pytest.approx(paper.neurons["s0"].rmse, rel=1e-12)
+    assert authors.neurons["s2"].rmse < paper.neurons["s2"].rmse
+
+
+def test_traces_are_those_of_one_sample() -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    x[:, 2] = 0.0
+    report = gdu.compare(model, COST, x, y, T, K, BETA, Options(shown=3))
+    free = relax(model, x[:1], T, keep=K)
+    ep = EP(T, K, beta=BETA).processes(model, COST, x[:1], y[:1], free)
+    bptt = BPTT(T, K).processes(model, COST, x[:1], y[:1], free)
+    trace = report.traces["synapses"]["W12"]
+    assert len(trace.elements) == len(trace.ep) == len(trace.bptt) == 3
+    for position, f, g in zip(trace.elements, trace.ep, trace.bptt, strict=True):
+        where = (slice(None), *position)
+        assert torch.allclose(torch.tensor(f, dtype=F64), ep.synapses["W12"][where], atol=1e-10, rtol=0)
+        assert torch.allclose(torch.tensor(g, dtype=F64), -bptt.synapses["W12"][where], atol=1e-10, rtol=0)
+        assert position[1] != 2, "a synapse from a pixel that is always 0 has no process to show"
+    layer = report.traces["neurons"]["s1"]
+    root = ep.neurons[1][:, 0].square().mean(-1).sqrt()
+    assert torch.allclose(torch.tensor(layer.rms_ep, dtype=F64), root, atol=1e-10, rtol=0)
+
+
+def test_stacked_networks_are_refused() -> None:
+    model = stack([prototypical(2), prototypical(2, seed=1)])
+    x = torch.rand(2, 3, 4, dtype=F64)
+    with pytest.raises(ValueError, match="unstack"):
+        gdu.compare(model, COST, x, torch.zeros(2, 3, 3, dtype=F64), T, K, BETA)
+
+
+def test_float32_is_measured_as_float32() -> None:
+    model = toy(dtype=torch.float32)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x.float(), y.float(), T, K, BETA)
+    exact = gdu.compare(toy(), COST, x, y, T, K, BETA)
+    assert report.dtype == "float32"
+    for group, m in report.synapses.items():
+        assert m.rmse == pytest.approx(exact.synapses[group].rmse, rel=0.05)
+
+
+def test_progress_is_told_from_0_to_1() -> None:
+    model = toy()
+    x, y = batch(model)
+    told: list[float] = []
+    gdu.compare(model, COST, x, y, T, K, BETA, Options(progress=told.append))
+    assert told == sorted(told)
+    assert 0.0 < told[0] < told[-1] == 1.0
+
+
+def test_the_parts_cover_every_group_that_is_measured() -> None:
+    terms = (
+        Step((torch.ones(1, 2),), {"a": torch.ones(3), "b": torch.ones(1)}),
+        Step((torch.ones(1, 2),), {"a": torch.ones(3)}),
+    )
+    assert set(combine((1, terms[0]), (-1, terms[1])).synapses) == {"a"}
+    assert not combine((1, terms[0]), (-1, terms[1])).neurons[0].any()
