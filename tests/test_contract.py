@@ -167,19 +167,19 @@ def convolutionals(draw: st.DrawFn) -> Case:
     return case(model, draw(st.integers(1, 2)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(layered())
 def test_layered_of_any_size(drawn: Case) -> None:
     check_model(drawn)
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(toys())
 def test_toys_of_any_size(drawn: Case) -> None:
     check_model(drawn)
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(convolutionals())
 def test_convolutional_of_any_size(drawn: Case) -> None:
     check_model(drawn)

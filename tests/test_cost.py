@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from eqprop import BPTT, EP, RBP, Cost, Dynamics, Estimator, FunctionCost, Nudge, Phase, SquaredError, relax
 from eqprop.state import State
 
-K = 150
+K = 100
 Gradients = dict[nn.Parameter, Tensor]
 
 
@@ -199,12 +199,12 @@ def test_a_readout_and_its_net_are_trained_by_one_optimizer() -> None:
     optimizer = torch.optim.Adam([*net.parameters(), *cost.parameters()], lr=0.05)
     before = copy.deepcopy(cost.state_dict())
     losses = []
-    for _ in range(40):
+    for _ in range(25):
         optimizer.zero_grad()
         free = EP(T=60, K=30, beta=0.05).backward(net, cost, x, labels)
         losses.append(float(cost(free.state, labels, {}).mean().detach()))
         optimizer.step()
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     assert not torch.equal(before["linear.weight"], cost.linear.weight)
 
 
