@@ -17,6 +17,7 @@ from eqprop import (
     RBP,
     Cost,
     Dynamics,
+    Estimator,
     FunctionCost,
     Nudge,
     Phase,
@@ -103,6 +104,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "an unknown stop": (lambda: EP(T=3, K=2, stop="soon"), ["'soon'", "'never' or 'settled'"]),  # type: ignore[arg-type]
     "a tolerance of 0": (lambda: Phase(3, tolerance=0.0), ["0.0", "positive", "1e-6"]),
     "a negative stillness": (lambda: Phase(3, still=-1.0), ["-1.0", "0 (not one bit moves)"]),
+    "a trail below 0": (lambda: relax(NET, X, 3, keep=-1), ["keep is -1", "0 or more"]),
     "a free phase that kept too little": (
         lambda: next(BPTT(T=9, K=4).steps(NET, COST, X, Y, relax(NET, X, 9, keep=2))),
         ["K=4", "kept 2", "relax(..., keep=4)"],
@@ -175,6 +177,10 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: relax(from_primitive(lambda x, s, theta: s[0] @ theta["W"] * x, W, layers=(2,)), ROWS, 1),
         ["shape (4, 3)", "(4,)", "Sum over the neurons"],
     ),
+    "a primitive cut off from the state": (
+        lambda: relax(from_primitive(lambda x, s, theta: s[0].detach().sum(-1), W, layers=(2,)), ROWS, 1),
+        ["does not depend on the state", "differentiable", "detach()"],
+    ),
     "an energy that is one number": (
         lambda: relax(from_energy(lambda x, s, theta: phi(x, s, theta).mean(), W, (2,), eps=0.5), ROWS, 1),
         ["energy returned shape ()", "(4,)", "Sum over the neurons"],
@@ -190,6 +196,10 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "a transition of another precision": (
         lambda: relax(from_transition(lambda x, s, theta: (s[0].float(),), W, layers=(2,)), ROWS, 1),
         ["float64", "float32", "the same again"],
+    ),
+    "a cost that is cut off from the state": (
+        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0].detach() - y).square().sum(-1)), X, Y),
+        ["does not depend on the state", "differentiable", "detach()"],
     ),
     "a cost that is a mean": (
         lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0] - y).square().mean()), X, Y),
@@ -239,6 +249,20 @@ def test_no_alternating_without_a_half_step() -> None:
 
     with pytest.raises(TypeError, match="Claims has no alternating schedule.*schedule='synchronous'"):
         relax(Claims(), torch.ones(2, 3), Phase(2, "alternating"))
+
+
+@pytest.mark.parametrize("estimator", [EP(T=1000, K=2), BPTT(T=1000, K=2), RBP(T=1000, K=2)])
+def test_a_wrong_target_is_noticed_before_the_first_step(estimator: Estimator) -> None:
+    taken = []
+
+    def counted(x: Tensor, s: Any, theta: Any) -> Any:
+        taken.append(1)
+        return (s[0] + theta["W"].sum(),)
+
+    net = from_transition(counted, W, layers=(2,))
+    with pytest.raises(ValueError, match="The target y has shape"):
+        estimator.backward(net, COST, ROWS, ROWS)
+    assert taken == []
 
 
 def test_a_mistake_leaves_the_model_as_it_was() -> None:

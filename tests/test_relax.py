@@ -246,6 +246,14 @@ def test_bptt_reports_the_step_of_the_whole_free_phase() -> None:
         BPTT(T=20, K=20).gradient(net, SquaredError(), x, y)
 
 
+def test_a_nudged_phase_that_overflows_is_told_from_a_free_one() -> None:
+    """beta = 1e200 sends the output to 1e200, then to its square."""
+    net = energy_based(1, bias=False)
+    x, y = batch(net)
+    with pytest.raises(NotFiniteError, match="Layer s0 of Layered is not finite after nudged step 2.* beta"):
+        relax(net, x, 5, nudge=Nudge(SquaredError(), y, 1e200))
+
+
 def test_a_bad_start_is_told_from_a_bad_step() -> None:
     net = prototypical(2)
     x, _ = batch(net)

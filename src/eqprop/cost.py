@@ -45,6 +45,11 @@ class Cost(nn.Module):
         with torch.enable_grad():
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
             loss = self.values(inputs, y, theta)
+            if not loss.requires_grad:
+                raise ValueError(
+                    f"The cost {type(self).__name__} does not depend on the state; expected a differentiable function "
+                    "of s. Look for a detach(), an argmax or a no_grad() in it."
+                )
             return torch.autograd.grad(loss.sum(), inputs, create_graph=recording, allow_unused=True)
 
     def check(self, s: State, y: Tensor) -> None:

@@ -107,6 +107,11 @@ class PrimitiveDynamics(Dynamics):
             # detached copy, so that a forward-mode tangent passes.
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
             phi = self._primitive_checked(x, inputs)
+            if not phi.requires_grad:
+                raise ValueError(
+                    f"The primitive of {type(self).__name__} does not depend on the state; expected a differentiable "
+                    "function of s. Look for a detach() or a no_grad() in it."
+                )
             grads = torch.autograd.grad(
                 phi.sum(), inputs, create_graph=recording, allow_unused=True, materialize_grads=True
             )

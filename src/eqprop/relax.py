@@ -97,6 +97,8 @@ def relax(
     [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` asks for the last states before the final one.
     """
     phase = phase if isinstance(phase, Phase) else Phase(phase)
+    if keep < 0:
+        raise ValueError(f"keep is {keep}; expected how many states before the last to return, 0 or more.")
     start = prepare(model, x, state, nudge)
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
@@ -120,7 +122,7 @@ def relax(
     steps = min(t + 1, phase.T) if phase.T else 0
     s = recent.pop()
     if phase.checked:
-        check_finite(model, s, lambda: _replay(start, advance, steps))
+        check_finite(model, s, lambda: _replay(start, advance, steps), kind="step" if nudge is None else "nudged step")
     residual = distance(step(s), s, model.sample_dims(x))
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
     # States that an early stop left out are the fixed point itself.
@@ -244,7 +246,9 @@ def _replay(s: State, advance: Callable[[int, State], State], steps: int) -> Ite
         yield s
 
 
-def check_finite(model: Dynamics, s: State, replay: Callable[[], Iterator[State]], first: int = 0) -> None:
+def check_finite(
+    model: Dynamics, s: State, replay: Callable[[], Iterator[State]], first: int = 0, kind: str = "step"
+) -> None:
     """Look at the last state only, which costs nothing; if it is bad, run again to find where it began.
 
     `replay` gives all states from the one after `first` steps on.
@@ -255,8 +259,8 @@ def check_finite(model: Dynamics, s: State, replay: Callable[[], Iterator[State]
         bad = first_bad_layer(state)
         if bad is not None:
             raise NotFiniteError(
-                f"Layer {layer_name(model.layer_names, bad)} of {type(model).__name__} is not finite after step {t}. "
-                "The weights may be too large, or x not finite: lower the learning rate or eps, or check x."
+                f"Layer {layer_name(model.layer_names, bad)} of {type(model).__name__} is not finite after {kind} {t}. "
+                "The weights may be too large, or x not finite: lower the learning rate, eps or beta, or check x."
             )
     raise NotFiniteError(
         f"{type(model).__name__} ended in a state that is not finite, and did not when run again: its transition is "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.relax import Phase, Relaxation, Schedule, Stop
+from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare
 from eqprop.state import State
 
 
@@ -93,6 +93,13 @@ class Estimator(ABC):
         names = {p: name for name, p in model.named_parameters()}
         direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
         return Processes(neurons, synapses, {names[p]: self.sign * g for p, g in direct.items() if p in names})
+
+
+def begin(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None) -> State:
+    """The state to start from, with x, y and it checked before the first step and not after the last."""
+    s = prepare(model, x, state, None)
+    cost.check(s, y)
+    return s
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

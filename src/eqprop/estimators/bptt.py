@@ -15,6 +15,7 @@ from eqprop.estimators.base import (
     Estimator,
     Step,
     batch_mean,
+    begin,
     merge,
     pull_back,
     pull_dense,
@@ -47,8 +48,7 @@ class BPTT(Estimator):
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        start = relax(model, x, self.free_phase(self.T - self.K), state)
-        cost.check(start.state, y)
+        start = relax(model, x, self.free_phase(self.T - self.K), begin(model, cost, x, y, state))
         parameters = trainable(model)
         with torch.enable_grad():
             drive = model.drive(x)

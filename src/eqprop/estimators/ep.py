@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Nudge, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, merge, pull_dense, trainable, transition_vjp
+from eqprop.estimators.base import Estimator, Step, begin, merge, pull_dense, trainable, transition_vjp
 from eqprop.relax import Phase, Relaxation, relax, trajectory
 from eqprop.state import State, scale, subtract
 
@@ -41,7 +41,7 @@ class EP(Estimator):
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        free = relax(model, x, self.free_phase(), state)
+        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
         if isinstance(model, PrimitiveDynamics):
             nudge = Nudge(cost, y, self.beta)
             nudged = relax(model, x, Phase(self.K, checked=self.checked), free.state, nudge)

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, batch_mean, merge, pull_back, pull_dense, trainable, transition_vjp
+from eqprop.estimators.base import (
+    Estimator,
+    Step,
+    batch_mean,
+    begin,
+    merge,
+    pull_back,
+    pull_dense,
+    trainable,
+    transition_vjp,
+)
 from eqprop.relax import CHECK_EVERY, Relaxation, relax
 from eqprop.state import State, add, distance
 
@@ -37,8 +47,7 @@ class RBP(Estimator):
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        free = relax(model, x, self.free_phase(), state)
-        cost.check(free.state, y)
+        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
         parameters = trainable(model)
         with torch.no_grad():
             first = pull_dense(cost, free.state, y, model)

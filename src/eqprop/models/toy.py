@@ -40,7 +40,7 @@ class Toy(PrimitiveDynamics):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if len(sizes) != 3 or any(n < 1 for n in sizes):
+        if len(sizes) != 3 or any(not isinstance(n, int) or n < 1 for n in sizes):
             raise ValueError(f"sizes is {tuple(sizes)}; expected (outputs, hidden, inputs), such as (5, 50, 10).")
         self.sizes = tuple(sizes)
         self.activation = _activation(activation)
