@@ -35,13 +35,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimators": {"state", "dynamics", "cost", "relax"},
     "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
     "models": {"state", "dynamics", "functional"},
-    "engines": {"state", "dynamics", "functional", "cost", "relax", "estimators", "models"},
+    "engines": {"files", "state", "dynamics", "functional", "cost", "relax", "estimators", "models"},
     "data": set(),
     "experiments": LIBRARY | RECORDS,
     "training": LIBRARY | RECORDS | {"experiments"},
     "report": LIBRARY | RECORDS | {"experiments", "training"},
+    "benchmarks": LIBRARY | RECORDS | {"experiments", "training"},
     "eqprop": LIBRARY | {"version", "experiments", "training"},
-    "cli": LIBRARY | RECORDS | {"experiments", "training", "report", "eqprop"},
+    "cli": LIBRARY | RECORDS | {"experiments", "training", "report", "benchmarks", "eqprop"},
     "__main__": {"cli"},
 }
 
