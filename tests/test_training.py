@@ -39,8 +39,7 @@ NETS: dict[str, Record] = {
         SMALL,
         architecture=ConvolutionalNet(channels=(3, 2), kernel=5),
         learning_rates={"*": 0.02},
-        T=4,
-        K=2,
+        T=6,
     ),
 }
 
