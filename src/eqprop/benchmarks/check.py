@@ -1,0 +1,253 @@
+"""Is the engine right? Its states and weight updates against the plain twin's in float64, before any time is told.
+
+The yardstick is the plain twin in float32: an engine may be at most twice as far from float64 as torch's own
+float32 is. Errors are quantiles over networks and starts: in float32 a sample that has not settled, or a pooling
+arg-max that is nearly a tie, may go another way, and then differ by far more than rounding, in torch as well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from eqprop.benchmarks.cases import Case, Theta, batch_order, network_order, weights
+from eqprop.benchmarks.plain import free_phase, train_step
+from eqprop.data import Images, one_hot
+from eqprop.engines import Engine
+from eqprop.experiments.architecture import ConvolutionalNet
+from eqprop.relax import Phase
+
+FACTOR = 2.0
+"""How many times the float32 twin's error an engine may have."""
+UPDATE_FLOOR = 1e-5
+"""A relative error of the weight update that always passes: rounding of the weights themselves, of few numbers."""
+STATE_FLOOR = 2e-6
+"""An error of the state that always passes: a few roundings of numbers up to 1."""
+VALUES = 5
+"""At least so many networks times starts are compared."""
+QUANTILE, CONV_QUANTILE = 0.5, 0.25
+"""Which of the errors is judged. An arg-max goes another way for one sample in twenty-five or so in an iteration, and
+spoils its whole mini-batch: the lower quartile shows what the arithmetic does where that did not happen."""
+WORST_FACTOR = 8.0
+"""How many times the float32 twin's worst error a fully connected engine's worst may be: no network may be wrong."""
+
+TOLERANCE = (
+    f"Errors are against the plain twin in float64: of the weight update ||dW - dW64|| / ||dW64|| for each parameter, "
+    f"of the free state the largest neuron of each sample. They may be {FACTOR:g} times those of the plain twin in "
+    f"float32 (a bias: or of its weight), or {UPDATE_FLOOR:g} (update) and {STATE_FLOOR:g} (state). Medians over "
+    f"networks and starts (the convolutional net: lower quartile of the updates); the worst update of a fully "
+    f"connected net may be {WORST_FACTOR:g} times the twin's worst."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far an engine is from float64 and how far the float32 twin is; `reason` says why no ratio is told."""
+
+    update_error: dict[str, float]
+    plain_update_error: dict[str, float]
+    worst_update_error: float
+    plain_worst_update_error: float
+    state_error: float
+    plain_state_error: float
+    reason: str | None = None
+
+    @property
+    def max_error(self) -> float:
+        """The largest of the parameters' update errors."""
+        return max(self.update_error.values(), key=lambda e: math.inf if math.isnan(e) else e)
+
+    @property
+    def plain_max_error(self) -> float:
+        return max(self.plain_update_error.values())
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What the plain twin found for one network of one start."""
+
+    update: Theta
+    update_error: dict[str, float]
+    state: list[Tensor]
+    state_error: Tensor  # (B,)
+
+
+@dataclass
+class Checker:
+    """Checks cases on one set of images. Twins are kept: engines and stops of one record share them."""
+
+    images: Images
+    iterations: int = 2
+    seed: int = 1
+    known: dict[tuple[object, ...], list[Twin]] = field(default_factory=dict)
+
+    def check(self, case: Case, engine: Engine) -> Verdict:
+        case = well_conditioned(case)
+        starts = math.ceil(VALUES / case.trials)
+        twins, errors, states = [], [], []
+        for start in range(starts):
+            model = case.build(self.images.train_x.device, start * case.trials)
+            order = self._order(case, start)
+            here = self._twins(case, start)
+            states += self._state_errors(case, engine, order, here, start)
+            before = [weights(model, torch.float64, r) for r in _numbers(case)]
+            engine.runner(case.job(model, self.images)).run(order)
+            for r, theta, twin in zip(_numbers(case), before, here, strict=True):
+                after = weights(model, torch.float64, r)
+                errors.append(relative_errors(_difference(after, theta), twin.update))
+            twins += here
+        found = Found(errors, torch.stack(states), twins, case.trials, is_convolutional(case))
+        return judge(found)
+
+    def _order(self, case: Case, start: int) -> Tensor:
+        # With two samples in a mini-batch instead of twenty, an arg-max spoils one in ten instead of half of them.
+        distinct = 2 if is_convolutional(case) else None
+        order = batch_order(case, self.iterations, len(self.images.train_x), self.seed + start, distinct)
+        return order.to(self.images.train_x.device)
+
+    def _twins(self, case: Case, start: int) -> list[Twin]:
+        record = case.record
+        key = (record.name, record.preset, case.method, record.schedule, case.trials, record.architecture, start)
+        if key not in self.known:
+            model = case.build(self.images.train_x.device, start * case.trials)
+            order = self._order(case, start)
+            self.known[key] = [
+                self._twin(case, weights(model, torch.float32, r), network_order(order, r or 0)) for r in _numbers(case)
+            ]
+        return self.known[key]
+
+    def _twin(self, case: Case, theta: Theta, order: Tensor) -> Twin:
+        updates, states = {}, {}
+        for dtype in (torch.float64, torch.float32):
+            own = {name: value.to(dtype, copy=True) for name, value in theta.items()}
+            start = {name: value.to(torch.float64, copy=True) for name, value in theta.items()}
+            recipe = case.recipe()
+            states[dtype] = free_phase(recipe, own, self._inputs(case, order[0]).to(dtype), recipe.T)
+            for rows in order:
+                y = one_hot(self.images.train_y[rows], self.images.classes, dtype)
+                train_step(recipe, own, self._inputs(case, rows).to(dtype), y)
+            updates[dtype] = _difference(own, start)
+        exact = updates[torch.float64]
+        return Twin(
+            exact,
+            relative_errors(updates[torch.float32], exact),
+            states[torch.float64],
+            sample_errors(states[torch.float32], states[torch.float64]),
+        )
+
+    def _inputs(self, case: Case, rows: Tensor) -> Tensor:
+        shape = case.record.build(0).input_shape
+        assert shape is not None, "the records' networks say what they take"
+        return self.images.train_x[rows].view(*rows.shape, *shape)
+
+    def _state_errors(
+        self, case: Case, engine: Engine, order: Tensor, twins: Sequence[Twin], start: int
+    ) -> list[Tensor]:
+        """The error of each sample's free state, a row (B,) a network."""
+        model = case.build(self.images.train_x.device, start * case.trials)
+        record = case.record
+        phase = Phase(record.T, record.schedule, record.stop, checked=False)
+        state = engine.relaxation(model, self._inputs(case, order[0]), phase).state
+        networks = [state] if case.trials == 1 else [tuple(v[r] for v in state) for r in range(case.trials)]
+        return [sample_errors(s, twin.state) for s, twin in zip(networks, twins, strict=True)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The errors of an engine beside those of the twins: one entry, one row of `states` (B,), a network and start."""
+
+    errors: Sequence[dict[str, float]]
+    states: Tensor
+    twins: Sequence[Twin]
+    trials: int
+    convolutional: bool
+
+    def typical(self, errors: Sequence[dict[str, float]]) -> dict[str, float]:
+        """The judged quantile of each parameter's error; NaN if there is one."""
+        share = CONV_QUANTILE if self.convolutional else QUANTILE
+        table = {name: torch.tensor([e[name] for e in errors], dtype=torch.float64) for name in errors[0]}
+        return {name: float(values.quantile(share, interpolation="lower")) for name, values in table.items()}
+
+    def of_networks(self, states: Tensor) -> float:
+        """The median over samples and starts, of the network where it is largest."""
+        by_network = states.view(-1, self.trials, states.shape[-1]).transpose(0, 1).flatten(1)
+        return float(by_network.quantile(0.5, 1).amax())
+
+
+def judge(found: Found) -> Verdict:
+    """Update errors by their quantile over everything, states network by network."""
+    plain = [twin.update_error for twin in found.twins]
+    verdict = Verdict(
+        found.typical(found.errors),
+        found.typical(plain),
+        max(max(e.values()) for e in found.errors),
+        max(max(e.values()) for e in plain),
+        found.of_networks(found.states),
+        found.of_networks(torch.stack([twin.state_error for twin in found.twins])),
+    )
+    return replace(verdict, reason=_against(verdict, found))
+
+
+def _against(verdict: Verdict, found: Found) -> str | None:
+    for name, error in verdict.update_error.items():
+        if all(float(twin.update[name].norm()) == 0.0 for twin in found.twins):
+            return f"the check says nothing: the exact update of {name} is zero in every network."
+        bound = max(FACTOR * _yardstick(verdict.plain_update_error, name), UPDATE_FLOOR)
+        if not error <= bound:
+            return f"the update of {name} is off by {error:.1e} of its size; at most {bound:.1e} is as good as float32."
+    bound = max(FACTOR * verdict.plain_state_error, STATE_FLOOR)
+    if not verdict.state_error <= bound:
+        return f"the free state is off by {verdict.state_error:.1e}; at most {bound:.1e} is as good as float32."
+    bound = max(WORST_FACTOR * verdict.plain_worst_update_error, UPDATE_FLOOR)
+    if not found.convolutional and not verdict.worst_update_error <= bound:
+        return f"the update of one network is off by {verdict.worst_update_error:.1e} of its size."
+    return None
+
+
+def _yardstick(plain: dict[str, float], name: str) -> float:
+    """The float32 twin's error; for a bias, a few numbers with an error of much chance, at least its weight's."""
+    bias = re.fullmatch(r"b([a-z]*)(\d+)", name)
+    weight = f"W{bias[1]}{bias[2]}{int(bias[2]) + 1}" if bias else name
+    return max(plain[name], plain[weight])
+
+
+def well_conditioned(case: Case) -> Case:
+    """The case with weights that tell something.
+
+    Glorot weights saturate every output of the convolutional net, and BPTT's update is then zero.
+    """
+    if is_convolutional(case):
+        return replace(case, record=replace(case.record, init="default"))
+    return case
+
+
+def is_convolutional(case: Case) -> bool:
+    return isinstance(case.record.architecture, ConvolutionalNet)
+
+
+def relative_errors(update: Theta, exact: Theta) -> dict[str, float]:
+    return {name: _relative(update[name].double(), exact[name]) for name in exact}
+
+
+def _relative(update: Tensor, exact: Tensor) -> float:
+    off, size = float((update - exact).norm()), float(exact.norm())
+    return off / size if size else (0.0 if off == 0.0 else math.inf)
+
+
+def sample_errors(s: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:
+    """max |s - exact| over the neurons of each sample, (B,)."""
+    return torch.stack([(a.double() - b).abs().flatten(1).amax(1) for a, b in zip(s, exact, strict=True)]).amax(0)
+
+
+def _difference(after: Theta, before: Theta) -> Theta:
+    return {name: after[name].double() - before[name] for name in before}
+
+
+def _numbers(case: Case) -> list[int | None]:
+    """The networks by number; None alone for one plain network."""
+    return [None] if case.trials == 1 else list(range(case.trials))

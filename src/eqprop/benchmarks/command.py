@@ -1,0 +1,122 @@
+"""The command without typer and rich: options as text to a plan, results as lines and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from eqprop.benchmarks.measure import Effort, Plan, default_device, measure, records_named
+from eqprop.benchmarks.scaling import Curves, measure_scaling
+from eqprop.files import write_json
+from eqprop.relax import Schedule, Stop
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line says; lists are words joined by commas."""
+
+    names: tuple[str, ...] = ()
+    method: str = "ep,bptt"
+    engine: str = "auto"
+    schedule: str = "synchronous"
+    stop: str = "never"
+    trials: int = 1
+    device: str | None = None
+    preset: str = "paper"
+    table1: bool = False
+    effort: Effort = field(default_factory=Effort)
+
+    def plan(self) -> Plan:
+        if self.trials < 1:
+            raise ValueError(f"--trials is {self.trials}; expected how many networks run side by side, 1 or more.")
+        return Plan(
+            records_named(self.names, self.preset),
+            words(self.method),
+            words(self.engine),
+            cast("tuple[Schedule, ...]", words(self.schedule)),
+            cast("tuple[Stop, ...]", words(self.stop)),
+            self.trials,
+            device_named(self.device),
+            self.table1,
+            self.effort,
+        )
+
+
+def words(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise ValueError(f"Got {text!r}; expected one word, or several joined by commas.")
+    return found
+
+
+def device_named(name: str | None) -> torch.device:
+    if name is None:
+        return default_device()
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device got {name!r}; expected cpu, cuda or cuda:N.") from error
+
+
+def went_wrong(result: dict[str, Any]) -> bool:
+    """Whether an engine was not right, or failed while it ran."""
+    failed = any(s["reason"].startswith("failed") for s in result["skipped"])
+    return failed or any(row["refused"] for row in result.get("rows", ()))
+
+
+def parser() -> argparse.ArgumentParser:
+    effort, request = Effort(), Request()
+    p = argparse.ArgumentParser(
+        prog="python -m eqprop.benchmarks.measure", description="Engines against the plain twin."
+    )
+    p.add_argument("names", nargs="*", help="records; all six without any")
+    for name in ("method", "engine", "schedule", "stop", "preset"):
+        p.add_argument(f"--{name}", default=getattr(request, name))
+    p.add_argument("--trials", type=int, default=request.trials)
+    p.add_argument("--device")
+    p.add_argument("--threads", type=int)
+    p.add_argument("--table1", action="store_true")
+    p.add_argument("--scaling", action="store_true")
+    p.add_argument("--json", metavar="FILE|-")
+    p.add_argument("--rounds", type=int, default=effort.rounds)
+    p.add_argument("--plain-rounds", type=int, default=effort.plain_rounds)
+    p.add_argument("--chunk-seconds", type=float, default=effort.chunk_seconds)
+    p.add_argument("--check-iterations", type=int, default=effort.check_iterations)
+    p.add_argument("--trained", type=int, default=effort.trained)
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    try:
+        result = run(given)
+    except (ValueError, OSError) as error:
+        print(f"eqprop: {error}", file=sys.stderr)
+        sys.exit(2)
+    if given.json == "-":
+        print(json.dumps(result, indent=2))
+    elif given.json is not None:
+        write_json(Path(given.json), result)
+    sys.exit(1 if went_wrong(result) else 0)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    effort = Effort(given.rounds, given.plain_rounds, given.chunk_seconds, given.check_iterations, given.trained)
+    if given.scaling:
+        return measure_scaling(Curves(words(given.engine), device_named(given.device), effort=effort), _say)
+    chosen = {name: getattr(given, name) for name in ("method", "engine", "schedule", "stop", "trials", "preset")}
+    request = Request(tuple(given.names), **chosen, device=given.device, table1=given.table1, effort=effort)
+    return measure(request.plan(), _say)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

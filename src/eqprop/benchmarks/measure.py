@@ -1,0 +1,343 @@
+"""`eqprop bench`: every engine against the plain twin, in one run, checked before it is timed.
+
+    python -m eqprop.benchmarks.measure P-1h --device cuda --trials 5
+
+is the same command without its tables, for machines where typer and rich are not installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from eqprop.benchmarks.cases import METHODS, Case, batch_order, combinations, weights
+from eqprop.benchmarks.check import TOLERANCE, Checker, Verdict
+from eqprop.benchmarks.plain import train_step
+from eqprop.benchmarks.table1 import project, with_evaluation
+from eqprop.benchmarks.timing import Contestant, take_turns
+from eqprop.data import Images, mnist, one_hot
+from eqprop.engines import Engine, engine_names
+from eqprop.experiments.record import Record
+from eqprop.experiments.suggest import unknown
+from eqprop.experiments.training_records import PAPER, named_record
+from eqprop.provenance import provenance
+from eqprop.relax import Schedule, Stop
+
+SCHEDULES: tuple[Schedule, ...] = ("synchronous", "alternating")
+STOPS: tuple[Stop, ...] = ("never", "settled")
+EPOCH = 3000
+"""Iterations of one of the paper's epochs: 60,000 samples in mini-batches of 20."""
+EARLY = 20
+"""The longest chunk on initial weights with stop="settled": the weights move on while they are timed."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time goes into a measurement.
+
+    rounds          chunks timed for each contestant     plain_rounds      those of the plain twin
+    chunk_seconds   about how long a chunk takes         check_iterations  of each start of the correctness check
+    trained         iterations before a settled stop is timed on trained weights, as far as trained_seconds allow
+    """
+
+    rounds: int = 7
+    plain_rounds: int = 5
+    chunk_seconds: float = 0.3
+    check_iterations: int = 2
+    trained: int = 3000
+    trained_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "plain_rounds", "check_iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if self.plain_rounds > self.rounds:
+            raise ValueError(f"The plain twin cannot be timed {self.plain_rounds} times in {self.rounds} rounds.")
+        if self.trained < 0:
+            raise ValueError(f"trained is {self.trained}; expected a number of iterations, 0 to leave it out.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Everything is checked here, before anything is timed."""
+
+    records: tuple[Record, ...]
+    methods: tuple[str, ...] = METHODS
+    engines: tuple[str, ...] = ("auto",)
+    schedules: tuple[Schedule, ...] = ("synchronous",)
+    stops: tuple[Stop, ...] = ("never",)
+    trials: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    table1: bool = False
+    effort: Effort = field(default_factory=Effort)
+
+    def __post_init__(self) -> None:
+        for what, given, known in (
+            ("method", self.methods, METHODS),
+            ("engine", self.engines, engine_names()),
+            ("schedule", self.schedules, SCHEDULES),
+            ("stop", self.stops, STOPS),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ValueError(unknown(what, name, known))
+        check_device(self.device)
+
+    def cases(self, record: Record, method: str) -> list[Case]:
+        return combinations([record], [method], self.engines, self.schedules, self.stops, self.trials)
+
+
+def records_named(names: Sequence[str], preset: str = "paper") -> tuple[Record, ...]:
+    """The records of these names, all six without any."""
+    return tuple(named_record(name, preset) for name in (names or tuple(PAPER)))
+
+
+def check_device(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {str(device)!r}; expected 'cpu' or 'cuda'.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"There is no CUDA device: torch {torch.__version__} finds none. Use --device cpu, or a machine with one."
+        )
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A case that was asked for and not measured, with the reason in words."""
+
+    case: Case
+    reason: str
+
+    def plain(self) -> dict[str, Any]:
+        return {**describe(self.case), "engine": self.case.engine, "reason": self.reason}
+
+
+@dataclass
+class Entry:
+    """A case on its way to a row."""
+
+    case: Case
+    engine: Engine
+    verdict: Verdict
+    contestant: Contestant
+    trained: bool
+    iterations_before: int = 0
+
+
+def describe(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.record.name,
+        "preset": case.record.preset,
+        "method": case.method,
+        "schedule": case.record.schedule,
+        "stop": case.record.stop,
+        "trials": case.trials,
+    }
+
+
+def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
+    """Time every case of the plan; {"machine", "tolerance", "rows", "skipped"} and perhaps "table1", plain values."""
+    served, skipped = choose_engines(plan)
+    if not served:
+        raise ValueError(skipped[0].reason)
+    images = mnist(plan.device)
+    checker = Checker(images, plan.effort.check_iterations)
+    rows: list[dict[str, Any]] = []
+    with full_precision():
+        for record in plan.records:
+            for method in plan.methods:
+                group = [(c, e) for c, e in served if c.record.name == record.name and c.method == method]
+                if group:
+                    found, failed = Bout(plan, images, checker, say).run(group)
+                    rows += found
+                    skipped += failed
+        if plan.table1:
+            say("Evaluating the test set")
+            with_evaluation(rows, images, {engine.name: engine for _, engine in served})
+    return {
+        "machine": provenance(plan.device),
+        "tolerance": TOLERANCE,
+        "rows": rows,
+        "skipped": [s.plain() for s in skipped],
+        **({"table1": project(rows)} if plan.table1 else {}),
+    }
+
+
+def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]]:
+    """The engine of every case, each engine once; and the cases nobody serves."""
+    served: list[tuple[Case, Engine]] = []
+    skipped: list[Skipped] = []
+    for record in plan.records:
+        for method in plan.methods:
+            seen = set()
+            for case in plan.cases(record, method):
+                try:
+                    engine = _chosen(case, plan.device)
+                except ValueError as error:
+                    skipped.append(Skipped(case, str(error)))
+                    continue
+                key = (engine.name, case.record.schedule, case.record.stop)
+                if key not in seen:
+                    seen.add(key)
+                    served.append((case, engine))
+    return served, skipped
+
+
+def _chosen(case: Case, device: torch.device) -> Engine:
+    model = case.build(device)
+    if case.record.schedule == "alternating" and not model.bipartite:
+        raise ValueError(
+            f"{case.record.name} cannot alternate: its layers do not fall into two classes that see only each other. "
+            "Use the synchronous schedule."
+        )
+    return case.choose(model)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32: the plain twin on a GPU is float32 all through, in matrix products and convolutions."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@dataclass
+class Bout:
+    """One record and method: its engines and the plain twin, checked, then timed in turns."""
+
+    plan: Plan
+    images: Images
+    checker: Checker
+    say: Say
+
+    def run(self, group: Sequence[tuple[Case, Engine]]) -> tuple[list[dict[str, Any]], list[Skipped]]:
+        entries: list[Entry] = []
+        failed: list[Skipped] = []
+        for case, engine in group:
+            try:
+                entries += self._enter(case, engine)
+            except RuntimeError as error:
+                self.say(f"{case.record.name} {case.method}, {engine.name}: failed: {error}")
+                failed.append(Skipped(replace(case, engine=engine.name), f"failed: {error}"))
+        if not entries:
+            return [], failed
+        effort = self.plan.effort
+        plain = self._plain(entries[0].case)
+        plain.prepare(effort.chunk_seconds)
+        for entry in entries:
+            entry.iterations_before = entry.contestant.done
+        take_turns([e.contestant for e in entries], effort.rounds, plain, effort.plain_rounds)
+        rows = [row(entry, plain) for entry in entries]
+        for one in rows:
+            self.say(line(one))
+        return rows, failed
+
+    def _enter(self, case: Case, engine: Engine) -> list[Entry]:
+        """Check a case and warm it up; with a settled stop on trained weights too."""
+        self.say(f"{case.record.name} {case.method}: checking {engine.name} ({case.record.schedule}) on {case.trials}")
+        verdict = self.checker.check(case, engine)
+        settled = case.record.stop == "settled"
+        entries = [Entry(case, engine, verdict, self._contestant(case, engine, EARLY if settled else EPOCH), False)]
+        if settled and self.plan.effort.trained:
+            late = Entry(case, engine, verdict, self._contestant(case, engine, EPOCH), True)
+            self._train(late.contestant, case)
+            entries.append(late)
+        return entries
+
+    def _contestant(self, case: Case, engine: Engine, longest: int) -> Contestant:
+        runner = engine.runner(case.job(case.build(self.plan.device), self.images))
+        order = batch_order(case, EPOCH, len(self.images.train_x), seed=2).to(self.plan.device)
+        contestant = Contestant(lambda n: runner.run(order[:n]), self.plan.device, longest)
+        contestant.prepare(self.plan.effort.chunk_seconds)
+        return contestant
+
+    def _train(self, contestant: Contestant, case: Case) -> None:
+        """Train on until `trained` iterations are done, or as many as the plan's time allows."""
+        effort = self.plan.effort
+        per_iteration = contestant.seconds(contestant.chunk) / contestant.chunk
+        more = min(effort.trained - contestant.done, int(effort.trained_seconds / per_iteration))
+        self.say(f"{case.record.name} {case.method}: training {max(0, more)} iterations for the settled stop")
+        while more > 0:
+            contestant.seconds(min(EPOCH, more))
+            more -= EPOCH
+
+    def _plain(self, case: Case) -> Contestant:
+        """The plain twin: one network, synchronous, every step."""
+        alone = replace(case, trials=1).with_schedule("synchronous", "never")
+        theta = weights(alone.build(self.plan.device), torch.float32)
+        shape = alone.build(self.plan.device).input_shape
+        assert shape is not None, "the records' networks say what they take"
+        order = batch_order(alone, EPOCH, len(self.images.train_x), seed=2).to(self.plan.device)
+        targets = one_hot(self.images.train_y, self.images.classes)
+        recipe = alone.recipe()
+
+        def run(n: int) -> None:
+            for rows in order[:n]:
+                x = self.images.train_x[rows].view(len(rows), *shape)
+                train_step(recipe, theta, x, targets[rows])
+
+        return Contestant(run, self.plan.device)
+
+
+def row(entry: Entry, plain: Contestant) -> dict[str, Any]:
+    """A line of the result. `speedup` is trials x plain / ours, None for an engine that is not right."""
+    case, verdict, ours = entry.case, entry.verdict, entry.contestant
+    right = verdict.reason is None
+    return {
+        **describe(case),
+        "engine": entry.engine.name,
+        "us_per_iteration": ours.us,
+        "us_per_step": ours.us / case.steps,
+        "plain_us_per_iteration": plain.us,
+        "speedup": case.trials * plain.us / ours.us if right else None,
+        "max_error": finite(verdict.max_error),
+        "plain_max_error": finite(verdict.plain_max_error),
+        "worst_error": finite(verdict.worst_update_error),
+        "plain_worst_error": finite(verdict.plain_worst_update_error),
+        "state_error": finite(verdict.state_error),
+        "plain_state_error": finite(verdict.plain_state_error),
+        "refused": verdict.reason,
+        "spread_us": ours.spread_us,
+        "plain_spread_us": plain.spread_us,
+        "weights": "trained" if entry.trained else "initial",
+        "iterations_before": entry.iterations_before,
+        "chunk": ours.chunk,
+        "rounds": len(ours.times),
+        "setup_s": ours.setup,
+        "T": case.record.T,
+        "K": case.record.K,
+        "batch": case.record.batch,
+    }
+
+
+def finite(value: float) -> float | None:
+    """JSON knows neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def line(one: dict[str, Any]) -> str:
+    """A row as one line of text."""
+    where = f"{one['name']} {one['method']} {one['engine']} {one['schedule']} {one['stop']} ({one['weights']})"
+    time = f"{one['us_per_iteration']:.1f} us/iteration, {one['us_per_step']:.2f} us/step"
+    if one["speedup"] is None:
+        return f"{where}: {time}; no ratio: {one['refused']}"
+    return f"{where}: {time}, {one['speedup']:.1f} x plain ({one['plain_us_per_iteration']:.0f} us)"
+
+
+if __name__ == "__main__":
+    from eqprop.benchmarks.command import main
+
+    main()
