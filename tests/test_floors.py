@@ -1,0 +1,83 @@
+"""The two floors of a row: the count of operations against torch's own counter, the length of the chain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from eqprop.benchmarks.floors import Work, dependent_steps, floors, work
+from eqprop.experiments.architecture import ConvolutionalNet, OwnNet
+from eqprop.experiments.record import Record
+from eqprop.experiments.training_records import PAPER
+from eqprop.models import Convolutional
+
+SAMPLES = 3
+
+
+def counted(run: object) -> int:
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        run()  # type: ignore[operator]
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("record", PAPER.values(), ids=lambda r: r.name)
+def test_a_step_counts_what_torch_counts(record: Record) -> None:
+    """But for the way back through an unpooled map, where torch multiplies its zeros as well."""
+    model = record.build(0)
+    assert model.input_shape is not None
+    x = torch.rand(SAMPLES, *model.input_shape)
+    drive, s, own = model.drive(x), model.init_state(x), work(record)
+    assert counted(lambda: model.drive(x)) == SAMPLES * own.drive
+    zeros = 0
+    if isinstance(model, Convolutional):
+        dense = 2 * 64 * 32 * 25 * 8 * 8
+        zeros = dense - dense // 4
+    assert counted(lambda: model.step(drive, s)) == SAMPLES * (own.step + zeros)
+
+
+@pytest.mark.parametrize("name", ["P-1h", "P-3h", "EB-2h"])
+def test_the_contrast_counts_what_torch_counts(name: str) -> None:
+    model = PAPER[name].build(0)
+    x = torch.rand(SAMPLES, 784)
+    s = model.init_state(x)
+    assert counted(lambda: model.contrast(x, s, s)) == SAMPLES * work(PAPER[name]).contrast  # type: ignore[operator]
+
+
+def test_an_iteration_adds_up() -> None:
+    own = Work(drive=7, step=4, contrast=11, unrolled=2)
+    record = replace(PAPER["P-1h"], T=30, K=10, batch=20)
+    assert own.flops(record, "ep", 5) == 5 * 20 * (7 + 40 * 4 + 11)
+    # T steps forward, K back; the gradient of the input's weights once, as much as the drive.
+    assert own.flops(record, "bptt", 5) == 5 * 20 * (7 + 40 * 4 + 10 * 2 + 7)
+    alternating = replace(record, schedule="alternating")
+    assert own.flops(alternating, "ep", 1) == 20 * (7 + 15 * 4 + 10 * 4 + 11)
+    assert own.flops(alternating, "bptt", 1) == 20 * (7 + 10 * 4 + 20 * 4 + 10 * 2 + 7)
+
+
+def test_pooling_saves_the_zeros_on_the_way_back() -> None:
+    one = replace(PAPER["P-conv"], architecture=ConvolutionalNet(channels=(5, 4), pool=2))
+    wide = work(one)
+    forward, back = 2 * 5 * 4 * 25 * 8 * 8, 2 * 5 * 4 * 25 * 4 * 4
+    assert wide.step == 2 * 2 * 10 * 80 + forward + back
+
+
+def test_the_floors_of_a_machine() -> None:
+    record = PAPER["P-2h"]
+    peaks = {"float32_flops": 1e12, "half_flops": 9e12, "block_step_us": 0.1, "exchange_us": 0.4}
+    found = floors(record, "ep", 5, peaks)
+    assert found.arithmetic == pytest.approx(work(record).flops(record, "ep", 5) / 3e6)
+    assert found.latency == pytest.approx(0.4 * 120)
+    assert found.higher == max(found.arithmetic, 0.4 * 120)
+    assert floors(PAPER["P-1h"], "ep", 5, peaks).latency == pytest.approx(0.1 * dependent_steps(PAPER["P-1h"]))
+    cpu = floors(record, "ep", 1, {"float32_flops": 1e11, "exchange_us": None})
+    assert cpu.latency is None
+    assert cpu.higher == cpu.arithmetic == pytest.approx(work(record).flops(record, "ep", 1) / 1e5)
+
+
+def test_a_net_of_ones_own_has_no_count() -> None:
+    with pytest.raises(ValueError, match="not known"):
+        work(replace(PAPER["P-1h"], architecture=OwnNet()))
