@@ -1,0 +1,109 @@
+"""The numbers of docs/performance.md are those of results/bench, and the page is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from test_bench import rows_of_table1
+
+from eqprop.benchmarks.floors import floors
+from eqprop.benchmarks.table1 import project
+from eqprop.experiments.training_records import PAPER
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MACHINE = {
+    "processor": "a processor",
+    "device": "cpu",
+    "torch": "2.0",
+    "date": "2026-01-02T00:00:00",
+    "commit": "c0ffee" * 6,
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_performance_page", DOCS / "make_performance_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def bench_rows(**fields: Any) -> list[dict[str, Any]]:
+    errors = {"max_error": 3e-6, "plain_max_error": 2e-6, "spread_us": 1.5, "plain_spread_us": 2.5}
+    times = {"us_per_step": 12.0, "plain_us_per_iteration": 98765.0, "iterations_before": 0, "preset": "paper"}
+    return [{**row, **errors, **times, **fields} for row in rows_of_table1(us_per_iteration=4321.0, speedup=111.0)]
+
+
+@pytest.fixture
+def results(page: ModuleType, tmp_path: Path) -> Any:
+    rows = bench_rows()
+    rows[0] = {**rows[0], "speedup": None, "max_error": None}
+    skipped = [{"name": "P-1h", "method": "ep", "engine": "fast", "reason": "no compiler."}]
+    point = {"batch": 20, "depth": 2, "width": 512, "trials": 1, "engine": "e", "us_per_iteration": 10.0}
+    curves = [{**point, "axis": axis} for axis in ("batch", "depth", "width", "trials")]
+    base = {axis: point[axis] for axis in ("batch", "depth", "width", "trials")}
+    files = {
+        "cpu": {"machine": MACHINE, "rows": rows, "skipped": skipped, "table1": project(rows[2:])},
+        "machine": {"machine": MACHINE, "peaks": {"float32_flops": 1e11, "exchange_us": 0.5}},
+        "curves": {"machine": MACHINE, "T": 100, "K": 20, "base": base, "scaling": curves},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return page.Results(tmp_path)
+
+
+def test_the_page_is_current(page: ModuleType) -> None:
+    page.main(["--check"])
+
+
+def test_a_page_that_is_not_current_is_noticed(page: ModuleType, results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "Results", lambda folder: results)
+    with pytest.raises(SystemExit, match="not current"):
+        page.main(["--check"])
+
+
+def test_rows_are_told_as_measured(page: ModuleType, results: Any) -> None:
+    text = page.results_table(results)
+    assert "| P-1h EP | e | 5 | 4,321 ± 1.5 | 12 | 98,765 ± 2.5 | 111 | 3.0e-06 | 2.0e-06 |" in text
+    assert "| EB-1h EP | e | 5 | 4,321 ± 1.5 | 12 | 98,765 ± 2.5 | refused | -- | 2.0e-06 |" in text
+    assert "- P-1h EP, fast: no compiler." in text
+    assert "torch 2.0, 2026-01-02" in text
+
+
+def test_the_distance_is_to_the_higher_floor(page: ModuleType, results: Any) -> None:
+    text = page.floors_table(results)
+    least = floors(PAPER["P-2h"], "ep", 5, {"float32_flops": 1e11, "exchange_us": 0.5})
+    line = next(line for line in text.splitlines() if line.startswith("| P-2h EP"))
+    assert f"| {page.number(least.arithmetic)} | {page.number(60.0)} | 4,321 | {4321.0 / least.higher:.1f} |" in line
+    assert "EB-1h EP" not in text, "a refused row has reached nothing"
+
+
+def test_the_projection_names_an_open_total(page: ModuleType, results: Any) -> None:
+    text = page.projection_table(results)
+    assert "| **whole table** | -- | -- |" in text
+    assert "| EB-1h EP | -- | -- |" in text
+
+
+def test_every_block_is_filled_and_the_text_kept(page: ModuleType, results: Any) -> None:
+    before = (DOCS / "performance.md").read_text(encoding="utf-8")
+    after = page.filled(before, results)
+    assert after.startswith(before[:200])
+    assert "performance-curves.svg" in after
+    assert page.filled(after, results) == after
+    with pytest.raises(ValueError, match="no block"):
+        page.filled("nothing", results)
+
+
+def test_curves_are_drawn(page: ModuleType, results: Any, tmp_path: Path) -> None:
+    page.draw(results.scalings["curves"], tmp_path / "a.svg")
+    page.draw(results.scalings["curves"], tmp_path / "b.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "us per iteration" in text
+    assert text == (tmp_path / "b.svg").read_text()
