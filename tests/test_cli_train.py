@@ -327,7 +327,9 @@ def test_on_a_terminal_the_display_is_live_and_ctrl_c_leaves_it_clean(place: Pat
     primary, secondary = pty.openpty()
     write_small_toml(tmp_path / "long.toml", 2000)
     words = command("train", tmp_path / "long.toml", "--data", place / "data", "--out", tmp_path / "run")
-    process = subprocess.Popen(words, stdin=secondary, stdout=secondary, stderr=secondary, env=environment())
+    process = subprocess.Popen(
+        words, stdin=secondary, stdout=secondary, stderr=secondary, env={**environment(), "TERM": "xterm"}
+    )
     os.close(secondary)
     seen = b""
     while b"iterations/s" not in seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,8 @@ def watcher(quiet: bool) -> Watch:
     """A live display on a terminal, plain lines elsewhere, on standard error; TensorBoard events where installed."""
     if quiet:
         return Events.if_installed()
-    if sys.stderr.isatty():
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
         from eqprop.training.live import Display
 
         return Several(Display(), Events.if_installed())
@@ -98,9 +100,12 @@ def stopping() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
+        # It is saved; more of the same key must not disturb the way out.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         typer.echo(f"\n{stopped}", err=True)
         raise typer.Exit(stopped.exit_code) from stopped
     except KeyboardInterrupt as interrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         typer.echo("\nInterrupted. The last checkpoint, if there was one, is whole: eqprop resume FOLDER.", err=True)
         raise typer.Exit(130) from interrupt
 
