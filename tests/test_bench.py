@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from eqprop.benchmarks import measure as bench
 from eqprop.benchmarks.cases import Case, batch_order, network_order
-from eqprop.benchmarks.command import Request, device_named, main, words
+from eqprop.benchmarks.command import Request, device_named, exit_code, main, words
 from eqprop.benchmarks.scaling import Curves, measure_scaling
 from eqprop.benchmarks.table1 import ITERATIONS, project
 from eqprop.benchmarks.timing import Contestant, take_turns
@@ -131,6 +131,21 @@ def test_an_engine_that_fails_is_named_and_the_others_go_on(quick: bench.Plan, m
     assert "out of memory" in skipped["reason"]
 
 
+def test_an_interruption_keeps_what_is_measured(quick: bench.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bench.Bout.run
+
+    def run(self: bench.Bout, group: Any) -> Any:
+        if group[0][0].method == "bptt":
+            raise KeyboardInterrupt
+        return whole(self, group)
+
+    monkeypatch.setattr(bench.Bout, "run", run)
+    result = bench.measure(replace(quick, methods=("ep", "bptt")))
+    assert [row["method"] for row in result["rows"]] == ["ep"]
+    assert result["interrupted"]
+    assert exit_code(result) == 130
+
+
 def test_what_nobody_serves_is_told_before_anything_is_timed(quick: bench.Plan) -> None:
     eb = brief(PAPER["EB-1h"])
     plan = replace(quick, records=(eb,), schedules=("alternating",))
@@ -225,6 +240,7 @@ def test_scaling_varies_one_axis_at_a_time(images: Images, monkeypatch: pytest.M
         (["P-1h", "--device", "meta"], "expected 'cpu' or 'cuda'"),
         (["EB-1h", "--schedule", "alternating"], "cannot alternate"),
         (["P-1h", "--engine", ","], "expected one word"),
+        (["P-1h", "--json", "no/such/folder/out.json"], "expected a file in a folder that exists"),
     ],
 )
 def test_bad_input_is_one_message(

@@ -65,10 +65,20 @@ def device_named(name: str | None) -> torch.device:
         raise ValueError(f"--device got {name!r}; expected cpu, cuda or cuda:N.") from error
 
 
-def went_wrong(result: dict[str, Any]) -> bool:
-    """Whether an engine was not right, or failed while it ran."""
+def exit_code(result: dict[str, Any]) -> int:
+    """130 after an interruption, 1 if an engine was not right or failed while it ran, else 0."""
     failed = any(s["reason"].startswith("failed") for s in result["skipped"])
-    return failed or any(row["refused"] for row in result.get("rows", ()))
+    wrong = failed or any(row["refused"] for row in result.get("rows", ()))
+    return 130 if result.get("interrupted") else int(wrong)
+
+
+def check_target(where: str | None) -> None:
+    """A file that cannot be written is said before the work, not after it."""
+    if where in (None, "-"):
+        return
+    path = Path(str(where))
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise ValueError(f"--json got {where!r}; expected a file in a folder that exists, or - for standard output.")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     try:
+        check_target(given.json)
         result = run(given)
     except (ValueError, OSError) as error:
         print(f"eqprop: {error}", file=sys.stderr)
@@ -104,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(result, indent=2))
     elif given.json is not None:
         write_json(Path(given.json), result)
-    sys.exit(1 if went_wrong(result) else 0)
+    sys.exit(exit_code(result))
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:

@@ -8,9 +8,11 @@ is the same command without its tables, for machines where typer and rich are no
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -153,24 +155,33 @@ def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
     images = mnist(plan.device)
     checker = Checker(images, plan.effort.check_iterations)
     rows: list[dict[str, Any]] = []
+    interrupted = False
     with full_precision():
-        for record in plan.records:
-            for method in plan.methods:
-                group = [(c, e) for c, e in served if c.record.name == record.name and c.method == method]
-                if group:
-                    found, failed = Bout(plan, images, checker, say).run(group)
-                    rows += found
-                    skipped += failed
-        if plan.table1:
-            say("Evaluating the test set")
-            with_evaluation(rows, images, {engine.name: engine for _, engine in served})
+        try:
+            for record, method in product(plan.records, plan.methods):
+                group = [(c, e) for c, e in served if c.record == bare(c, record) and c.method == method]
+                found, failed = Bout(plan, images, checker, say).run(group)
+                rows += found
+                skipped += failed
+            if plan.table1:
+                say("Evaluating the test set")
+                with_evaluation(rows, images, {engine.name: engine for _, engine in served})
+        except KeyboardInterrupt:
+            # What has been measured took minutes; it is told, and marked.
+            interrupted = True
     return {
         "machine": provenance(plan.device),
         "tolerance": TOLERANCE,
+        "interrupted": interrupted,
         "rows": rows,
         "skipped": [s.plain() for s in skipped],
         **({"table1": project(rows)} if plan.table1 else {}),
     }
+
+
+def bare(case: Case, record: Record) -> Record:
+    """The record as the case runs it."""
+    return replace(record, schedule=case.record.schedule, stop=case.record.stop)
 
 
 def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]]:
@@ -224,6 +235,7 @@ class Bout:
     say: Say
 
     def run(self, group: Sequence[tuple[Case, Engine]]) -> tuple[list[dict[str, Any]], list[Skipped]]:
+        """The rows of the group's cases, and those that failed while they ran."""
         entries: list[Entry] = []
         failed: list[Skipped] = []
         for case, engine in group:
@@ -258,10 +270,13 @@ class Bout:
         return entries
 
     def _contestant(self, case: Case, engine: Engine, longest: int) -> Contestant:
+        start = time.perf_counter()
         runner = engine.runner(case.job(case.build(self.plan.device), self.images))
+        built = time.perf_counter() - start
         order = batch_order(case, EPOCH, len(self.images.train_x), seed=2).to(self.plan.device)
         contestant = Contestant(lambda n: runner.run(order[:n]), self.plan.device, longest)
         contestant.prepare(self.plan.effort.chunk_seconds)
+        contestant.setup += built
         return contestant
 
     def _train(self, contestant: Contestant, case: Case) -> None:
@@ -331,10 +346,10 @@ def finite(value: float) -> float | None:
 def line(one: dict[str, Any]) -> str:
     """A row as one line of text."""
     where = f"{one['name']} {one['method']} {one['engine']} {one['schedule']} {one['stop']} ({one['weights']})"
-    time = f"{one['us_per_iteration']:.1f} us/iteration, {one['us_per_step']:.2f} us/step"
+    took = f"{one['us_per_iteration']:.1f} us/iteration, {one['us_per_step']:.2f} us/step"
     if one["speedup"] is None:
-        return f"{where}: {time}; no ratio: {one['refused']}"
-    return f"{where}: {time}, {one['speedup']:.1f} x plain ({one['plain_us_per_iteration']:.0f} us)"
+        return f"{where}: {took}; no ratio: {one['refused']}"
+    return f"{where}: {took}, {one['speedup']:.1f} x plain ({one['plain_us_per_iteration']:.0f} us)"
 
 
 if __name__ == "__main__":

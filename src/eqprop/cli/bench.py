@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from eqprop.benchmarks.command import Request, device_named, went_wrong, words
+from eqprop.benchmarks.command import Request, check_target, device_named, exit_code, words
 from eqprop.benchmarks.measure import Effort, measure
 from eqprop.benchmarks.scaling import AXES, Curves, measure_scaling
 from eqprop.cli import app
-from eqprop.cli.options import check_json, give_json
+from eqprop.cli.options import give_json
 
 DEFAULT = Effort()
 
@@ -42,7 +42,7 @@ def bench(
 
     An engine is checked first; one that is not as good as float32 gets no ratio, and the command ends with code 1.
     """
-    check_json(as_json)
+    check_target(as_json)
     _set_threads(threads)
     screen = Console(stderr=as_json == "-")
     effort = Effort(rounds, plain_rounds, chunk_seconds, check_iterations, trained)
@@ -60,8 +60,8 @@ def bench(
         result = measure(plan, lambda text: status.update(text))
     give_json(result, as_json)
     show(screen, result)
-    if went_wrong(result):
-        raise typer.Exit(1)
+    if exit_code(result):
+        raise typer.Exit(exit_code(result))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -76,6 +76,8 @@ def _set_threads(threads: int | None) -> None:
 
 def show(screen: Console, result: dict[str, Any]) -> None:
     """The result for people: a line a row, then what was skipped, the tolerance and the projection."""
+    if result["interrupted"]:
+        screen.print("Interrupted: these are the rows that were finished.", style="red")
     screen.print(rows_table(result))
     for skipped in result["skipped"]:
         screen.print(
