@@ -26,6 +26,7 @@ from eqprop import (
     relax,
 )
 from eqprop.estimators import Step
+from eqprop.experiments.gdu_records import gdu_record
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options
 from eqprop.gdu import free as free_phase
 from eqprop.gdu.free import settle
@@ -453,6 +454,44 @@ def test_float32_is_measured_as_float32() -> None:
     assert report.dtype == "float32"
     for group, m in report.synapses.items():
         assert m.rmse == pytest.approx(exact.synapses[group].rmse, rel=0.05)
+
+
+def test_the_toy_record_keeps_what_the_theorem_promises() -> None:
+    """Every group within 2e-2 at the paper's beta, and ten times less at a tenth of it."""
+    record = gdu_record("toy")
+    model, (cost, x, y) = record.build(F64), record.data(F64)
+    coarse, fine = (gdu.compare(model, cost, x, y, record.T, record.K, b) for b in (record.beta, record.beta / 10))
+    assert coarse.residual.max < 1e-12
+    for kind in ("neurons", "synapses"):
+        for name, m in getattr(coarse, kind).items():
+            assert m.rmse <= 2e-2
+            assert m.rmse / getattr(fine, kind)[name].rmse == pytest.approx(10.0, rel=FIRST_ORDER)
+    assert "finite_beta" in coarse.verdict
+    assert coarse.budget.outcome == "holds"
+
+
+def test_a_report_reads_as_text() -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    lines = str(report).splitlines()
+    assert lines[-1] == report.verdict
+    assert any(line.split()[:2] == ["W01", f"{report.synapses['W01'].rmse:.1e}"] for line in lines)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", small_nets())
+def test_a_cuda_device_finds_the_same(name: str) -> None:
+    model = small_nets()[name]
+    x, y = batch(model)
+    here = gdu.compare(model, COST, x, y, T, K, BETA)
+    there = gdu.compare(model.cuda(), COST, x.cuda(), y.cuda(), T, K, BETA)
+    for kind in ("neurons", "synapses", "biases"):
+        for group, m in getattr(here, kind).items():
+            assert getattr(there, kind)[group].rmse == pytest.approx(m.rmse, rel=1e-6, abs=1e-9)
+    assert there.budget.spectral_radius == pytest.approx(here.budget.spectral_radius, rel=1e-6)
+    assert there.budget.asymmetry == pytest.approx(here.budget.asymmetry, rel=1e-6, abs=1e-12)
 
 
 def test_progress_is_told_from_0_to_1() -> None:

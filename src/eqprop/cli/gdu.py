@@ -37,6 +37,7 @@ def gdu(
     drop_unsettled: Annotated[bool, typer.Option("--drop-unsettled", help="Leave out what has not settled.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    data: Annotated[Path | None, typer.Option(help="IDX files a run folder was trained on, if not MNIST.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:
@@ -50,7 +51,7 @@ def gdu(
     check_out(out)
     if threads is not None:
         torch.set_num_threads(threads)
-    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device)
+    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with own_code(Path(target.rpartition(":")[0])) if is_own(target) else nullcontext():
         chosen = subject(target, wishes)

@@ -54,7 +54,7 @@ def _budget(d: Mapping[str, Any]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("")
     for heading in ("RMSE", *PARTS):
-        table.add_column(heading, justify="right")
+        table.add_column(heading.replace("_", "\n"), justify="right")
     for kind in ("neurons", "synapses"):
         parts = d["budget"]["parts"][kind]
         table.add_row(kind, _short(parts["rmse"]), *(_short(parts[name]) for name in PARTS))

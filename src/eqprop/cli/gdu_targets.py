@@ -42,6 +42,7 @@ class Wishes:
     seed: int | None = None
     dtype: str = "float64"
     device: str = "cpu"
+    data: Path | None = None
 
 
 def subject(target: str, wishes: Wishes) -> Subject:
@@ -113,16 +114,16 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
 
     if not is_run(folder):
         raise FileNotFoundError(
-            f"{folder} is not the folder of a run: it holds no record.json. Give one that eqprop train has made, or one "
-            f"of {', '.join(GDU_RECORDS['paper'])}."
+            f"{folder} is not the folder of a run: it holds no record.json. Give one that eqprop train has made, or "
+            f"one of {', '.join(GDU_RECORDS['paper'])}."
         )
     record, settings, plain = read_plan(folder)
     model = load(folder)
-    images = read_images(None, replace(settings, device="cpu"))
+    images = read_images(wishes.data, replace(settings, device="cpu"))
     if images.sha256 != plain["data"].get("sha256"):
         raise ValueError(
-            f"{folder} was trained on {plain['data'].get('name')}, which is not the MNIST that comes with eqprop. "
-            "Load the model with eqprop.training.load and give eqprop.gdu.compare your own x and y."
+            f"{folder} was trained on {plain['data'].get('name')}, and these images ({images.name}) are others. "
+            "Give the directory of its IDX files with --data."
         )
     seed = wishes.seed or 0
     x, labels = images.sample(wishes.batch or 20, seed)

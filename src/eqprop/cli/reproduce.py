@@ -16,6 +16,7 @@ from eqprop.cli.gdu_progress import bars
 from eqprop.cli.gdu_targets import check_device
 from eqprop.experiments.gdu_records import GDU_RECORDS, GduRecord
 from eqprop.experiments.gdu_run import DTYPES, Subject, run, same_settings
+from eqprop.gdu import NeverSettlesError
 from eqprop.report.gdu_gallery import SETTLED
 
 reproduce = typer.Typer(help="Reproduce figures and tables of the paper.", no_args_is_help=True)
@@ -58,17 +59,29 @@ def figures(
     if threads is not None:
         torch.set_num_threads(threads)
     jobs = [Job(record.override(seed=seed), out / record.name) for record in GDU_RECORDS[preset].values()]
+    failed = []
     with bars() as progress:
         task = progress.add_task("", total=sum(job.weight for job in jobs))
         for job in jobs:
-            found = _do(job, device, progress, task)
-            # With samples that never settle the figure shows both: all samples, and those that did.
-            if 0 < found["residual"]["unsettled"] < found["batch"]:
-                again = Job(job.record, out / f"{job.record.name}{SETTLED}", drop_unsettled=True)
-                progress.update(task, total=sum(j.weight for j in [*jobs, again]))
-                _do(again, device, progress, task)
+            try:
+                _with_settled(job, out, device, progress, task)
+            except NeverSettlesError as error:
+                failed.append(f"{job.label}: {error}")
     for path in write_gallery(out):
         typer.echo(path)
+    if failed:
+        raise NeverSettlesError(
+            "Some figures are missing. " + " ".join(failed) + " Another --seed gives other samples."
+        )
+
+
+def _with_settled(job: Job, out: Path, device: str, progress: Progress, task: TaskID) -> None:
+    """A job and, where some of its samples have not settled, the same without them: the figure shows both."""
+    found = _do(job, device, progress, task)
+    if 0 < found["residual"]["unsettled"] < found["batch"]:
+        again = Job(job.record, out / f"{job.record.name}{SETTLED}", drop_unsettled=True)
+        progress.update(task, total=(progress.tasks[task].total or 0.0) + again.weight)
+        _do(again, device, progress, task)
 
 
 def _do(job: Job, device: str, progress: Progress, task: TaskID) -> dict[str, Any]:

@@ -52,6 +52,24 @@ class Report:
     def verdict(self) -> str:
         return self.budget.verdict
 
+    def __str__(self) -> str:
+        """The figures group by group, the parts of the budget and the verdict, as plain text."""
+        r = self.residual
+        lines = [
+            f"T = {self.T}, K = {self.K}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
+            f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
+            f"{'group':>10} {'RMSE':>8} {'cumul.':>8} {'sign':>6} {'cosine':>7} {'norm':>8} {'left out':>9}",
+        ]
+        for kind in KINDS:
+            for name, m in getattr(self, kind).items():
+                errors = f"{_text(m.rmse, '.1e'):>8} {_text(m.rmse_cumulative, '.1e'):>8}"
+                angles = f"{_text(m.sign, '.3f'):>6} {_text(m.cosine, '.3f'):>7}"
+                lines.append(f"{name:>10} {errors} {angles} {m.norm:8.1e} {m.left_out:9d}")
+        for kind in ("neurons", "synapses"):
+            parts = asdict(getattr(self.budget, kind))
+            lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
+        return "\n".join([*lines, self.verdict])
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, as plain values."""
         simple = ("T", "K", "beta", "dtype", "samples", "steps", "seconds")
@@ -67,3 +85,7 @@ class Report:
         """The processes of one sample, as plain values."""
         traces = {kind: {name: asdict(t) for name, t in named.items()} for kind, named in self.traces.items()}
         return {"K": self.K, "beta": self.beta, "sample": self.sample, **traces}
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -67,6 +67,6 @@ def save(figure: Figure) -> dict[str, bytes]:
     for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         with styled():
-            figure.savefig(buffer, format=ending, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+            figure.savefig(buffer, format=ending, metadata=metadata)
         out[ending] = buffer.getvalue()
     return out

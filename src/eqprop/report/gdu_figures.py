@@ -51,20 +51,19 @@ def processes(document: Document, traces: Document) -> Figure:
 
 
 @drawn
-def rmse_panels(documents: Sequence[Document], settled: Document | None = None) -> Figure:
+def rmse_panels(documents: Sequence[Document], settled: Mapping[str, Document]) -> Figure:
     """RMSE layer by layer of the six fully connected nets, energy-based above, prototypical below  [RMSE].
 
-    `settled` is the document of one of them without its samples that have not settled; it is drawn into its panel.
+    `settled` has, by name, documents of those without the samples that have not settled; both go into one panel.
     """
     figure = new_figure(9.6, 5.6)
     panels = figure.subplots(2, 3, sharey=True)
     for ax, document in zip(panels.flat, documents, strict=True):
-        same = settled is not None and settled["name"] == document["name"]
-        _draw_bars(ax, document, settled if same else None)
+        _draw_bars(ax, document, settled.get(document["name"]))
         ax.set_title(_heading(document), fontsize=9)
     for ax in panels[:, 0]:
         ax.set_ylabel("RMSE")
-    _bar_legend(figure, outlined=settled is not None)
+    _bar_legend(figure, outlined=bool(settled))
     return figure
 
 

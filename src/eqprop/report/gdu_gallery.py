@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from eqprop.report.drawing import save
 from eqprop.report.gdu_figures import processes, rmse_panels, rmse_single
@@ -22,20 +21,17 @@ PANELS = ("EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h")
 
 
 def write_gallery(folder: Path) -> list[Path]:
-    """folder/figures/*.png and *.pdf; returns the PNG files."""
-    documents = {name: _there(read_document(folder / name), folder / name) for name in PROCESSES.values()}
-    traces = {name: _there(read_traces(folder / name), folder / name) for name in PROCESSES.values()}
-    settled = next((d for name in PANELS if (d := read_document(folder / f"{name}{SETTLED}"))), None)
-    drawn = {figure: processes(documents[name], traces[name]) for figure, name in PROCESSES.items()}
-    drawn["rmse"] = rmse_panels([documents[name] for name in PANELS], settled)
-    drawn["rmse-conv"] = rmse_single(documents["P-conv"])
-    drawn["saw-teeth"] = saw_teeth(traces["P-1h"], traces["EB-1h"])
+    """folder/figures/*.png and *.pdf, every figure whose numbers are there; returns the PNG files."""
+    documents = {name: d for name in PROCESSES.values() if (d := read_document(folder / name))}
+    traces = {name: t for name in documents if (t := read_traces(folder / name))}
+    drawn = {figure: processes(documents[name], traces[name]) for figure, name in PROCESSES.items() if name in traces}
+    if all(name in documents for name in PANELS):
+        settled = {name: d for name in PANELS if (d := read_document(folder / f"{name}{SETTLED}"))}
+        drawn["rmse"] = rmse_panels([documents[name] for name in PANELS], settled)
+    if "P-conv" in documents:
+        drawn["rmse-conv"] = rmse_single(documents["P-conv"])
+    if "P-1h" in traces and "EB-1h" in traces:
+        drawn["saw-teeth"] = saw_teeth(traces["P-1h"], traces["EB-1h"])
     for name, figure in drawn.items():
         write_figure(folder / FIGURES / name, save(figure))
     return [folder / FIGURES / f"{name}.png" for name in drawn]
-
-
-def _there(content: dict[str, Any] | None, folder: Path) -> dict[str, Any]:
-    if content is None:
-        raise FileNotFoundError(f"{folder} holds no finished comparison. Make it with: eqprop reproduce figures.")
-    return content

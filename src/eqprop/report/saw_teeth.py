@@ -33,39 +33,31 @@ def saw_teeth(prototypical: Mapping[str, Any], energy_based: Mapping[str, Any]) 
 
 def _draw_graph(ax: Axes) -> None:
     """s^0 and s^1 unfolded in time; grey nodes do not reach the loss."""
-    from matplotlib.patches import Circle, FancyArrowPatch
-
-    ax.set_xlim(-0.75, STEPS + 0.95)
-    ax.set_ylim(-0.65, 1.6)
-    ax.set_aspect("equal", adjustable="datalim")
+    ax.set_xlim(-0.5, STEPS + 0.4)
+    ax.set_ylim(-0.8, 1.6)
     ax.set_axis_off()
     for t in range(STEPS):
         for layer in (0, 1):
-            ends_in_loss = (STEPS - 1 - t) % 2 == layer
-            face, edge = (BLUE if layer == 0 else ORANGE, "black") if ends_in_loss else ("#eeeeee", GREY)
-            ax.add_patch(Circle((t, 1 - layer), 0.24, facecolor=face, edgecolor=edge, zorder=3))
-            back = STEPS - 1 - t
-            when = "T" if back == 0 else f"T-{back}"
-            ink = "white" if ends_in_loss and layer == 0 else "black" if ends_in_loss else "#777777"
-            ax.text(t, 1 - layer, f"$s^{layer}_{{{when}}}$", ha="center", va="center", fontsize=8, color=ink, zorder=4)
+            counts = (STEPS - 1 - t) % 2 == layer
+            _draw_node(ax, t, layer, counts)
             if t + 1 < STEPS:
-                arrow = FancyArrowPatch(
-                    (t, 1 - layer),
-                    (t + 1, layer),
-                    arrowstyle="-|>",
-                    mutation_scale=9,
-                    shrinkA=14,
-                    shrinkB=14,
-                    color="black" if ends_in_loss else "#cccccc",
-                    linewidth=1.3 if ends_in_loss else 0.8,
-                )
-                ax.add_patch(arrow)
-    loss = FancyArrowPatch(
-        (STEPS - 1, 1), (STEPS + 0.35, 1), arrowstyle="-|>", mutation_scale=9, shrinkA=14, shrinkB=6, color="black"
-    )
-    ax.add_patch(loss)
-    ax.text(STEPS + 0.45, 1, r"$\mathcal{L}$", ha="center", va="center", fontsize=12)
+                _draw_arrow(ax, (t, 1 - layer), (t + 1, layer), counts)
+    _draw_arrow(ax, (STEPS - 1, 1), (STEPS, 1), True)
+    ax.text(STEPS + 0.05, 1, r"$\mathcal{L}$", ha="center", va="center", fontsize=12)
     ax.set_title("P: grey nodes do not reach the loss,\ntheir gradient is zero", fontsize=9)
+
+
+def _draw_node(ax: Axes, t: int, layer: int, counts: bool) -> None:
+    face, edge = (BLUE if layer == 0 else ORANGE, "black") if counts else ("#eeeeee", GREY)
+    ink = "#777777" if not counts else "white" if layer == 0 else "black"
+    when = "T" if t == STEPS - 1 else f"T-{STEPS - 1 - t}"
+    ax.scatter([t], [1 - layer], s=620, facecolor=face, edgecolor=edge, zorder=3)
+    ax.text(t, 1 - layer, f"$s^{layer}_{{{when}}}$", ha="center", va="center", fontsize=8, color=ink, zorder=4)
+
+
+def _draw_arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], counts: bool) -> None:
+    look = {"color": "black" if counts else "#cccccc", "linewidth": 1.3 if counts else 0.8}
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "shrinkA": 13, "shrinkB": 13, **look})
 
 
 def _draw_processes(ax: Axes, traces: Mapping[str, Any], remark: str) -> None:
