@@ -12,6 +12,7 @@ import pytest
 from training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
 from eqprop.cli import main
+from eqprop.experiments.gdu_records import gdu_record
 from eqprop.training import train
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, make_plan
@@ -223,7 +224,7 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     code, text, err = call(*words, "--epochs", 2)
     assert code == 0, err
     assert "P-1h (paper)" in text
-    assert "other" in text, "two epochs are not the record's thirty"
+    assert ",other settings," in (out / "table.csv").read_text(), "two epochs are not the record's thirty"
     for file in ("report.html", "table.csv", "table.tex", "paper/P-1h.json", "paper/P-1h/record.json"):
         assert (out / file).is_file(), file
     published = json.loads((out / "paper/P-1h.json").read_text())
@@ -236,6 +237,27 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     code, _, err = call(*words, "--epochs", 3)
     assert code == 2
     assert "other settings (epochs 3 instead of 2)" in err
+
+
+def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = gdu_record("toy").override(T=300, K=20)
+    monkeypatch.setattr("eqprop.experiments.gdu_records.gdu_record", lambda name: short)
+    words = ("demo", "--out", tmp_path / "demo", "--samples", 200, "--epochs", 1)
+    code, out, err = call(*words)
+    assert code == 0, err
+    assert "GDU property" in out
+    assert "P-1h (paper)" in out
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert 'id="gdu"' in page
+    assert "BPTT train" in page
+    before = (tmp_path / "demo" / "p-1h" / "metrics.jsonl").read_bytes()
+    assert call(*words)[0] == 0
+    assert (tmp_path / "demo" / "p-1h" / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    code, _, err = call("demo", "--out", tmp_path / "mine")
+    assert code == 2
+    assert "holds something else" in err
 
 
 def test_python_needs_three_lines(tmp_path: Path) -> None:

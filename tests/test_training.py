@@ -517,3 +517,22 @@ def test_the_loop_looks_at_the_clock_only_to_cut_chunks(tmp_path: Path, images: 
     train(SMALL, tmp_path / "b", data=images, checkpoint_every=1e-9)
     assert_same_bits(tmp_path / "a", tmp_path / "b")
     assert read_checkpoint(tmp_path / "a" / "ep").finished
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["ep", "bptt"])
+def test_a_run_on_the_gpu_follows_the_cpu_and_resumes(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A seed means the same weights and batches on every device; 20 iterations differ by rounding only."""
+    options: dict[str, Any] = {"data": images, "methods": method, "trials": 2, "epochs": 1}
+    train(SMALL, tmp_path / "cpu", device="cpu", **options)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train(SMALL, tmp_path / "gpu", device="cuda", watch=Asking(patch, 2), **options)
+    resume(tmp_path / "gpu", data=images)
+    for name, value in weights(tmp_path / "cpu", method).items():
+        other = weights(tmp_path / "gpu", method)[name]
+        assert float((other - value).norm() / value.norm()) < 1e-3, name
+    elsewhere = evaluate(tmp_path / "gpu", data=images, device="cpu")
+    here = evaluate(tmp_path / "gpu", data=images)
+    assert elsewhere[method][0]["test_error"] == pytest.approx(here[method][0]["test_error"], abs=1.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -154,11 +155,10 @@ def _show(out: Path) -> None:
 
 
 def results_table(found: Sequence[Row]) -> Table:
-    """Ours beside the paper's."""
-    table = Table(title="Test error, % (train error)")
-    for heading in ("network", "method", "ours", "paper", "trials", "epochs"):
+    """Ours beside the paper's, within 80 columns."""
+    table = Table(title="Test error, % (running train error)", box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for heading in ("network", "method", "ours", "paper", "epochs", "reproduced"):
         table.add_column(heading, justify="left" if heading in ("network", "method") else "right", no_wrap=True)
-    table.add_column("reproduced")
     for row in found:
         paper = row.reported
         ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
@@ -167,8 +167,7 @@ def results_table(found: Sequence[Row]) -> Table:
             row.method,
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
             "--" if paper is None else f"{spread(paper.test, paper.test_std)[:-2]} ({paper.train:.2f})",
-            str(row.test.trials if row.test else 0),
             f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",
-            row.verdict,
+            row.verdict if row.verdict in ("yes", "no") else "--",
         )
     return table

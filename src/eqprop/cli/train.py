@@ -26,7 +26,7 @@ from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.plain import find_record, to_plain
 from eqprop.experiments.record import Record
 from eqprop.experiments.training_records import PAPER, PRESETS, RECORDS
-from eqprop.training import evaluate, resume, train
+from eqprop.training import Result, evaluate, resume, train
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
@@ -35,6 +35,13 @@ Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Bui
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
+
+# The options of `train` that go to the record and to the settings under their own names.
+RECORD_OPTIONS = ("preset", "T", "K", "beta", "epochs", "batch", "init", "seed", "schedule", "stop", "optimizer")
+SETTINGS_OPTIONS = (
+    *("trials", "engine", "device", "threads", "validation", "samples"),
+    *("train_error_every", "checkpoint_every", "stacked"),
+)
 
 
 @app.command("list")
@@ -125,38 +132,20 @@ def train_record(
     as_json: Json = None,
 ) -> None:
     """Train a record, or your own experiment, in a run folder. Ctrl-C saves; eqprop resume goes on."""
+    given = locals()
     check_json(as_json)
+    options = {name: given[name] for name in (*RECORD_OPTIONS, *SETTINGS_OPTIONS)}
+    options |= {
+        "methods": method,
+        "learning_rates": learning_rates(lr),
+        "optimizer_options": named_values(optimizer_option),
+    }
     with stopping():
-        result = train(
-            record,
-            out,
-            data=data,
-            model=factory(model),
-            watch=watcher(quiet),
-            methods=method,
-            trials=trials,
-            preset=preset,
-            T=T,
-            K=K,
-            beta=beta,
-            epochs=epochs,
-            batch=batch,
-            learning_rates=learning_rates(lr),
-            init=init,
-            seed=seed,
-            schedule=schedule,
-            stop=stop,
-            optimizer=optimizer,
-            optimizer_options=named_values(optimizer_option),
-            engine=engine,
-            device=device,
-            threads=threads,
-            validation=validation,
-            samples=samples,
-            train_error_every=train_error_every,
-            checkpoint_every=checkpoint_every,
-            stacked=stacked,
-        )
+        result = train(record, out, data=data, model=factory(model), watch=watcher(quiet), **options)
+    _give(result, as_json, quiet)
+
+
+def _give(result: Result, as_json: str | None, quiet: bool) -> None:
     give_json(result.summary, as_json)
     if as_json != "-" and not quiet:
         show_result(result.summary, result.folder)
@@ -185,9 +174,7 @@ def resume_run(
             device=device,
             threads=threads,
         )
-    give_json(result.summary, as_json)
-    if as_json != "-" and not quiet:
-        show_result(result.summary, result.folder)
+    _give(result, as_json, quiet)
 
 
 @app.command("evaluate")

@@ -44,7 +44,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        return f"{self.record.name} ({self.record.preset})"
+        schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
+        return f"{self.record.name} ({self.record.preset}{schedule})"
 
     @property
     def reported(self) -> dict[str, Reported]:

@@ -87,9 +87,7 @@ class Loop:
             self._save(trainer)
             return trainer
         checkpoint = self._read(place)
-        trainer = Trainer(self.plan, leg, engine or checkpoint.engine)
-        trainer.restore(checkpoint)
-        return trainer
+        return Trainer(self.plan, leg, engine or checkpoint.engine, checkpoint)
 
     def _read(self, place: Path) -> Checkpoint:
         checkpoint = read_checkpoint(place)

@@ -35,9 +35,12 @@ class Divergence:
 
 
 class Trainer:
-    """One leg of a plan: networks, optimizer, runner, and the position they are at."""
+    """One leg of a plan: networks, optimizer, runner, and the position they are at.
 
-    def __init__(self, plan: Plan, leg: Leg, engine: str | None = None) -> None:
+    From a checkpoint, or from the seeds of the trials. `engine` stands in for that of the settings.
+    """
+
+    def __init__(self, plan: Plan, leg: Leg, engine: str | None = None, checkpoint: Checkpoint | None = None) -> None:
         self.plan, self.leg = plan, leg
         self.model = plan.network(leg.trials)
         self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
@@ -48,11 +51,15 @@ class Trainer:
         self.x = plan.inputs(images.train_x, self.model)
         self.test_x = plan.inputs(images.test_x, self.model)
         self.targets = one_hot(images.train_y, images.classes, plan.dtype)
-        self.runner = self.engine.runner(self._job())
         self.position = Position()
         self.diverged: dict[int, Divergence] = {}
         self.seconds = self.epoch_seconds = 0.0
-        self._begun = 0
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.runner = self.engine.runner(self._job())
+        if checkpoint is not None:
+            self._restore_counts(checkpoint)
+        self._begun = self._iterations_done()
         self._order_epoch, self._order = -1, torch.empty(0)
         self._good = self._weights()
 
@@ -215,18 +222,16 @@ class Trainer:
             run=self.plan.identity,
         )
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint; the runner is made anew, its counts are those of the unfinished epoch."""
+    def _restore(self, checkpoint: Checkpoint) -> None:
         for r in range(len(self.leg.trials)):
             self._set_weights(r, checkpoint.weights)
         self.optimizer.load_state_dict(checkpoint.optimizer)
-        self.runner = self.engine.runner(self._job())
         self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
-        with torch.no_grad():
-            for name in Tally.names():
-                counted = getattr(self.runner.tally, name)
-                counted.copy_(torch.tensor(checkpoint.tally[name], dtype=counted.dtype))
         self.position = checkpoint.position
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
-        self._begun = self._iterations_done()
-        self._good = self._weights()
+
+    def _restore_counts(self, checkpoint: Checkpoint) -> None:
+        """What the runner had counted in the unfinished epoch, and which networks it had frozen."""
+        for name in Tally.names():
+            counted = getattr(self.runner.tally, name)
+            counted.copy_(torch.tensor(checkpoint.tally[name], dtype=counted.dtype))
