@@ -83,8 +83,8 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
     for method in ("ep", "bptt"):
         expected = [t["test_error"][-1] for t in summary["methods"][method]["trials"]]
         assert [t["test_error"] for t in measured[method]] == expected
-    code, out, _ = call("evaluate", run, "--data", place / "data")
-    assert f"{expected[0]:.2f} %" in out
+    code, out, _ = call("evaluate", run)
+    assert f"{expected[0]:.2f} %" in out, "the data is found where it was"
     code, out, _ = call("report", run)
     assert code == 0
     assert (run / "report.html").is_file()

@@ -304,6 +304,7 @@ def test_what_ran_is_written_whole(tmp_path: Path, images: Images) -> None:
     ]
     assert settings.threads == torch.get_num_threads()
     assert plain["data"]["sha256"] == images.sha256
+    assert plain["data"]["directory"] is None
     (session,) = sessions(tmp_path / "run")
     assert session["provenance"]["torch"] == torch.__version__
     assert set(session["engines"]) == {"ep"}

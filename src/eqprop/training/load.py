@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,9 @@ def evaluate(
     On the data the run was tested on, or on the test set of other data. A trial whose method has not begun is left out.
     """
     folder = Path(folder)
-    record, settings, _ = read_plan(folder)
-    settings = Settings.from_plain({**settings.to_plain(), "device": device or settings.device}, str(folder))
-    images = read_images(data, settings)
+    record, settings, plain = read_plan(folder)
+    settings = replace(settings, device=device or settings.device)
+    images = read_images(plain["data"].get("directory") if data is None else data, settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for method in settings.methods:
         for trial in range(settings.trials):

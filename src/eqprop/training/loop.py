@@ -139,7 +139,7 @@ class Loop:
         except OSError as error:
             raise explain_full_disk(self.folder, error) from error
         self._save(trainer)
-        self._warn_unsettled(lines)
+        self._warn_unsettled(lines, trainer.model.bipartite)
         self.watch.epoch(lines, _progress(trainer, counts, pace, legs_after))
 
     def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
@@ -162,13 +162,15 @@ class Loop:
                 f"{d.reason} Its last good checkpoint is kept; {others} other trials go on."
             )
 
-    def _warn_unsettled(self, lines: list[Line]) -> None:
+    def _warn_unsettled(self, lines: list[Line], bipartite: bool) -> None:
         shares = [line["unsettled"] for line in lines if line["unsettled"]]
         if shares:
             worst = max(line["residual_worst"] for line in lines if line["unsettled"])
+            other = bipartite and self.plan.record.schedule == "synchronous"
+            advice = "Raise T, or try --schedule alternating." if other else "Raise T."
             self.watch.warn(
                 f"{lines[0]['method']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the free "
-                f"phases had not settled (worst residual {worst:.2g}). Raise T, or try --schedule alternating."
+                f"phases had not settled (worst residual {worst:.2g}). {advice}"
             )
 
 

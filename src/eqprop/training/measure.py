@@ -14,7 +14,10 @@ from eqprop.experiments.record import Record
 from eqprop.relax import Phase
 
 BATCH = 1000
-"""Samples relaxed at once; a fixed number, so that the same weights give the same bits."""
+"""Samples relaxed at once on a CPU; a fixed number, so that the same weights give the same bits."""
+
+NEURONS = 1 << 26
+"""Neurons relaxed at once on another device, where large batches cost fewer launches."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,18 @@ class Measure:
         x is (N, ...) and y (N,); stacked networks all see the same samples. `between` is called between batches.
         """
         wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=x.device)
-        for first in range(0, len(x), BATCH):
+        batch = self._batch(x)
+        for first in range(0, len(x), batch):
             between()
-            part = x[first : first + BATCH]
+            part = x[first : first + batch]
             part = part if self.networks is None else part.expand(self.networks, *part.shape)
             outputs = self.engine.relaxation(self.model, part, self.phase).state[0]  # (B, n) or (R, B, n)
-            wrong += (outputs.argmax(-1) != y[first : first + BATCH]).reshape(wrong.numel(), -1).sum(1)
+            wrong += (outputs.argmax(-1) != y[first : first + batch]).reshape(wrong.numel(), -1).sum(1)
         return [100.0 * count / len(x) for count in wrong.tolist()]
+
+    def _batch(self, x: Tensor) -> int:
+        if x.device.type == "cpu":
+            return BATCH
+        sample = x[:1] if self.networks is None else x[:1].expand(self.networks, *x[:1].shape)
+        neurons = sum(layer.numel() for layer in self.model.init_state(sample))
+        return min(max(NEURONS // neurons, BATCH), 10 * BATCH)

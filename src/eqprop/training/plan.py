@@ -43,6 +43,7 @@ class Plan:
     """A run, decided.
 
     images      on the device          own     builds a network of the user's own
+    source      the directory the data came from; None for the shipped MNIST, or for data given as tensors
     identity    the digest of the record.json of the run, which ties checkpoints to it
     """
 
@@ -51,6 +52,7 @@ class Plan:
     images: Images
     own: Factory | None = None
     identity: str = ""
+    source: str | None = None
     cost: Cost = field(default_factory=SquaredError)
 
     @property
@@ -90,7 +92,7 @@ class Plan:
             "record": to_plain(self.record),
             "changes_from_paper": None if printed is None else [str(c) for c in self.record.changes(printed)],
             "settings": self.settings.to_plain(),
-            "data": describe(self.images),
+            "data": {**describe(self.images), "directory": self.source},
         }
 
 
@@ -142,11 +144,18 @@ def read_images(source: Images | str | Path | None, settings: Settings) -> Image
     return images
 
 
-def make_plan(record: Record, settings: Settings, images: Images, own: Factory | None = None) -> Plan:
+def directory(source: Images | str | Path | None) -> str | None:
+    """Where data was read from, as it is recorded."""
+    return None if source is None or isinstance(source, Images) else str(Path(source).resolve())
+
+
+def make_plan(
+    record: Record, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
+) -> Plan:
     """Check that record, data and engine go together, and decide whether trials are stacked."""
     if own is not None and not isinstance(record.architecture, OwnNet):
         record = record.override(architecture=OwnNet(_name(own)))
-    plan = Plan(record, settings, images, own)
+    plan = Plan(record, settings, images, own, source=source)
     model = record.build(0, plan.dtype, own)
     _check_shapes(plan, model)
     if record.batch > len(images.train_x):

@@ -29,7 +29,7 @@ from eqprop.training.folder import (
 )
 from eqprop.training.interruption import Interruption
 from eqprop.training.loop import Loop
-from eqprop.training.plan import Plan, describe, make_plan, read_images, read_plan, run_digest
+from eqprop.training.plan import Plan, describe, directory, make_plan, read_images, read_plan, run_digest
 from eqprop.training.result import Result, summarise
 from eqprop.training.settings import Settings, split_methods
 from eqprop.training.watch import Watch
@@ -65,7 +65,7 @@ def train(
     chosen, settings = resolve(record, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     with _threads(settings):
-        plan = make_plan(chosen, settings, read_images(data, settings), model)
+        plan = make_plan(chosen, settings, read_images(data, settings), model, directory(data))
         folder = default_folder(chosen.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder):
@@ -84,7 +84,7 @@ def resume(
 ) -> Result:
     """Go on with a run where its last checkpoint is; a finished run just gives its result.
 
-    data        where the data is now, if it is not the shipped MNIST; it must be the same data
+    data        where the data is now, if it is not where it was; it must be the same data
     model       the function a network of one's own was built with
     only        go on with these of the methods and leave the others
     options     engine, device or threads, where this machine has others. Only with the recorded ones does a run
@@ -100,10 +100,12 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with _threads(here), locked(folder):
-        images = read_images(data, here)
+        images = read_images(plain["data"].get("directory") if data is None else data, here)
         _check_same_data(images, plain["data"], folder)
         plan = Plan(record, here, images, model, run_digest(plain))
-        return _work(plan, folder, watch or Watch(), Turn(options.get("engine"), only))
+        # The engine a run was begun with, unless it moves to a device that engine may not know.
+        moved = "auto" if here.device != settings.device else None
+        return _work(plan, folder, watch or Watch(), Turn(options.get("engine") or moved, only))
 
 
 def begin_or_resume(
@@ -178,12 +180,12 @@ def _write(path: Path, content: object, folder: Path) -> None:
 
 def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) -> None:
     got = describe(images)
-    differing = [key for key in recorded if key != "name" and recorded[key] != got.get(key)]
+    differing = [key for key in got if key != "name" and recorded.get(key) != got[key]]
     if differing:
         key = differing[0]
         raise ValueError(
-            f"{folder} was trained on other data: {key} was {recorded[key]} ({recorded['name']}), now {got[key]} "
-            f"({got['name']}). Give the same data with --data."
+            f"{folder} was trained on other data: {key} was {recorded.get(key)} ({recorded.get('name')}), now "
+            f"{got[key]} ({got['name']}). Give the same data with --data."
         )
 
 
