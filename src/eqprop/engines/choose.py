@@ -8,13 +8,16 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine
 from eqprop.engines.cpu import Cpu
+from eqprop.engines.cuda_deep import Deep
+from eqprop.engines.cuda_graph import Graph
+from eqprop.engines.cuda_one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Estimator
 
 
 def _engines() -> list[Engine]:
     """Every engine, the fastest first; the last serves everything."""
-    return [Cpu(), Eager()]
+    return [OneHidden(), Deep(), Graph(), Cpu(), Eager()]
 
 
 def engine_names() -> tuple[str, ...]:

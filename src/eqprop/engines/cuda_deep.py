@@ -81,7 +81,7 @@ class DeepRunner(KernelRunner):
         sizes = {f"N{n}": model.sizes[n] if n < depth else 0 for n in range(LAYERS)}
         self.compile("deep.cu", sizes | {"DEPTH": depth, "WIDEST": widest})
         self.relax = self.module.kernel("relax", _shared_bytes(widest, B))
-        self.update = self.module.kernel("update", max(self.input_tile_bytes, 4 * 2 * B * 64))
+        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
         table = roles(model, B)
         self.roles = torch.tensor(table, dtype=torch.int32, device=self.device)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -147,9 +147,13 @@ class DeepRunner(KernelRunner):
 
 
 def _shared_bytes(widest: int, batch: int) -> int:
-    """Shared memory of a block: the low halves of its weights, and two pages of partial sums."""
+    """Shared memory of a block: the low halves of its weights, and two pages of partial sums.
+
+    The high halves pass through the pages on their way to registers.
+    """
     plans = [(3, WIDE // WARPS)] + ([(2, -(-widest // WARPS))] if widest > WIDE else [])
-    return max(WARPS * m * k * 512 + 2 * WARPS * m * -(-batch // 8) * 192 * 4 for m, k in plans)
+    pages = 2 * WARPS * -(-batch // 8) * 192 * 4
+    return max(WARPS * m * k * 512 + max(m * pages, WARPS * m * k * 512) for m, k in plans)
 
 
 class Deep(Engine):

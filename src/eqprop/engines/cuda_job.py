@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from abc import abstractmethod
 from dataclasses import fields
 
@@ -13,6 +14,7 @@ from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import nvrtc
 from eqprop.engines.base import Job, Runner, Tally, learning_rates, needs_plain_sgd
+from eqprop.engines.cuda_graph import GraphRunner
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Layered
 from eqprop.relax import settled_below
@@ -22,7 +24,9 @@ LONGEST_RUN = 3000
 
 ACTIVATIONS = {"sigmoid": 0, "tanh": 1}
 COLUMNS = 49 * 4
-"""Input columns of a tile in kernels/input_layer.cuh; its rows are 32."""
+"""Input columns of a tile in kernels/input_layer.cuh."""
+ROWS = 64
+"""And its rows."""
 
 
 class JobArgs(ctypes.Structure):
@@ -39,7 +43,8 @@ class JobArgs(ctypes.Structure):
 class KernelRunner(Runner):
     """Many iterations to a graph; order, counters and tallies stay on the device.
 
-    Subclasses compile in `build` and launch one iteration in `launch`.
+    Subclasses compile in `build` and launch one iteration in `launch`. Where the kernels cannot be compiled or
+    launched after all, the graph engine takes over and a warning says so.
     """
 
     iterations_per_graph = 50
@@ -49,6 +54,7 @@ class KernelRunner(Runner):
         self.job, self.model, self.device = job, job.model, job.images.device
         self.networks = job.networks or 1
         self.done, self.batch = 0, 0
+        self.substitute: GraphRunner | None = None
         self._tally = torch.zeros(len(fields(Tally)), self.networks, dtype=torch.float64, device=self.device)
         self._tally[-1] = -1.0
         self.images = self.model.input_rate(job.images).contiguous()
@@ -56,15 +62,25 @@ class KernelRunner(Runner):
 
     @property
     def tally(self) -> Tally:  # type: ignore[override]
-        return Tally(*self._tally.unbind(0))
+        return Tally(*self._tally.unbind(0)) if self.substitute is None else self.substitute.tally
 
     def reset(self) -> None:
         self._tally[:-1] = 0.0
+        if self.substitute is not None:
+            self.substitute.reset()
 
     def run(self, order: Tensor) -> None:
-        order = order.reshape(len(order), self.networks, -1)
-        if order.shape[-1] != self.batch:
-            self._prepare(order.shape[-1])
+        if self.substitute is not None:
+            return self.substitute.run(order)
+        rows = order.reshape(len(order), self.networks, -1)
+        if rows.shape[-1] != self.batch:
+            try:
+                self._prepare(rows.shape[-1])
+            except nvrtc.CudaError as error:
+                warnings.warn(f"{error} The graph engine takes over.", RuntimeWarning, stacklevel=2)
+                self.substitute = GraphRunner(self.job)
+                return self.substitute.run(order)
+        order = rows
         for rows in order.split(LONGEST_RUN):
             self._run(rows)
 
@@ -102,11 +118,11 @@ class KernelRunner(Runner):
     @property
     def input_blocks(self) -> int:
         """Blocks that hold the input weights of all networks."""
-        return -(-self.model.sizes[-2] // 32) * self.splits * self.networks
+        return -(-self.model.sizes[-2] // ROWS) * self.splits * self.networks
 
     @property
     def input_tile_bytes(self) -> int:
-        return 4 * (32 * COLUMNS + 2 * self.batch * COLUMNS + self.batch * 32)
+        return 4 * (ROWS * COLUMNS + 2 * self.batch * COLUMNS + self.batch * ROWS)
 
     def compile(self, source: str, definitions: dict[str, int]) -> None:
         model = self.model

@@ -67,11 +67,11 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 
 __device__ __forceinline__ uint4 peek(const uint4 *p) {
   uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 __device__ __forceinline__ void post(uint4 *p, uint4 v) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // A block's part of one layer. MT tiles of units, KT tiles of inputs a warp; an owner thread holds four units of one sample.
@@ -93,34 +93,44 @@ template <int MT, int KT> struct Part {
     tile = first + (owns ? tid / (4 * B) : 0), sample = tid / 4 % B, quarter = tid % 4;
     lo = (uint4 *)memory + warp * MT * KT * 32 + lane;
     sums = (float *)(memory + WARPS * MT * KT * 512);
+    // Rolled, through shared memory: unrolled, the code would be run once and fetched for longer than the data.
+    uint4 *high = (uint4 *)sums + warp * MT * KT * 32 + lane;
+#pragma unroll 1
+    for (int e = 0; e < MT * KT; e++) {
+      const int m = e / KT, input = warp + WARPS * (e % KT);
+      u32 h[4], l[4];
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        const int row = (first + m) * 16 + lane / 4 + (q & 1) * 8, k = (lane % 4) * 2 + (q >> 1) * 8;
+        split(weight(input, row, k, m < count), weight(input, row, k + 1, m < count), h[q], l[q]);
+      }
+      high[e * 32] = make_uint4(h[0], h[1], h[2], h[3]);
+      lo[e * 32] = make_uint4(l[0], l[1], l[2], l[3]);
+    }
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
       for (int i = 0; i < KT; i++) {
-        u32 low[4];
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-          const int row = (first + m) * 16 + lane / 4 + (q & 1) * 8, k = (lane % 4) * 2 + (q >> 1) * 8;
-          const bool have = m < count;
-          split(have ? weight(warp + WARPS * i, row, k) : 0.f, have ? weight(warp + WARPS * i, row, k + 1) : 0.f, hi[m][i][q], low[q]);
-        }
-        lo[(m * KT + i) * 32] = make_uint4(low[0], low[1], low[2], low[3]);
+        const uint4 h = high[(m * KT + i) * 32];
+        hi[m][i][0] = h.x, hi[m][i][1] = h.y, hi[m][i][2] = h.z, hi[m][i][3] = h.w;
       }
+    __syncthreads();
   }
 
   // Input tiles are numbered through the layer above (nearer the input), then the layer below.
   __device__ int above() const { return n + 1 < DEPTH ? tiles(n + 1) : 0; }
   __device__ int below() const { return n > 0 ? tiles(n - 1) : 0; }
 
-  __device__ float weight(int input_tile, int row, int k) const {
+  // Always loads, from the first weight where there is none to load, so that many loads are under way at once.
+  __device__ float weight(int input_tile, int row, int k, bool owned) const {
     const int N = width(n), up = above();
-    if (input_tile < up) {
-      const int M = width(n + 1), column = input_tile * 16 + k;
-      return row < N && column < M ? WEIGHT_SCALE * a.W[n][((size_t)r * N + row) * M + column] : 0.f;
-    }
-    if (input_tile >= up + below()) return 0.f;
-    const int M = width(n - 1), line = (input_tile - up) * 16 + k;
-    return row < N && line < M ? WEIGHT_SCALE * a.W[n - 1][((size_t)r * M + line) * N + row] : 0.f;
+    const bool upper = input_tile < up;
+    const int M = upper ? width(n + 1) : width(n > 0 ? n - 1 : 0), line = (upper ? input_tile : input_tile - up) * 16 + k;
+    const float *W = a.W[upper || n == 0 ? n : n - 1];
+    const size_t at = upper ? ((size_t)r * N + row) * M + line : ((size_t)r * M + line) * N + row;
+    const bool have = owned && input_tile < up + below() && row < N && line < M;
+    const float w = W[have ? at : 0];
+    return have ? WEIGHT_SCALE * w : 0.f;
   }
 
   __device__ void publish(float4 v, float scale, int round) const {
@@ -146,9 +156,22 @@ template <int MT, int KT> struct Part {
       const bool upper = q < up;
       const int source = upper ? n + 1 : (n > 0 ? n - 1 : 0), at = upper ? q : q - up;
       from[i] = a.packets[source] + (((size_t)(round % SLOTS) * job.R + r) * tiles(source) + at) * NT * 32 + lane;
-#pragma unroll
-      for (int s = 0; s < NT; s++) p[i][s] = q < all && s * 8 + lane / 4 < B ? peek(from[i] + s * 32) : make_uint4(0, parity, 0, parity);
     }
+    auto fresh = [&](const uint4 &v) { return (((v.y ^ parity) | (v.w ^ parity)) & 1) == 0; };
+    auto wanted = [&](int i, int s) { return warp + WARPS * i < all && s * 8 + lane / 4 < B; };
+    // One packet a thread is watched until it comes, and only then the others are read: reading all of them over and
+    // over would take the cache's bandwidth from those that still write.
+    int spins = 0;
+    p[0][0] = wanted(0, 0) ? peek(from[0]) : make_uint4(0, parity, 0, parity);
+    while (__any_sync(~0u, !fresh(p[0][0]))) {
+      if (wanted(0, 0)) p[0][0] = peek(from[0]);
+      if (++spins > 1 << 22) __trap();           // a neighbour is gone: better an error than a card that hangs
+    }
+#pragma unroll
+    for (int i = 0; i < KT; i++)
+#pragma unroll
+      for (int s = 0; s < NT; s++)
+        if (i + s) p[i][s] = wanted(i, s) ? peek(from[i] + s * 32) : make_uint4(0, parity, 0, parity);
     float sum[MT][NT][4];
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -157,13 +180,18 @@ template <int MT, int KT> struct Part {
 #pragma unroll
     for (int i = 0; i < KT; i++) {
       if (warp + WARPS * i >= all) continue;
-      int spins = 0;
+      while (true) {
+        bool late = false;
 #pragma unroll
-      for (int s = 0; s < NT; s++)
-        while (__any_sync(~0u, ((p[i][s].y ^ parity) | (p[i][s].w ^ parity)) & 1)) {
-          if (s * 8 + lane / 4 < B) p[i][s] = peek(from[i] + s * 32);
-          if (++spins > 1 << 22) __trap();       // a neighbour is gone: better an error than a card that hangs
-        }
+        for (int s = 0; s < NT; s++) late = late || !fresh(p[i][s]);
+        if (!__any_sync(~0u, late)) break;
+#pragma unroll
+        for (int j = i; j < KT; j++)
+#pragma unroll
+          for (int s = 0; s < NT; s++)
+            if (!fresh(p[j][s])) p[j][s] = peek(from[j] + s * 32);
+        if (++spins > 1 << 22) __trap();
+      }
 #pragma unroll
       for (int m = 0; m < MT; m++) {
         const uint4 l = lo[(m * KT + i) * 32];
@@ -396,52 +424,71 @@ struct Outer {
   float left[B][64], right[B][64];
 };
 
+#define LOADS ((2 * B * 16 + 255) / 256)   // float4s of a page that a thread brings
+
 __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, int it) {
   extern __shared__ __align__(16) unsigned char memory[];
-  Outer &m = *(Outer *)memory;
+  Outer *page = (Outer *)memory;
   const Job &job = a.job;
   const int tid = threadIdx.x, N = width(n), M = width(n + 1), NP = (N + 15) / 16 * 16, MP = (M + 15) / 16 * 16;
   if (!applies(job, it, r)) return;
   const int i0 = tid / 16 * 4, j0 = tid % 16 * 4;
-  float4 sum[4] = {zero4(), zero4(), zero4(), zero4()};
+  float4 sum[4] = {zero4(), zero4(), zero4(), zero4()}, next[LOADS];
   float bias = 0.f;
   const int parts = METHOD == 0 ? 2 : 2 * job.K;
-  for (int q = 0; q < parts; q++) {
-    // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step.
+  // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step.
+  auto bring = [&](int q) {
     const float *left = METHOD == 0 ? a.rates[n] : (q & 1 ? a.rates[n] : a.errors[n]);
     const float *right = METHOD == 0 ? a.rates[n + 1] : (q & 1 ? a.errors[n + 1] : a.rates[n + 1]);
     const size_t slot = ((size_t)(METHOD == 0 ? q : q >> 1) * job.R + r) * B;
-    const float sign = METHOD == 0 && q == 0 ? -1.0f : 1.0f;
-    __syncthreads();
-    for (int e = tid; e < B * 64; e += 256) {
-      const int b = e / 64, i = e % 64;
-      m.left[b][i] = row0 + i < NP ? sign * left[(slot + b) * NP + row0 + i] : 0.f;
-      m.right[b][i] = column0 + i < MP ? right[(slot + b) * MP + column0 + i] : 0.f;
+#pragma unroll
+    for (int l = 0; l < LOADS; l++) {
+      const int e = tid + 256 * l, b = e / 32, i = e % 16 * 4;
+      const bool isright = e % 32 >= 16;
+      const int at = (isright ? column0 : row0) + i, wide = isright ? MP : NP;
+      next[l] = b < B && at < wide ? *(const float4 *)((isright ? right : left) + (slot + b) * wide + at) : zero4();
     }
+  };
+  bring(0);
+  for (int q = 0; q < parts; q++) {
+    Outer &m = page[q & 1];
+#pragma unroll
+    for (int l = 0; l < LOADS; l++) {
+      const int e = tid + 256 * l, b = e / 32, i = e % 16 * 4;
+      if (b < B) *(float4 *)(e % 32 >= 16 ? &m.right[b][i] : &m.left[b][i]) = next[l];
+    }
+    if (q + 1 < parts) bring(q + 1);
     __syncthreads();
+    const float sign = METHOD == 0 && q == 0 ? -1.0f : 1.0f;
 #pragma unroll 4
     for (int b = 0; b < B; b++) {
-      const float4 x = *(const float4 *)&m.left[b][i0], y = *(const float4 *)&m.right[b][j0];
+      const float4 x = sign * *(const float4 *)&m.left[b][i0], y = *(const float4 *)&m.right[b][j0];
       sum[0] = fma4(x.x, y, sum[0]);
       sum[1] = fma4(x.y, y, sum[1]);
       sum[2] = fma4(x.z, y, sum[2]);
       sum[3] = fma4(x.w, y, sum[3]);
     }
     if (column0 == 0 && tid < 64 && (METHOD == 0 || !(q & 1)))
-      for (int b = 0; b < B; b++) bias += m.left[b][tid];
+#pragma unroll 4
+      for (int b = 0; b < B; b++) bias += sign * m.left[b][tid];
   }
   const float unit = METHOD == 0 ? -1.0f / job.beta : 1.0f, rate = -a.lr[n] * unit * (1.0f / B);
   for (int i = 0; i < 4; i++) {
     const int row = row0 + i0 + i;
-    const float v[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
-    for (int j = 0; j < 4; j++)
-      if (row < N && column0 + j0 + j < M) a.W[n][((size_t)r * N + row) * M + column0 + j0 + j] += rate * v[j];
+    float *w = a.W[n] + ((size_t)r * N + row) * M + column0 + j0;
+    if (row < N && column0 + j0 + 3 < M && M % 4 == 0) {
+      *(float4 *)w = fma4(rate, sum[i], *(float4 *)w);
+    } else if (row < N) {
+      const float v[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
+      for (int j = 0; j < 4; j++)
+        if (column0 + j0 + j < M) w[j] += rate * v[j];
+    }
   }
   if (column0 == 0 && tid < 64 && row0 + tid < N && a.b[n]) a.b[n][(size_t)r * N + row0 + tid] -= a.lrb[n] * unit * (1.0f / B) * bias;
 }
 
 // The first blocks hold a tile of the input weights each, the next a tile of the others, the last one a network's counts.
-extern "C" __global__ __launch_bounds__(256) void update(Args a, int offset) {
+extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset) {
   const Job &job = a.job;
   const int it = job.counters->it + offset, tid = threadIdx.x, R = job.R;
   if (it > job.counters->n) return;

@@ -304,7 +304,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
 }
 
 // The first blocks hold a tile of the input weights each, the others a part of a network's output weights.
-extern "C" __global__ __launch_bounds__(256, 3) void update_and_drive(Args a, int offset) {
+extern "C" __global__ __launch_bounds__(256, 2) void update_and_drive(Args a, int offset) {
   const Job &job = a.job;
   const int it = job.counters->it + offset, tid = threadIdx.x, inputs = INPUT_BLOCKS * job.R;
   if (it > job.counters->n) return;

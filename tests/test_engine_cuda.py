@@ -1,0 +1,226 @@
+"""The CUDA engines against the reference in float64: states, gradients through the weights they lead to, counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eqprop import BPTT, EP, RBP, SquaredError
+from eqprop.data import one_hot
+from eqprop.engines import Job, choose, nvrtc
+from eqprop.engines.cuda_deep import Deep, groups, roles
+from eqprop.engines.cuda_graph import Graph
+from eqprop.engines.cuda_one_hidden import OneHidden
+from eqprop.engines.eager import EagerRunner
+from eqprop.models import Convolutional, Layered, stack
+
+N = 200
+"""Random samples that stand for a data set."""
+
+NETS = {
+    "one hidden": (12, 52, 36),
+    "one hidden, one output": (1, 128, 100),
+    "two hidden": (10, 40, 72, 64),
+    "two hidden, wide": (10, 512, 512, 784),
+    "three hidden": (7, 100, 20, 68, 40),
+    "three hidden, wide": (10, 512, 512, 512, 784),
+    "four hidden": (10, 33, 17, 65, 36, 784),
+}
+SETTINGS = {
+    "P sigmoid": {"setting": "prototypical", "activation": "sigmoid"},
+    "P tanh": {"setting": "prototypical", "activation": "tanh"},
+    "EB clipped": {"setting": "energy-based", "activation": "sigmoid", "eps": 0.3, "clip": True},
+    "EB tanh, no output slope": {"setting": "energy-based", "activation": "tanh", "eps": 0.2, "output_slope": False},
+}
+TWICE_FLOAT32 = 2.0
+"""The weight update may err at most this many times as much as torch's own float32."""
+FLOOR = 3e-6
+"""Where torch's float32 happens to err less than a few units in the last place, this much is granted."""
+
+
+def build(sizes, setting, networks, seed=0):
+    nets = [Layered(sizes, init="default", seed=seed + r, **SETTINGS[setting]) for r in range(networks)]
+    return stack(nets)
+
+
+def make_job(model, estimator, dtype, networks):
+    g = torch.Generator().manual_seed(11)
+    shape = model.input_shape
+    x = torch.rand(N, *shape, generator=g, dtype=torch.float64)
+    outputs = model.init_state(torch.zeros(networks, 1, *shape, dtype=dtype, device="cuda"))[0].shape[-1]
+    labels = torch.randint(outputs, (N,), generator=g)
+    rates = [0.05 + 0.01 * i for i, _ in enumerate(model.parameters())]
+    optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(model.parameters(), rates, strict=True)])
+    y = one_hot(labels, outputs, dtype=torch.float64)
+    return Job(
+        model, SquaredError(), estimator, optimizer, x.to("cuda", dtype), y.to("cuda", dtype), labels.cuda(), networks
+    )
+
+
+def trained(kind, model, estimator, dtype, order):
+    """The change of every parameter after the ordered iterations, and the runner."""
+    model = build_copy(model, dtype)
+    before = [p.detach().double().clone() for p in model.parameters()]
+    job = make_job(model, estimator, dtype, order.shape[1])
+    runner = kind(job)
+    runner.run(order)
+    return [p.detach().double() - b for p, b in zip(model.parameters(), before, strict=True)], runner
+
+
+def build_copy(model, dtype):
+    import copy
+
+    return copy.deepcopy(model).to("cuda", dtype)
+
+
+def assert_as_good_as_float32(got, plain, exact):
+    for a, b, ref in zip(got, plain, exact, strict=True):
+        scale = ref.norm()
+        mine, theirs = ((a - ref).norm() / scale).item(), ((b - ref).norm() / scale).item()
+        assert mine <= max(TWICE_FLOAT32 * theirs, FLOOR), (mine, theirs)
+
+
+def estimators():
+    for schedule in ("synchronous", "alternating"):
+        yield EP(T=21, K=6, beta=0.3, schedule=schedule), schedule
+        yield BPTT(T=21, K=6, schedule=schedule), schedule
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("net", NETS)
+def test_updates_are_as_good_as_float32(net, setting):
+    sizes, networks, batch = NETS[net], 3, 13
+    engine = OneHidden() if len(sizes) == 3 else Deep()
+    order = torch.randint(N, (2, networks, batch), generator=torch.Generator().manual_seed(3))
+    model = build(sizes, setting, networks)
+    for estimator, schedule in estimators():
+        if schedule == "alternating" and "EB" in setting:
+            continue
+        job = make_job(build_copy(model, torch.float32), estimator, torch.float32, networks)
+        assert engine.refuses(job.model, job.cost, estimator, job.optimizer) is None
+        exact, reference = trained(EagerRunner, model, estimator, torch.float64, order)
+        plain, _ = trained(EagerRunner, model, estimator, torch.float32, order)
+        got, runner = trained(engine.runner, model, estimator, torch.float32, order)
+        assert_as_good_as_float32(got, plain, exact)
+        counted, expected = runner.tally.read(), reference.tally.read()
+        assert counted["samples"] == expected["samples"] and counted["bad"] == expected["bad"]
+        for name in ("loss", "residual", "worst"):
+            assert counted[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(10, 64, 48), (10, 64, 48, 32)])
+@pytest.mark.parametrize("setting", ["P sigmoid", "EB clipped"])
+def test_states_of_both_phases(sizes, setting):
+    from eqprop import Nudge, relax
+
+    networks, batch = 2, 7
+    model = build(sizes, setting, networks)
+    estimator = EP(T=30, K=5, beta=0.4)
+    order = torch.randint(N, (1, networks, batch), generator=torch.Generator().manual_seed(5))
+    engine = OneHidden() if len(sizes) == 3 else Deep()
+    _, runner = trained(engine.runner, model, estimator, torch.float32, order)
+    job = make_job(build_copy(model, torch.float64), estimator, torch.float64, networks)
+    rows = order[0].cuda()
+    x, y = job.images[rows], job.targets[rows]
+    free = relax(job.model, x, 30)
+    nudged = relax(job.model, x, 5, free.state, Nudge(job.cost, y, 0.4))
+    for mine, exact in zip(runner.states(), (free.state, nudged.state), strict=True):
+        for a, b in zip(mine, exact, strict=True):
+            assert (a.double() - b).abs().max() < 2e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(10, 64, 48), (10, 64, 48, 32)])
+def test_settled_stop_changes_no_bit(sizes):
+    networks, batch = 2, 9
+    model = build(sizes, "P sigmoid", networks)
+    order = torch.randint(N, (2, networks, batch), generator=torch.Generator().manual_seed(7))
+    engine = OneHidden() if len(sizes) == 3 else Deep()
+    for kind in (EP(T=400, K=5, beta=0.4), BPTT(T=400, K=5)):
+        from dataclasses import replace
+
+        whole, _ = trained(engine.runner, model, kind, torch.float32, order)
+        early, _ = trained(engine.runner, model, replace(kind, stop="settled"), torch.float32, order)
+        assert all(torch.equal(a, b) for a, b in zip(whole, early, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(10, 64, 48), (10, 64, 48, 32)])
+def test_a_network_that_is_not_finite_is_frozen_and_the_others_go_on(sizes):
+    networks, batch = 3, 5
+    model = build(sizes, "P sigmoid", networks)
+    with torch.no_grad():
+        model.weight(0)[1, 0, 0] = float("nan")
+    order = torch.randint(N, (4, networks, batch), generator=torch.Generator().manual_seed(7))
+    engine = OneHidden() if len(sizes) == 3 else Deep()
+    estimator = EP(T=10, K=4, beta=0.4)
+    moved, runner = trained(engine.runner, model, estimator, torch.float32, order)
+    plain, reference = trained(EagerRunner, model, estimator, torch.float32, order)
+    assert runner.tally.read()["bad"] == reference.tally.read()["bad"] == [-1.0, 0.0, -1.0]
+    for a, b in zip(moved[1:], plain[1:], strict=True):
+        assert torch.equal(a[1], torch.zeros_like(a[1]))
+        assert torch.allclose(a[0], b[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [EP(T=12, K=4, beta=0.3), BPTT(T=12, K=4), RBP(T=12, K=4)])
+def test_the_graph_is_the_reference_bit_for_bit(kind):
+    conv = stack([Convolutional((1, 12, 12), (4, 3), (3,), kernel=3, seed=r) for r in range(2)])
+    deep = build((5, 20, 30, 12), "EB clipped", 2)
+    order = torch.randint(N, (5, 2, 6), generator=torch.Generator().manual_seed(7))
+    for model in (conv, deep):
+        plain, _ = trained(EagerRunner, model, kind, torch.float32, order)
+        got, _ = trained(Graph().runner, model, kind, torch.float32, order)
+        for a, b in zip(got, plain, strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.gpu
+def test_kernels_that_do_not_compile_hand_over_to_the_graph(monkeypatch):
+    def broken(*_):
+        raise nvrtc.CudaError("no kernel today.")
+
+    monkeypatch.setattr(nvrtc, "Module", broken)
+    model, order = build((10, 64, 48), "P sigmoid", 2), torch.randint(N, (3, 2, 6))
+    estimator = EP(T=12, K=4, beta=0.3)
+    with pytest.warns(RuntimeWarning, match="graph engine takes over"):
+        got, runner = trained(OneHidden().runner, model, estimator, torch.float32, order)
+    plain, _ = trained(EagerRunner, model, estimator, torch.float32, order)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(got, plain, strict=True))
+    assert runner.tally.read()["samples"] == [18.0, 18.0]
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_kernels_and_says_why_not():
+    sizes = {"cuda-one-hidden": (10, 64, 48), "cuda-deep": (10, 64, 48, 32)}
+    for name, shape in sizes.items():
+        model = build(shape, "P sigmoid", 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert choose("auto", model, SquaredError(), EP(T=5, K=2), optimizer).name == name
+        momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        assert choose("auto", model, SquaredError(), EP(T=5, K=2), momentum).name == "cuda-graph"
+        with pytest.raises(ValueError, match="momentum"):
+            choose(name, model, SquaredError(), EP(T=5, K=2), momentum)
+
+
+@pytest.mark.parametrize("name", ["cuda-one-hidden", "cuda-deep", "cuda-graph"])
+def test_a_model_on_the_cpu_is_refused_in_words(name):
+    with pytest.raises(ValueError, match="CUDA"):
+        choose(name, Layered((10, 64, 48)), SquaredError(), EP(T=5, K=2))
+
+
+def test_every_tile_of_every_layer_has_one_block():
+    for sizes in ((10, 512, 512, 784), (10, 512, 512, 512, 784), (7, 100, 52, 300), (16, 16, 31, 33, 576, 784)):
+        model = Layered(sizes)
+        for batch in (1, 13, 20, 32):
+            held = [(n, tile) for n, first, count in roles(model, batch) for tile in range(first, first + count)]
+            assert sorted(held) == [(n, t) for n in range(model.depth) for t in range(-(-sizes[n] // 16))]
+            assert all(count * batch * 4 <= 256 for _, _, count in roles(model, batch))
+
+
+def test_networks_are_shared_out_evenly_over_launches():
+    assert groups(5, 5) == [(0, 5)]
+    assert groups(5, 3) == [(0, 2), (2, 3)]
+    assert groups(1, 4) == [(0, 1)]
