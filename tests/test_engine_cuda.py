@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
-from eqprop import BPTT, EP, RBP, SquaredError
+from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
 from eqprop.data import one_hot
 from eqprop.engines import Job, choose, nvrtc
 from eqprop.engines.cuda_deep import Deep, groups, roles
@@ -68,8 +71,6 @@ def trained(kind, model, estimator, dtype, order):
 
 
 def build_copy(model, dtype):
-    import copy
-
     return copy.deepcopy(model).to("cuda", dtype)
 
 
@@ -104,7 +105,8 @@ def test_updates_are_as_good_as_float32(net, setting):
         got, runner = trained(engine.runner, model, estimator, torch.float32, order)
         assert_as_good_as_float32(got, plain, exact)
         counted, expected = runner.tally.read(), reference.tally.read()
-        assert counted["samples"] == expected["samples"] and counted["bad"] == expected["bad"]
+        assert counted["samples"] == expected["samples"]
+        assert counted["bad"] == expected["bad"]
         for name in ("loss", "residual", "worst"):
             assert counted[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
 
@@ -113,8 +115,6 @@ def test_updates_are_as_good_as_float32(net, setting):
 @pytest.mark.parametrize("sizes", [(10, 64, 48), (10, 64, 48, 32)])
 @pytest.mark.parametrize("setting", ["P sigmoid", "EB clipped"])
 def test_states_of_both_phases(sizes, setting):
-    from eqprop import Nudge, relax
-
     networks, batch = 2, 7
     model = build(sizes, setting, networks)
     estimator = EP(T=30, K=5, beta=0.4)
@@ -139,8 +139,6 @@ def test_settled_stop_changes_no_bit(sizes):
     order = torch.randint(N, (2, networks, batch), generator=torch.Generator().manual_seed(7))
     engine = OneHidden() if len(sizes) == 3 else Deep()
     for kind in (EP(T=400, K=5, beta=0.4), BPTT(T=400, K=5)):
-        from dataclasses import replace
-
         whole, _ = trained(engine.runner, model, kind, torch.float32, order)
         early, _ = trained(engine.runner, model, replace(kind, stop="settled"), torch.float32, order)
         assert all(torch.equal(a, b) for a, b in zip(whole, early, strict=True))

@@ -70,19 +70,18 @@ class KernelRunner(Runner):
             self.substitute.reset()
 
     def run(self, order: Tensor) -> None:
-        if self.substitute is not None:
-            return self.substitute.run(order)
         rows = order.reshape(len(order), self.networks, -1)
-        if rows.shape[-1] != self.batch:
+        if self.substitute is None and rows.shape[-1] != self.batch:
             try:
                 self._prepare(rows.shape[-1])
             except nvrtc.CudaError as error:
                 warnings.warn(f"{error} The graph engine takes over.", RuntimeWarning, stacklevel=2)
                 self.substitute = GraphRunner(self.job)
-                return self.substitute.run(order)
-        order = rows
-        for rows in order.split(LONGEST_RUN):
-            self._run(rows)
+        if self.substitute is not None:
+            self.substitute.run(order)
+            return
+        for part in rows.split(LONGEST_RUN):
+            self._run(part)
 
     def _run(self, rows: Tensor) -> None:
         count = len(rows)
