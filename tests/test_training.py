@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,21 @@ def test_a_stacked_run_equals_single_runs(tmp_path: Path, images: Images, net: s
         assert float((value - start).norm() / value.norm()) > 1e-3, "the weights have moved by far more than that"
 
 
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """A way to set torch's threads that is undone."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("engine", [name for name in engine_names() if name != "auto"])
-def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(images: Images, engine: str) -> None:
+def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
+    images: Images, engine: str, number: int, threads: Callable[[int], None]
+) -> None:
     """Chunks follow the clock, so a resumed run cuts elsewhere; its bits must not depend on that."""
+    threads(number)
     plan = make_plan(SMALL, Settings(), images)
     try:
         choose(engine, SMALL.build(0), plan.cost, SMALL.estimator("ep"))
