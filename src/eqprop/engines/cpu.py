@@ -12,11 +12,10 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner
-from eqprop.engines.cpu_layered import LayeredNet, refuses_layered
 from eqprop.engines.cpu_library import NoLibraryError, library
+from eqprop.engines.cpu_nets import net_of, networks_of, refuses_model, unit_of
 from eqprop.engines.cpu_runner import CpuRunner
 from eqprop.estimators import BPTT, EP, Estimator
-from eqprop.models import Layered
 from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State, first_bad_layer
 
@@ -38,9 +37,9 @@ class Cpu(Engine):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> str | None:
         return (
-            _refuses_model(model)
+            refuses_model(model)
             or _refuses_task(model, cost, estimator)
-            or _refuses_machine(next(model.parameters()).dtype)
+            or _refuses_machine(unit_of(model), next(model.parameters()).dtype)
         )
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
@@ -61,17 +60,6 @@ class Cpu(Engine):
         return CpuRunner(job)
 
 
-def _refuses_model(model: Dynamics) -> str | None:
-    if not isinstance(model, Layered):
-        return f"it has the layered nets written out, not {type(model).__name__}."
-    parameter = next(model.parameters())
-    if parameter.device.type != "cpu":
-        return f"the model is on {parameter.device}, not on the CPU."
-    if parameter.dtype not in (torch.float32, torch.float64):
-        return f"the model is {parameter.dtype}; it computes in float32 and float64."
-    return refuses_layered(model)
-
-
 def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
     if cost is not None and type(cost) is not SquaredError:
         return f"it has the squared error written out, not {type(cost).__name__}."
@@ -82,9 +70,9 @@ def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | Non
     return None
 
 
-def _refuses_machine(dtype: torch.dtype) -> str | None:
+def _refuses_machine(unit: str, dtype: torch.dtype) -> str | None:
     try:
-        library(dtype)
+        library(unit, dtype)
     except NoLibraryError as error:
         _say_once(str(error))
         return str(error)
@@ -98,30 +86,26 @@ def _say_once(reason: str) -> None:
 
 def _serves(model: Dynamics, x: Tensor, phase: Phase) -> bool:
     """Phases left to the reference: those it answers with an error, tolerant stops, and stacks of another shape."""
-    assert isinstance(model, Layered), "others are refused"
     impossible = phase.schedule == "alternating" and not model.bipartite
-    stacked = model.weight(0).dim() == 3
-    fits = x.dim() == 3 and x.shape[0] == model.weight(0).shape[0] if stacked else x.dim() == 2
-    return fits and x.numel() > 0 and not impossible and phase.still == 0.0
+    return networks_of(model, x) is not None and x.numel() > 0 and not impossible and phase.still == 0.0
 
 
 @torch.no_grad()
 def _relax(model: Dynamics, x: Tensor, phase: Phase, start: State | None) -> tuple[State, Tensor, Tensor]:
     """The end of the free phase, and of each sample the residual and the steps used."""
-    assert isinstance(model, Layered), "others are refused"
-    lead = x.shape[: model.sample_dims(x)]
-    net = LayeredNet(model, lead[0] if len(lead) == 2 else 1)
+    net = net_of(model, networks_of(model, x) or 1)
     for held in net.held:
         held.fetch()
-    end = model.init_state(x)
+    lead = x.shape[: model.sample_dims(x)]
+    end = net.to_c(model.init_state(x))
     residual, steps = x.new_empty(lead), torch.empty(lead, dtype=torch.int64)
     table = net.table
     table.set(batch=lead[-1], threads=torch.get_num_threads(), T=phase.T)
     table.set(alternating=phase.schedule == "alternating", settled=phase.stop == "settled")
-    table.point("images", x.contiguous())
-    net.describe_state(None if start is None else tuple(s.contiguous() for s in start), end)
+    table.point("images", net.images(x))
+    net.describe_state(None if start is None else net.to_c(start), end)
     table.point("residuals", residual)
     table.point("steps", steps)
-    if getattr(library(x.dtype), f"{net.unit}_relax")(ctypes.byref(table.struct)):
+    if library(net.unit, x.dtype).relax(ctypes.byref(table.struct)):
         raise MemoryError(f"No memory to relax a batch of shape {tuple(x.shape)}. Relax fewer samples at a time.")
-    return end, residual, steps
+    return net.from_c(end), residual, steps

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from torch import Tensor
+
 from eqprop.engines.cpu_tables import AlignedRows, Table, struct_of
 from eqprop.models import Layered
 from eqprop.models.activations import ACTIVATIONS
@@ -14,11 +16,9 @@ KINDS = tuple(ACTIVATIONS.values())
 
 LayeredStruct = struct_of(
     "LayeredStruct",
-    "depth networks batch energy_based activation clip output_slope T K alternating settled bptt "
-    "threads iterations first gradients_only",
-    "eps beta tolerance",
-    "sizes apart weights biases weight_gradients bias_gradients weight_rates bias_rates images targets labels order "
-    "tally start state residuals steps",
+    (ctypes.c_int64, "depth energy_based clip output_slope"),
+    (ctypes.c_double, "eps"),
+    (ctypes.c_void_p, "sizes apart weights biases weight_gradients bias_gradients weight_rates bias_rates start state"),
 )
 
 
@@ -63,12 +63,11 @@ class LayeredNet:
         self.table.point_each("start", start)
         self.table.point_each("state", state)
 
+    def images(self, x: Tensor) -> Tensor:
+        return x.contiguous()
 
-def refuses_layered(model: Layered) -> str | None:
-    if model.activation not in KINDS:
-        return f"it knows the activations {', '.join(ACTIVATIONS)}; this net has its own, {model.activation.name!r}."
-    return None
+    def to_c(self, s: State) -> State:
+        return tuple(layer.contiguous() for layer in s)
 
-
-def stacked(model: Layered) -> bool:
-    return model.weight(0).dim() == 3
+    def from_c(self, s: State) -> State:
+        return s

@@ -11,12 +11,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 SOURCES = Path(__file__).with_name("csrc")
-UNITS = ("layered.c",)
 NO_COMPILER = "EQPROP_NO_COMPILER"
 """Set to anything but 0, this variable makes the engine behave as on a machine without a compiler."""
 
@@ -34,23 +35,30 @@ class NoLibraryError(RuntimeError):
     """The C part cannot be had on this machine; the message says why."""
 
 
+class Library(NamedTuple):
+    """The two functions of a unit; each takes the address of its struct and returns 0, or 1 without memory."""
+
+    train: Callable[[Any], int]
+    relax: Callable[[Any], int]
+
+
 @functools.cache
-def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """The compiled kernels for float32 or float64. Compiling takes seconds, once per machine and version."""
-    defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
+def library(unit: str, dtype: torch.dtype) -> Library:
+    """A unit ("layered" or "conv") in float32 or float64. Compiling takes seconds, once per machine and version."""
     command = find_compiler()
-    target = cache_folder() / f"cpu-{_fingerprint(command, defines)}.so"
+    defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
+    arguments = (*COMMON, *defines, str(SOURCES / f"{unit}.c"))
+    target = cache_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
     if not target.exists():
-        _compile(command, defines, target)
+        _compile(command, arguments, target)
     try:
         loaded = ctypes.CDLL(str(target))
     except OSError as error:
         raise NoLibraryError(f"the compiled kernels {target} could not be loaded ({error}).") from error
-    for unit in UNITS:
-        for name in ("train", "relax"):
-            function = getattr(loaded, f"{Path(unit).stem}_{name}")
-            function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
-    return loaded
+    functions = [getattr(loaded, f"{unit}_{name}") for name in Library._fields]
+    for function in functions:
+        function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
+    return Library(*functions)
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -86,10 +94,10 @@ def _folder_of_this_process() -> Path:
     return Path(tempfile.mkdtemp(prefix="eqprop-"))
 
 
-def _fingerprint(command: tuple[str, ...], defines: tuple[str, ...]) -> str:
+def _fingerprint(command: tuple[str, ...], arguments: tuple[str, ...]) -> str:
     """Whatever the compiled code depends on: sources, flags, compiler and processor."""
     parts = [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
-    parts.append(repr((command, defines, COMMON, TUNINGS, platform.machine())).encode())
+    parts.append(repr((command, arguments, TUNINGS, platform.machine())).encode())
     parts.append(_output([*command, "--version"]).encode())
     parts.append(_processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
@@ -105,15 +113,14 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _compile(command: tuple[str, ...], defines: tuple[str, ...], target: Path) -> None:
+def _compile(command: tuple[str, ...], arguments: tuple[str, ...], target: Path) -> None:
     """Compile into a file of its own and rename it, so that a reader sees all of it or nothing."""
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
-    sources = [str(SOURCES / unit) for unit in UNITS]
     complaint = ""
     try:
         for tuning in TUNINGS:
-            complaint = _output([*command, *tuning, *COMMON, *defines, *sources, "-o", name, "-lm"], wanted=False)
+            complaint = _output([*command, *tuning, *arguments, "-o", name, "-lm"], wanted=False)
             if not complaint:
                 os.replace(name, target)
                 return

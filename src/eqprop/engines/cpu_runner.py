@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from eqprop.engines.base import Job, Runner, Tally, needs_plain_sgd
-from eqprop.engines.cpu_layered import LayeredNet
 from eqprop.engines.cpu_library import library
+from eqprop.engines.cpu_nets import Net, net_of
 from eqprop.estimators import BPTT, EP
-from eqprop.models import Layered
 from eqprop.relax import settled_below
 
 CALL_SECONDS = 0.2
@@ -32,9 +31,9 @@ class CpuRunner(Runner):
         self.networks = job.networks or 1
         self.tally = Tally.zeros(self.networks, torch.device("cpu"))
         self.iteration = 0
-        self.images = job.images.detach().flatten(1).contiguous()
         self.targets, self.labels = job.targets.detach().contiguous(), job.labels.to(torch.int64).contiguous()
         self.plain = needs_plain_sgd(job.optimizer) is None
+        self.images = net_of(job.model, self.networks).images(job.images.detach())
         self._bind()
 
     def run(self, order: Tensor) -> None:
@@ -56,8 +55,7 @@ class CpuRunner(Runner):
     def _bind(self) -> None:
         """Tell the C code about the job; again if a parameter was moved to other memory."""
         job = self.job
-        assert isinstance(job.model, Layered), "others are refused"
-        self.net = LayeredNet(job.model, self.networks)
+        self.net = net_of(job.model, self.networks)
         self.addresses = self._addresses()
         table = self.net.table
         table.point("images", self.images)
@@ -96,7 +94,7 @@ class CpuRunner(Runner):
         table = self.net.table
         table.set(iterations=rows.shape[0], first=self.iteration)
         table.point("order", rows)
-        function = getattr(library(self.images.dtype), f"{self.net.unit}_train")
+        function = library(self.net.unit, self.images.dtype).train
         if function(ctypes.byref(table.struct)):
             raise MemoryError(
                 f"No memory for a batch of {rows.shape[-1]} with K={self.job.estimator.K}. Lower the batch size or K."
@@ -131,7 +129,7 @@ class CpuRunner(Runner):
             optimizer.step()
 
 
-def describe_estimator(net: LayeredNet, job: Job) -> None:
+def describe_estimator(net: Net, job: Job) -> None:
     estimator = job.estimator
     assert isinstance(estimator, EP | BPTT), "others are refused"
     net.table.set(

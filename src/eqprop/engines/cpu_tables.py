@@ -28,23 +28,28 @@ class AlignedRows:
     def __init__(self, parameter: nn.Parameter, networks: int) -> None:
         self.parameter, self.networks = parameter, networks
         value = parameter.detach()
-        shape = self.shape(value)
-        self.apart = rounded_up(shape[-1], value.dtype)
-        self.copied = self.apart != shape[-1] or not value.is_contiguous() or value.data_ptr() % LINE != 0
-        self.rows = value.new_zeros(*shape[:2], self.apart) if self.copied else value.view(shape)
+        arranged = self.arrange(value)
+        self.columns = arranged.shape[-1]
+        self.apart = rounded_up(self.columns, value.dtype)
+        in_place = arranged.data_ptr() == value.data_ptr() and arranged.is_contiguous()
+        self.copied = not in_place or self.apart != self.columns or value.data_ptr() % LINE != 0
+        self.rows = self.padded(arranged) if self.copied else arranged
         self.gradient: Tensor | None = None
 
-    def shape(self, value: Tensor) -> tuple[int, int, int]:
-        """(R, rows, columns). A bias is one row."""
-        one = value.numel() // self.networks
-        columns = value.shape[-1]
-        return self.networks, one // columns, columns
+    def arrange(self, value: Tensor) -> Tensor:
+        """(R, rows, columns), a view where that can be. A bias is one row."""
+        return value.reshape(self.networks, -1, value.shape[-1])
+
+    def restore(self, arranged: Tensor) -> Tensor:
+        """The inverse of `arrange`."""
+        return arranged.reshape(self.parameter.shape)
+
+    def padded(self, arranged: Tensor) -> Tensor:
+        return nn.functional.pad(arranged, (0, self.apart - self.columns)).contiguous()
 
     def fetch(self) -> None:
         if self.copied:
-            value = self.parameter.detach()
-            shape = self.shape(value)
-            self.rows[..., : shape[-1]] = value.reshape(shape)
+            self.rows.copy_(self.padded(self.arrange(self.parameter.detach())).view_as(self.rows))
 
     def give_back(self) -> None:
         if self.copied:
@@ -52,7 +57,7 @@ class AlignedRows:
 
     def plain(self, rows: Tensor) -> Tensor:
         """Rows without their padding, in the parameter's shape."""
-        return rows[..., : self.parameter.shape[-1]].reshape(self.parameter.shape)
+        return self.restore(rows[..., : self.columns])
 
     def gradient_rows(self) -> Tensor:
         """Where the C code writes the gradient; memory that is not written to costs nothing."""
@@ -97,9 +102,15 @@ class Table:
         setattr(self.struct, name, ctypes.cast(array, ctypes.c_void_p))
 
 
-def struct_of(name: str, integers: str, numbers: str, pointers: str) -> type[ctypes.Structure]:
-    """A C struct of 64-bit integers, then doubles, then pointers, each a list of field names."""
-    fields: list[tuple[str, Any]] = [(field, ctypes.c_int64) for field in integers.split()]
-    fields += [(field, ctypes.c_double) for field in numbers.split()]
-    fields += [(field, ctypes.c_void_p) for field in pointers.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+TASK = (
+    (ctypes.c_int64, "networks batch activation T K alternating settled bptt threads iterations first gradients_only"),
+    (ctypes.c_double, "beta tolerance"),
+    (ctypes.c_void_p, "images targets labels order tally residuals steps"),
+)
+"""The fields of struct Task in csrc/task.h, with which the struct of every net begins."""
+
+
+def struct_of(name: str, *fields: tuple[Any, str]) -> type[ctypes.Structure]:
+    """A C struct: each pair gives a type of eight bytes and the names of the fields that have it, in order."""
+    listed = [(field, kind) for kind, names in (*TASK, *fields) for field in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": listed})

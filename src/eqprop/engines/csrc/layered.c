@@ -10,14 +10,14 @@
 static void run_phases(Training *job, Tile *tile, int64_t first, int64_t last, const int64_t *order) {
     const Layered *p = job->p;
     while (first < last) {
-        tile->network = first / p->batch;
-        const int64_t end = (tile->network + 1) * p->batch;
-        tile->samples = tile_of((end < last ? end : last) - first);
+        tile->network = first / p->task.batch;
+        const int64_t end = (tile->network + 1) * p->task.batch;
+        tile->samples = part_of((end < last ? end : last) - first, MOST_SAMPLES);
         tile->active = tile->samples;
         tile->drive = job->drive + first * row_of(p->sizes[p->depth - 1]);
         tile->targets = job->targets + first * row_of(p->sizes[0]);
         start_tile(p, tile, 0, 0);
-        if (p->bptt) unroll(job, tile, first, order);
+        if (p->task.bptt) unroll(job, tile, first, order);
         else both_phases(job, tile, first, order);
         first += tile->samples;
     }
@@ -26,23 +26,23 @@ static void run_phases(Training *job, Tile *tile, int64_t first, int64_t last, c
 static void train_work(Team *team, int rank, void *argument) {
     Training *job = argument;
     const Layered *p = job->p;
-    const int64_t samples = p->networks * p->batch, last = p->depth - 1;
+    const int64_t samples = p->task.networks * p->task.batch, last = p->depth - 1;
     int64_t first_sample, last_sample, first_row, last_row;
     share(samples, team, rank, &first_sample, &last_sample);
     own_rows(p, last, team, rank, &first_row, &last_row);
-    for (int64_t i = 0; i < p->iterations; i++) {
-        const int64_t *order = p->order + i * samples;
+    for (int64_t i = 0; i < p->task.iterations; i++) {
+        const int64_t *order = p->task.order + i * samples;
         gather(job, order, first_sample, last_sample);
         barrier(team);
-        for (int64_t r = 0; r < p->networks; r++)
-            drive_rows(p, r, job->visible + r * p->batch * row_of(p->sizes[p->depth]),
-                       job->drive + r * p->batch * row_of(p->sizes[last]), p->batch, first_row, last_row);
+        for (int64_t r = 0; r < p->task.networks; r++)
+            drive_rows(p, r, job->visible + r * p->task.batch * row_of(p->sizes[p->depth]),
+                       job->drive + r * p->task.batch * row_of(p->sizes[last]), p->task.batch, first_row, last_row);
         barrier(team);
         run_phases(job, &job->tiles[rank], first_sample, last_sample, order);
         barrier(team);
         update_all(job, team, rank);
         barrier(team);
-        if (rank == 0) count_iteration(job, team, p->first + i);
+        if (rank == 0) count_iteration(&p->task, &job->notes, team, p->task.first + i);
     }
 }
 
@@ -53,7 +53,7 @@ int layered_train(const Layered *p) {
     carve_training(&arena, p, &job);
     if (!open_arena(&arena)) return 1;
     carve_training(&arena, p, &job);
-    run_team(p->threads, train_work, &job);
+    run_team(p->task.threads, train_work, &job);
     free(arena.base);
     return 0;
 }
@@ -65,7 +65,7 @@ int layered_relax(const Layered *p) {
     carve_relaxing(&arena, p, &job);
     if (!open_arena(&arena)) return 1;
     carve_relaxing(&arena, p, &job);
-    run_team(p->threads, relax_work, &job);
+    run_team(p->task.threads, relax_work, &job);
     free(arena.base);
     return 0;
 }

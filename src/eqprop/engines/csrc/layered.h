@@ -2,48 +2,25 @@
 #ifndef EQPROP_LAYERED_H
 #define EQPROP_LAYERED_H
 
-#include "arena.h"
+#include "neurons.h"
 #include "products.h"
-#include "team.h"
 
 /* Filled in by Python, field by field in this order. Layer 0 is the output; depth counts the layers that move. */
 typedef struct {
-    int64_t depth, networks, batch;
-    int64_t energy_based, activation, clip, output_slope;
-    int64_t T, K, alternating, settled, bptt;
-    int64_t threads, iterations, first, gradients_only;
-    double eps, beta, tolerance;
-    const int64_t *sizes;             /* depth + 1, the input last */
-    const int64_t *apart;             /* depth: from one row of a weight matrix to the next */
-    real *const *weights;             /* depth: (R, sizes[n], apart[n]) */
-    real *const *biases;              /* depth: (R, padded sizes[n]); null without biases */
-    real *const *weight_gradients;    /* as the weights; written where asked for or where something is not finite */
-    real *const *bias_gradients;      /* as the biases */
-    const double *weight_rates;       /* depth: learning rates; NaN leaves a parameter alone */
+    Task task;
+    int64_t depth, energy_based, clip, output_slope;
+    double eps;
+    const int64_t *sizes;          /* depth + 1, the input last */
+    const int64_t *apart;          /* depth: from one row of a weight matrix to the next */
+    real *const *weights;          /* depth: (R, sizes[n], apart[n]) */
+    real *const *biases;           /* depth: (R, padded sizes[n]); null without biases */
+    real *const *weight_gradients; /* as the weights; written where asked for or where something may not be finite */
+    real *const *bias_gradients;   /* as the biases */
+    const double *weight_rates;    /* depth: learning rates; NaN leaves a parameter alone */
     const double *bias_rates;
-    const real *images, *targets;     /* (N, inputs), (N, outputs) */
-    const int64_t *labels, *order;    /* (N,), (iterations, R, B) */
-    double *tally;                    /* samples, errors, loss, residual, worst, unsettled, bad: (7, R) */
-    const real *const *start;         /* relaxation: where the layers start, (R, B, sizes[n]); null for zeros */
-    real *const *state;               /* relaxation: where they end */
-    real *residuals;                  /* relaxation: (R, B) */
-    int64_t *steps;                   /* relaxation: the steps used, (R, B) */
+    const real *const *start;      /* relaxation: where the layers start, (R, B, sizes[n]); null for zeros */
+    real *const *state;            /* relaxation: where they end */
 } Layered;
-
-/* From one row of a layer's states to the next: whole cache lines, and one more so that rows do not share their sets. */
-static inline int64_t padded(int64_t size) {
-    const int64_t line = LINE / (int64_t)sizeof(real);
-    return (size + line - 1) / line * line;
-}
-static inline int64_t row_of(int64_t size) { return padded(size) + LINE / (int64_t)sizeof(real); }
-static inline int64_t vectors_of(int64_t size) { return (size + VL - 1) / VL * VL; }
-
-/* What a backward step needs of the forward step it undoes, a layer's rows each. */
-typedef struct {
-    real *gain;  /* d(next state) / d(its total input), the clip included */
-    real *leak;  /* energy-based: d(next state) / d(state) through the neuron itself */
-    real *slope; /* energy-based: d(rate) / d(state) */
-} Record;
 
 /* A few samples of one network while they relax. Everything is by rows, one a sample. */
 typedef struct {
@@ -77,11 +54,11 @@ static void carve_tile(Arena *arena, const Layered *p, Tile *tile) {
     carve_layers(arena, p, &tile->inputs, MOST_SAMPLES);
     tile->visible = carve(arena, MOST_SAMPLES * row_of(p->sizes[p->depth]) * sizeof(real));
     tile->own_drive = carve(arena, MOST_SAMPLES * row_of(p->sizes[p->depth - 1]) * sizeof(real));
-    if (!p->bptt) return;
+    if (!p->task.bptt) return;
     carve_layers(arena, p, &tile->errors, MOST_SAMPLES);
     tile->signal = carve(arena, p->depth * sizeof(real *));
-    Record *records = carve(arena, p->K * p->depth * sizeof(Record));
-    for (int64_t i = 0; i < p->K * p->depth; i++) {
+    Record *records = carve(arena, p->task.K * p->depth * sizeof(Record));
+    for (int64_t i = 0; i < p->task.K * p->depth; i++) {
         const size_t bytes = MOST_SAMPLES * row_of(p->sizes[i % p->depth]) * sizeof(real);
         real *gain = carve(arena, bytes);
         real *leak = p->energy_based ? carve(arena, bytes) : 0;

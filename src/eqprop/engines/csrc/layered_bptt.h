@@ -12,13 +12,13 @@
 
 /* Row number of the tile's first sample at step t in the trail, which is (R, K, B). */
 static int64_t trail_row(const Layered *p, const Tile *tile, int64_t sample, int64_t t) {
-    return (tile->network * p->K + t) * p->batch + sample - tile->network * p->batch;
+    return (tile->network * p->task.K + t) * p->task.batch + sample - tile->network * p->task.batch;
 }
 
 /* The K last steps. Once nothing moves, one step stands for all. */
 static void run_recorded(Training *job, Tile *tile, int64_t sample, int still) {
     const Layered *p = job->p;
-    for (int64_t t = 0; t < p->K; t++) {
+    for (int64_t t = 0; t < p->task.K; t++) {
         for (int64_t n = 0; n < p->depth; n++)
             put_rows(p, tile, n, job->trail[n] + trail_row(p, tile, sample, t) * row_of(p->sizes[n]));
         if (still && t > 0) continue;
@@ -39,7 +39,7 @@ static void pass_back(Training *job, Tile *tile, int64_t sample, int64_t t, cons
             store(signal + j, e);
             if (sum) store(sum + j, load(sum + j) + e);
         }
-        for (int m = 0; m < tile->samples; m++) job->wild[sample + m] |= is_wild(signal + m * row, row);
+        for (int m = 0; m < tile->samples; m++) job->notes.wild[sample + m] |= is_wild(signal + m * row, row);
         tile->signal[n] = signal;
     }
 }
@@ -73,17 +73,17 @@ static void begin_back(Training *job, Tile *tile, int64_t sample) {
 /* BPTT: T - K free steps, K recorded ones, and back through them. */
 static void unroll(Training *job, Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
-    const int still = relax_tile(p, tile, p->T - p->K);
+    const int still = relax_tile(p, tile, p->task.T - p->task.K);
     run_recorded(job, tile, sample, still);
-    judge(job, tile, sample, order);
+    judge_tile(job, tile, sample, order);
     begin_back(job, tile, sample);
     for (int64_t n = 0; n < p->depth; n++)
         for (int m = 0; m < tile->samples; m++)
-            job->wild[sample + m] |= is_wild(tile->rates[n] + m * row_of(p->sizes[n]), row_of(p->sizes[n]));
+            job->notes.wild[sample + m] |= is_wild(tile->rates[n] + m * row_of(p->sizes[n]), row_of(p->sizes[n]));
     const Manner look = {.parity = -1, .watch = 1};
     step(p, tile, &look);
     keep_residual(job, tile, sample);
-    for (int64_t t = p->K - 1; t >= 0; t--) {
+    for (int64_t t = p->task.K - 1; t >= 0; t--) {
         const Record *records = tile->records + (still ? 0 : t) * p->depth;
         pass_back(job, tile, sample, t, records);
         if (t > 0) step_back(p, tile, records);

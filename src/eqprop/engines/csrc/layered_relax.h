@@ -11,40 +11,40 @@ typedef struct {
 
 static void carve_relaxing(Arena *arena, const Layered *p, Relaxing *job) {
     job->p = p;
-    job->tiles = carve(arena, p->threads * sizeof(Tile));
+    job->tiles = carve(arena, p->task.threads * sizeof(Tile));
     Tile spare;
-    for (int64_t i = 0; i < p->threads; i++) carve_tile(arena, p, arena->base ? &job->tiles[i] : &spare);
+    for (int64_t i = 0; i < p->task.threads; i++) carve_tile(arena, p, arena->base ? &job->tiles[i] : &spare);
 }
 
 static void relax_samples(const Layered *p, Tile *tile, int64_t sample) {
     const int64_t inputs = p->sizes[p->depth], last = p->depth - 1;
     for (int m = 0; m < tile->samples; m++)
-        see(p, p->images + (sample + m) * inputs, tile->visible + m * row_of(inputs));
+        see(p, p->task.images + (sample + m) * inputs, tile->visible + m * row_of(inputs));
     tile->drive = tile->own_drive;
     drive_rows(p, tile->network, tile->visible, tile->drive, tile->samples, 0, p->sizes[last]);
     start_tile(p, tile, p->start, sample);
-    relax_tile(p, tile, p->T);
+    relax_tile(p, tile, p->task.T);
     for (int m = 0; m < tile->samples; m++) {
-        p->steps[sample + m] = tile->steps[m];
+        p->task.steps[sample + m] = tile->steps[m];
         for (int64_t n = 0; n < p->depth; n++)
             memcpy(p->state[n] + (sample + m) * p->sizes[n], tile->states[n] + m * row_of(p->sizes[n]),
                    p->sizes[n] * sizeof(real));
     }
     const Manner look = {.parity = -1, .watch = 1};
     step(p, tile, &look);
-    for (int m = 0; m < tile->samples; m++) p->residuals[sample + m] = tile->residual[m];
+    for (int m = 0; m < tile->samples; m++) p->task.residuals[sample + m] = tile->residual[m];
 }
 
 static void relax_work(Team *team, int rank, void *argument) {
     Relaxing *job = argument;
     const Layered *p = job->p;
     Tile *tile = &job->tiles[rank];
-    const int64_t tiles = (p->batch + MOST_SAMPLES - 1) / MOST_SAMPLES;
-    for (int64_t task = take(team); task < tiles * p->networks; task = take(team)) {
-        const int64_t first = p->batch * (task % tiles) / tiles, last = p->batch * (task % tiles + 1) / tiles;
+    const int64_t tiles = (p->task.batch + MOST_SAMPLES - 1) / MOST_SAMPLES;
+    for (int64_t task = take(team); task < tiles * p->task.networks; task = take(team)) {
+        const int64_t first = p->task.batch * (task % tiles) / tiles, last = p->task.batch * (task % tiles + 1) / tiles;
         tile->network = task / tiles;
         tile->samples = (int)(last - first);
-        relax_samples(p, tile, tile->network * p->batch + first);
+        relax_samples(p, tile, tile->network * p->task.batch + first);
     }
 }
 

@@ -2,8 +2,6 @@
 #ifndef EQPROP_LAYERED_STEP_H
 #define EQPROP_LAYERED_STEP_H
 
-#include <math.h>
-
 #include "layered.h"
 
 /* inputs^n = from + W_{n-1,n}^T signal^{n-1} + W_{n,n+1} signal^{n+1} for the active samples. */
@@ -33,24 +31,11 @@ static Rows constant_input(const Layered *p, const Tile *tile, int64_t n) {
     return (Rows){bias_row(p, n, tile->network), 0};
 }
 
-/* out = sigma(row), the padding zero. */
-static void activate(const Layered *p, const real *row, real *out, int64_t size) {
-    for (int64_t j = 0; j < vectors_of(size); j += VL) {
-        vec v = load(row + j);
-        switch (p->activation) {
-        case TANH: v = sigma(TANH, v); break;
-        case SIGMOID: v = sigma(SIGMOID, v); break;
-        default: v = sigma(HARD_SIGMOID, v);
-        }
-        store(out + j, choose(below(size - j), v, all(0)));
-    }
-}
-
 /* The input as the net sees it, padded with zeros: x, or sigma(x) in the energy-based setting. */
 static void see(const Layered *p, const real *image, real *visible) {
     const int64_t size = p->sizes[p->depth];
     memcpy(visible, image, size * sizeof(real));
-    if (p->energy_based) activate(p, visible, visible, size);
+    if (p->energy_based) activate(p->task.activation, visible, visible, size);
 }
 
 /* drive = W x + b for some samples of one network, the rows [first, last) of W; `first` begins a vector. */
@@ -61,12 +46,8 @@ static void drive_rows(const Layered *p, int64_t network, const real *visible, r
     const real *bias = bias_row(p, n, network);
     for (int64_t i = first; i < last; i += VL) {
         const int64_t here = last - i < VL ? last - i : VL;
-        for (int64_t b = 0; b < samples;) {
-            const int count = tile_of(samples - b);
-            dot(count, vectors_of(p->sizes[n + 1]), here, (Rows){visible + b * from, from},
-                (Rows){w.start + i * w.apart, w.apart}, (Rows){bias ? bias + i : 0, 0}, drive + b * to + i, to);
-            b += count;
-        }
+        dot(samples, vectors_of(p->sizes[n + 1]), here, (Rows){visible, from}, down(w, i), (Rows){bias ? bias + i : 0, 0},
+            drive + i, to);
     }
 }
 
@@ -78,7 +59,7 @@ static void start_tile(const Layered *p, Tile *tile, const real *const *start, i
             real *state = tile->states[n] + m * row;
             memset(state, 0, row * sizeof(real));
             if (start) memcpy(state, start[n] + (sample + m) * size, size * sizeof(real));
-            if (p->energy_based) activate(p, state, tile->rates[n] + m * row, size);
+            if (p->energy_based) activate(p->task.activation, state, tile->rates[n] + m * row, size);
         }
     }
 }
@@ -90,68 +71,6 @@ typedef struct {
     real nudge;            /* -beta, times eps if energy-based; 0: no nudge */
     Record *records;       /* BPTT: where the depth records of this step go; null: nowhere */
 } Manner;
-
-/* One layer's neurons: its rows and what is asked for. */
-typedef struct {
-    real *rate, *state;
-    const real *input, *target;
-    real nudge, eps;
-    int clip, sloped, watch;
-    Record record;
-} Neurons;
-
-/* Both leave in `gap` how far F(x, s), without the nudge, is from s. */
-INLINE void update_prototypical(const int kind, const Neurons *q, int64_t j, vec *gap) {
-    const vec input = load(q->input + j), old = load(q->rate + j);
-    vec next = sigma(kind, input);
-    if (q->record.gain) store(q->record.gain + j, slope(kind, input, next));
-    *gap = magnitude(next - old);
-    if (q->nudge != 0) next += q->nudge * (old - load(q->target + j));
-    store(q->rate + j, next);
-}
-
-INLINE void update_energy_based(const int kind, const Neurons *q, int64_t j, vec *gap) {
-    const vec input = load(q->input + j), old = load(q->state + j), rate = load(q->rate + j);
-    const vec steep = slope(kind, old, rate);
-    const vec force = q->sloped ? input * steep : input;
-    vec next = (1 - q->eps) * old + q->eps * force;
-    if (q->record.gain) {
-        const vec inside = q->clip ? choose((next >= 0) & (next <= 1), all(1), all(0)) : all(1);
-        const vec bend = q->sloped ? q->eps * (curvature(kind, rate) * input) : all(0);
-        store(q->record.gain + j, inside * (q->sloped ? q->eps * steep : all(q->eps)));
-        store(q->record.leak + j, inside * ((1 - q->eps) + bend));
-        store(q->record.slope + j, steep);
-    }
-    *gap = magnitude((q->clip ? at_most(at_least(next, 0), 1) : next) - old);
-    if (q->nudge != 0) next += q->nudge * (old - load(q->target + j));
-    if (q->clip) next = at_most(at_least(next, 0), 1);
-    store(q->state + j, next);
-    store(q->rate + j, sigma(kind, next));
-}
-
-INLINE void update_row(const int kind, const int energy_based, const Neurons *q, int64_t size, int *moved,
-                       real *residual) {
-    vec furthest = all(0);
-    lanes any_moved = {0}, any_nan = {0};
-    for (int64_t j = 0; j < vectors_of(size); j += VL) {
-        vec gap;
-        if (energy_based) update_energy_based(kind, q, j, &gap);
-        else update_prototypical(kind, q, j, &gap);
-        if (j + VL > size) { /* padding stays out of every sum */
-            const lanes inside = below(size - j);
-            gap = choose(inside, gap, all(0));
-            store(q->rate + j, choose(inside, load(q->rate + j), all(0)));
-        }
-        any_moved |= ~(gap <= 0);
-        any_nan |= gap != gap;
-        furthest = choose(gap > furthest, gap, furthest);
-    }
-    if (!q->watch) return;
-    *moved |= any(any_moved);
-    for (int l = 0; l < VL; l++)
-        if (furthest[l] > *residual) *residual = furthest[l];
-    if (any(any_nan)) *residual = (real)NAN;
-}
 
 static void update_layer(const Layered *p, Tile *tile, int64_t n, const Manner *manner) {
     const int64_t row = row_of(p->sizes[n]);
@@ -165,13 +84,7 @@ static void update_layer(const Layered *p, Tile *tile, int64_t n, const Manner *
             q.record.gain = r->gain + m * row;
             if (p->energy_based) q.record.leak = r->leak + m * row, q.record.slope = r->slope + m * row;
         }
-#define CASE(KIND)                                                                                                     \
-    case KIND:                                                                                                         \
-        if (p->energy_based) update_row(KIND, 1, &q, p->sizes[n], &tile->moved[m], &tile->residual[m]);                \
-        else update_row(KIND, 0, &q, p->sizes[n], &tile->moved[m], &tile->residual[m]);                                \
-        break;
-        switch (p->activation) { CASE(TANH) CASE(SIGMOID) CASE(HARD_SIGMOID) }
-#undef CASE
+        update_neurons(p->task.activation, p->energy_based, &q, p->sizes[n], &tile->moved[m], &tile->residual[m]);
     }
 }
 
@@ -208,7 +121,7 @@ static void swap_samples(const Layered *p, Tile *tile, int a, int b) {
    alternating sample is at its fixed point only when two of them in a row changed nothing. */
 static void retire_still(const Layered *p, Tile *tile, int64_t step_number) {
     for (int m = tile->active - 1; m >= 0; m--) {
-        const int still = !tile->moved[m] && (!p->alternating || tile->quiet[m]);
+        const int still = !tile->moved[m] && (!p->task.alternating || tile->quiet[m]);
         tile->quiet[m] = !tile->moved[m];
         if (!still) continue;
         tile->steps[tile->place[m]] = step_number;
@@ -222,9 +135,9 @@ static int relax_tile(const Layered *p, Tile *tile, int64_t T) {
     tile->active = tile->samples;
     for (int m = 0; m < tile->samples; m++) tile->place[m] = m, tile->quiet[m] = 0, tile->steps[m] = T;
     for (int64_t t = 0; t < T && tile->active > 0; t++) {
-        const Manner manner = {.parity = p->alternating ? (int)((T - 1 - t) % 2) : -1, .watch = (int)p->settled};
+        const Manner manner = {.parity = p->task.alternating ? (int)((T - 1 - t) % 2) : -1, .watch = (int)p->task.settled};
         step(p, tile, &manner);
-        if (p->settled) retire_still(p, tile, t + 1);
+        if (p->task.settled) retire_still(p, tile, t + 1);
     }
     const int all_still = tile->active == 0;
     for (int m = 0; m < tile->samples; m++)

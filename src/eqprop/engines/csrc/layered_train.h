@@ -4,10 +4,7 @@
 
 #include "layered_step.h"
 
-/* Beyond it a number is not trusted to leave every product of a gradient finite; the gradient is then looked at. */
-#define TAME ((real)1e9)
-
-/* What the threads share. Samples are numbered r * batch + b, networks one after the other. */
+/* What the threads share. */
 typedef struct {
     const Layered *p;
     Tile *tiles;                     /* one a thread */
@@ -15,42 +12,28 @@ typedef struct {
     real **free, **nudged, **moved;  /* EP: rates at the end of both phases, and their difference; (R B) rows a layer */
     real **trail, **errors;          /* BPTT: rates before each of the K steps, what it passes back; (R, K, B) rows */
     real *error_sum;                 /* BPTT: errors of the last layer, summed over the steps; (R B) rows */
-    double *loss, *residual;         /* (R B) */
-    int *wrong, *wild;               /* (R B); wild: a number of the sample is not TAME */
-    int *spoilt;                     /* (threads, R): a gradient is not finite */
+    Notes notes;
 } Training;
 
-enum { SAMPLES, ERRORS, LOSS, RESIDUAL, WORST, UNSETTLED, BAD };
-
 static void carve_training(Arena *arena, const Layered *p, Training *job) {
-    const int64_t samples = p->networks * p->batch, last = p->depth - 1;
+    const int64_t samples = p->task.networks * p->task.batch, last = p->depth - 1;
     job->p = p;
-    job->tiles = carve(arena, p->threads * sizeof(Tile));
+    job->tiles = carve(arena, p->task.threads * sizeof(Tile));
     Tile spare;
-    for (int64_t i = 0; i < p->threads; i++) carve_tile(arena, p, arena->base ? &job->tiles[i] : &spare);
+    for (int64_t i = 0; i < p->task.threads; i++) carve_tile(arena, p, arena->base ? &job->tiles[i] : &spare);
     job->visible = carve(arena, samples * row_of(p->sizes[p->depth]) * sizeof(real));
     job->drive = carve(arena, samples * row_of(p->sizes[last]) * sizeof(real));
     job->targets = carve(arena, samples * row_of(p->sizes[0]) * sizeof(real));
-    if (p->bptt) {
-        carve_layers(arena, p, &job->trail, samples * p->K);
-        carve_layers(arena, p, &job->errors, samples * p->K);
+    if (p->task.bptt) {
+        carve_layers(arena, p, &job->trail, samples * p->task.K);
+        carve_layers(arena, p, &job->errors, samples * p->task.K);
         job->error_sum = carve(arena, samples * row_of(p->sizes[last]) * sizeof(real));
     } else {
         carve_layers(arena, p, &job->free, samples);
         carve_layers(arena, p, &job->nudged, samples);
         carve_layers(arena, p, &job->moved, samples);
     }
-    job->loss = carve(arena, samples * sizeof(double));
-    job->residual = carve(arena, samples * sizeof(double));
-    job->wrong = carve(arena, samples * sizeof(int));
-    job->wild = carve(arena, samples * sizeof(int));
-    job->spoilt = carve(arena, p->threads * p->networks * sizeof(int));
-}
-
-static int is_wild(const real *row, int64_t size) {
-    lanes found = {0};
-    for (int64_t j = 0; j < vectors_of(size); j += VL) found |= ~(magnitude(load(row + j)) <= TAME);
-    return any(found);
+    carve_notes(arena, &p->task, &job->notes);
 }
 
 /* The mini-batch: inputs and targets of this rank's samples. */
@@ -59,33 +42,22 @@ static void gather(const Training *job, const int64_t *order, int64_t first, int
     const int64_t inputs = p->sizes[p->depth], outputs = p->sizes[0];
     for (int64_t i = first; i < last; i++) {
         real *visible = job->visible + i * row_of(inputs);
-        see(p, p->images + order[i] * inputs, visible);
-        memcpy(job->targets + i * row_of(outputs), p->targets + order[i] * outputs, outputs * sizeof(real));
-        job->wild[i] = is_wild(visible, inputs);
+        see(p, p->task.images + order[i] * inputs, visible);
+        memcpy(job->targets + i * row_of(outputs), p->task.targets + order[i] * outputs, outputs * sizeof(real));
+        job->notes.wild[i] = is_wild(visible, inputs);
     }
 }
 
-/* Cost and answer of each sample of the tile at the end of its free phase. The first of equal outputs is the answer,
-   and NaN is the largest of all, as in torch.argmax. */
-static void judge(Training *job, const Tile *tile, int64_t sample, const int64_t *order) {
+static void judge_tile(Training *job, const Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
-    for (int m = 0; m < tile->samples; m++) {
-        const real *out = tile->states[0] + m * row_of(p->sizes[0]);
-        const real *target = job->targets + (sample + m) * row_of(p->sizes[0]);
-        double loss = 0;
-        int64_t answer = 0;
-        for (int64_t j = 0; j < p->sizes[0]; j++) {
-            const double gap = (double)out[j] - (double)target[j];
-            loss += 0.5 * gap * gap;
-            if (out[j] > out[answer] || (isnan(out[j]) && !isnan(out[answer]))) answer = j;
-        }
-        job->loss[sample + m] = loss;
-        job->wrong[sample + m] = answer != p->labels[order[sample + m]];
-    }
+    const int64_t row = row_of(p->sizes[0]);
+    for (int m = 0; m < tile->samples; m++)
+        judge(&p->task, &job->notes, sample + m, tile->states[0] + m * row, tile->targets + m * row, p->sizes[0],
+              order[sample + m]);
 }
 
 static void keep_residual(Training *job, const Tile *tile, int64_t sample) {
-    for (int m = 0; m < tile->samples; m++) job->residual[sample + m] = tile->residual[m];
+    for (int m = 0; m < tile->samples; m++) job->notes.residual[sample + m] = tile->residual[m];
 }
 
 static void put_rows(const Layered *p, const Tile *tile, int64_t n, real *to) {
@@ -95,11 +67,11 @@ static void put_rows(const Layered *p, const Tile *tile, int64_t n, real *to) {
 /* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]. */
 static void both_phases(Training *job, Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
-    relax_tile(p, tile, p->T);
+    relax_tile(p, tile, p->task.T);
     for (int64_t n = 0; n < p->depth; n++) put_rows(p, tile, n, job->free[n] + sample * row_of(p->sizes[n]));
-    judge(job, tile, sample, order);
-    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)(-p->beta * (p->energy_based ? p->eps : 1.0))};
-    for (int64_t k = 0; k < p->K; k++) {
+    judge_tile(job, tile, sample, order);
+    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)(-p->task.beta * (p->energy_based ? p->eps : 1.0))};
+    for (int64_t k = 0; k < p->task.K; k++) {
         step(p, tile, &manner);
         if (k == 0) keep_residual(job, tile, sample);
         manner.watch = 0;
@@ -111,7 +83,7 @@ static void both_phases(Training *job, Tile *tile, int64_t sample, const int64_t
         put_rows(p, tile, n, job->nudged[n] + sample * row);
         for (int64_t j = 0; j < tile->samples * row; j += VL) store(moved + j, load(tile->rates[n] + j) - load(free + j));
         for (int m = 0; m < tile->samples; m++)
-            job->wild[sample + m] |= is_wild(tile->rates[n] + m * row, row) | is_wild(free + m * row, row);
+            job->notes.wild[sample + m] |= is_wild(tile->rates[n] + m * row, row) | is_wild(free + m * row, row);
     }
 }
 

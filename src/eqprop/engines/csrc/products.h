@@ -15,17 +15,17 @@ typedef struct {
 
 enum { BLOCK = 64, AHEAD = 8 }; /* rows of weights gone through at a time, and fetched ahead of their use */
 
-/* CALL(M, V) for the tile of M samples by V vectors (or rows) that fills the registers. */
+enum { MOST_SAMPLES = 12 }; /* that go through the time loop together */
+
+/* CALL(M, V) for the tile of M samples by V vectors (or rows) that fills the registers, M up to MOST_ROWS. */
+#define MOST_ROWS 6
 #if ACCUMULATORS == 24
-#define MOST_SAMPLES 12
 #define BY_SAMPLES(count, CALL)                                                                                        \
     switch (count) {                                                                                                   \
     case 1: CALL(1, 8) break; case 2: CALL(2, 8) break; case 3: CALL(3, 8) break; case 4: CALL(4, 4) break;            \
-    case 5: CALL(5, 4) break; case 6: CALL(6, 4) break; case 7: CALL(7, 2) break; case 8: CALL(8, 2) break;            \
-    case 9: CALL(9, 2) break; case 10: CALL(10, 2) break; case 11: CALL(11, 2) break; default: CALL(12, 2)             \
+    case 5: CALL(5, 4) break; default: CALL(6, 4)                                                                      \
     }
 #else
-#define MOST_SAMPLES 6
 #define BY_SAMPLES(count, CALL)                                                                                        \
     switch (count) {                                                                                                   \
     case 1: CALL(1, 8) break; case 2: CALL(2, 4) break; case 3: CALL(3, 4) break; case 4: CALL(4, 2) break;            \
@@ -33,30 +33,41 @@ enum { BLOCK = 64, AHEAD = 8 }; /* rows of weights gone through at a time, and f
     }
 #endif
 
-/* How many samples of `left` the next tile takes: tiles of about equal size, none over MOST_SAMPLES. */
-static inline int tile_of(int64_t left) {
-    const int64_t tiles = (left + MOST_SAMPLES - 1) / MOST_SAMPLES;
-    return (int)((left + tiles - 1) / tiles);
+/* How many of `left` things the next part takes, if parts are about equal and none is over `most`. */
+static inline int part_of(int64_t left, int64_t most) {
+    const int64_t parts = (left + most - 1) / most;
+    return (int)((left + parts - 1) / parts);
 }
 
+/* How a sample's numbers are walked through: `pieces` runs of `length`, their starts `apart`. A row of a layer is one
+   piece; the window of a filter has one for each row of the image. */
+typedef struct {
+    int64_t pieces, length, apart;
+} Walk;
+
 /* out[m][j] = from[m][j] + sum_k a[m][k] w[k][j] for V vectors of j; `from` may be out, or null for zeros. */
-INLINE void spread_tile(const int M, const int V, int64_t depth, Rows a, Rows w, Rows from, real *out, int64_t apart) {
-    vec sum[MOST_SAMPLES][8];
+INLINE void spread_tile(const int M, const int V, Walk walk, const real *const *a, Rows w, Rows from, real *out,
+                        int64_t apart) {
+    vec sum[MOST_ROWS][8];
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++)
             sum[m][v] = from.start ? load(from.start + m * from.apart + v * VL) : all(0);
     const real *row = w.start;
-    for (int64_t k = 0; k < depth; k++) {
-        vec weight[8];
-        UNROLL for (int v = 0; v < V; v++) {
-            weight[v] = load(row + v * VL);
-            __builtin_prefetch(row + v * VL + AHEAD * w.apart);
+    for (int64_t piece = 0; piece < walk.pieces; piece++) {
+        const real *x[MOST_ROWS];
+        UNROLL for (int m = 0; m < M; m++) x[m] = a[m] + piece * walk.apart;
+        for (int64_t k = 0; k < walk.length; k++) {
+            vec weight[8];
+            UNROLL for (int v = 0; v < V; v++) {
+                weight[v] = load(row + v * VL);
+                __builtin_prefetch(row + v * VL + AHEAD * w.apart);
+            }
+            UNROLL for (int m = 0; m < M; m++) {
+                const vec value = all(x[m][k]);
+                UNROLL for (int v = 0; v < V; v++) sum[m][v] += value * weight[v];
+            }
+            row += w.apart;
         }
-        UNROLL for (int m = 0; m < M; m++) {
-            const vec x = all(a.start[m * a.apart + k]);
-            UNROLL for (int v = 0; v < V; v++) sum[m][v] += x * weight[v];
-        }
-        row += w.apart;
     }
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++) store(out + m * apart + v * VL, sum[m][v]);
@@ -69,22 +80,34 @@ INLINE Rows down(Rows rows, int64_t count) {
     return (Rows){rows.start ? rows.start + count * rows.apart : 0, rows.apart};
 }
 
-/* The same for `width` numbers of j, a whole number of vectors, and any number of samples up to MOST_SAMPLES. */
-static void spread_block(int samples, int64_t depth, int64_t width, Rows a, Rows w, Rows from, real *out,
-                         int64_t apart) {
-    int64_t j = 0;
+/* The same for the numbers [j, end) of up to MOST_ROWS samples. */
+static void spread_panel(int samples, Walk walk, int64_t j, int64_t end, const real *const *a, Rows w, Rows from,
+                         real *out, int64_t apart) {
 #define CALL(M, V)                                                                                                     \
-    for (; j + V * VL <= width; j += V * VL)                                                                           \
-        spread_tile(M, V, depth, a, right_of(w, j), right_of(from, j), out + j, apart);
+    for (; j + V * VL <= end; j += V * VL)                                                                             \
+        spread_tile(M, V, walk, a, right_of(w, j), right_of(from, j), out + j, apart);
     BY_SAMPLES(samples, CALL)
 #undef CALL
-    for (; j < width; j += VL) { /* the few vectors at the edge */
+    for (; j < end; j += VL) { /* the few vectors at the edge */
         int m = 0;
-        for (; m + 4 <= samples; m += 4)
-            spread_tile(4, 1, depth, down(a, m), right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
+        for (; m + 3 <= samples; m += 3)
+            spread_tile(3, 1, walk, a + m, right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
         for (; m < samples; m++)
-            spread_tile(1, 1, depth, down(a, m), right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
+            spread_tile(1, 1, walk, a + m, right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
     }
+}
+
+/* The same for `width` numbers, a whole number of vectors, of any number of samples: a panel of weights serves all
+   samples while it is near. */
+static void spread_block(int64_t samples, Walk walk, int64_t width, const real *const *a, Rows w, Rows from, real *out,
+                         int64_t apart) {
+    for (int64_t j = 0; j < width; j += 8 * VL)
+        for (int64_t m = 0; m < samples;) {
+            const int count = part_of(samples - m, MOST_ROWS);
+            spread_panel(count, walk, j, j + 8 * VL < width ? j + 8 * VL : width, a + m, w, down(from, m),
+                         out + m * apart, apart);
+            m += count;
+        }
 }
 
 /* out = from + a W, that is W^T a of each sample: `width` numbers (whole vectors) from `depth` rows of w. It goes
@@ -92,8 +115,9 @@ static void spread_block(int samples, int64_t depth, int64_t width, Rows a, Rows
 static void spread(int samples, int64_t depth, int64_t width, Rows a, Rows w, Rows from, real *out, int64_t apart) {
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t here = depth - k < BLOCK ? depth - k : BLOCK;
-        spread_block(samples, here, width, (Rows){a.start + k, a.apart}, (Rows){w.start + k * w.apart, w.apart}, from,
-                     out, apart);
+        const real *starts[MOST_SAMPLES];
+        for (int m = 0; m < samples; m++) starts[m] = a.start + m * a.apart + k;
+        spread_block(samples, (Walk){1, here, 0}, width, starts, down(w, k), from, out, apart);
         from = (Rows){out, apart};
     }
 }
@@ -124,7 +148,7 @@ INLINE vec sums(const vec *parts) {
 
 /* parts[m][r] = lane by lane, sum_k a[m][k] w[r][k] for R rows of w, from `first` on. */
 INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, vec (*parts)[VL], int first) {
-    vec sum[8][MOST_SAMPLES];
+    vec sum[8][MOST_ROWS];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int m = 0; m < M; m++) sum[r][m] = all(0);
     for (int64_t k = 0; k < depth; k += VL) {
@@ -142,29 +166,36 @@ INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, ve
         UNROLL for (int m = 0; m < M; m++) parts[m][first + r] = sum[r][m];
 }
 
-/* out = from + W a of each sample: `rows` numbers, each over `depth` columns (whole vectors) of w. */
-static void dot(int samples, int64_t depth, int64_t rows, Rows a, Rows w, Rows from, real *out, int64_t apart) {
-    vec parts[MOST_SAMPLES][VL];
-    for (int64_t i = 0; i < rows; i += VL) {
-        const int here = rows - i < VL ? (int)(rows - i) : VL;
-        int r = 0;
+/* The same for `here` rows of w and up to MOST_ROWS samples. */
+static void dot_panel(int samples, int64_t depth, int here, Rows a, Rows w, vec (*parts)[VL]) {
+    int r = 0;
 #define CALL(M, R)                                                                                                     \
     for (; r + (R < VL ? R : VL) <= here; r += R < VL ? R : VL)                                                        \
-        dot_tile(M, R < VL ? R : VL, depth, a, down(w, i + r), parts, r);
-        BY_SAMPLES(samples, CALL)
+        dot_tile(M, R < VL ? R : VL, depth, a, down(w, r), parts, r);
+    BY_SAMPLES(samples, CALL)
 #undef CALL
-        for (; r < here; r++) { /* the few rows at the edge */
-            int m = 0;
-            for (; m + 4 <= samples; m += 4) dot_tile(4, 1, depth, down(a, m), down(w, i + r), parts + m, r);
-            for (; m < samples; m++) dot_tile(1, 1, depth, down(a, m), down(w, i + r), parts + m, r);
-        }
-        for (; r < VL; r++)
-            for (int m = 0; m < samples; m++) parts[m][r] = all(0);
-        for (int m = 0; m < samples; m++) {
-            const vec base = from.start ? load(from.start + m * from.apart + i) : all(0);
-            store(out + m * apart + i, base + sums(parts[m]));
-        }
+    for (; r < here; r++) { /* the few rows at the edge */
+        int m = 0;
+        for (; m + 3 <= samples; m += 3) dot_tile(3, 1, depth, down(a, m), down(w, r), parts + m, r);
+        for (; m < samples; m++) dot_tile(1, 1, depth, down(a, m), down(w, r), parts + m, r);
     }
+    for (; r < VL; r++)
+        for (int m = 0; m < samples; m++) parts[m][r] = all(0);
+}
+
+/* out = from + W a of each sample: `rows` numbers, each over `depth` columns (whole vectors) of w. */
+static void dot(int64_t samples, int64_t depth, int64_t rows, Rows a, Rows w, Rows from, real *out, int64_t apart) {
+    vec parts[MOST_ROWS][VL];
+    for (int64_t i = 0; i < rows; i += VL)
+        for (int64_t m = 0; m < samples;) {
+            const int count = part_of(samples - m, MOST_ROWS);
+            dot_panel(count, depth, rows - i < VL ? (int)(rows - i) : VL, down(a, m), down(w, i), parts);
+            for (int c = 0; c < count; c++) {
+                const vec base = from.start ? load(from.start + (m + c) * from.apart + i) : all(0);
+                store(out + (m + c) * apart + i, base + sums(parts[c]));
+            }
+            m += count;
+        }
 }
 
 /* One term of an update: sum over `count` rows of left^T right. */
@@ -176,13 +207,13 @@ typedef struct {
 /* into[m][j] = (keep ? into[m][j] : 0) + scale * sum over the terms of left[k][m] right[k][j], M rows, V vectors of j. */
 INLINE void outer_tile(const int M, const int V, const Term *terms, int count, int64_t i, int64_t j, int keep,
                        real scale, real *into, int64_t apart) {
-    vec sum[MOST_SAMPLES][2];
+    vec sum[MOST_ROWS][4];
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++) sum[m][v] = all(0);
     for (int term = 0; term < count; term++) {
         const real *left = terms[term].left.start + i, *right = terms[term].right.start + j;
         for (int64_t k = 0; k < terms[term].count; k++) {
-            vec x[2];
+            vec x[4];
             UNROLL for (int v = 0; v < V; v++) x[v] = load(right + v * VL);
             UNROLL for (int m = 0; m < M; m++) {
                 const vec c = all(left[m]);
@@ -202,9 +233,8 @@ INLINE void outer_tile(const int M, const int V, const Term *terms, int count, i
 INLINE void outer_column(const int V, const Term *terms, int count, int64_t first, int64_t last, int64_t j, int keep,
                          real scale, real *into, int64_t apart) {
     int64_t i = first;
-    for (; i + MOST_SAMPLES <= last; i += MOST_SAMPLES)
-        outer_tile(MOST_SAMPLES, V, terms, count, i, j, keep, scale, into, apart);
-    for (; i + 4 <= last; i += 4) outer_tile(4, V, terms, count, i, j, keep, scale, into, apart);
+    for (; i + 6 <= last; i += 6) outer_tile(6, V, terms, count, i, j, keep, scale, into, apart);
+    for (; i + 2 <= last; i += 2) outer_tile(2, V, terms, count, i, j, keep, scale, into, apart);
     for (; i < last; i++) outer_tile(1, V, terms, count, i, j, keep, scale, into, apart);
 }
 
@@ -212,8 +242,18 @@ INLINE void outer_column(const int V, const Term *terms, int count, int64_t firs
 static void outer(const Term *terms, int count, int64_t first, int64_t last, int64_t width, int keep, real scale,
                   real *into, int64_t apart) {
     int64_t j = 0;
-    for (; j + 2 * VL <= width; j += 2 * VL) outer_column(2, terms, count, first, last, j, keep, scale, into, apart);
+    enum { V = ACCUMULATORS / 6 };
+    for (; j + V * VL <= width; j += V * VL) outer_column(V, terms, count, first, last, j, keep, scale, into, apart);
     for (; j < width; j += VL) outer_column(1, terms, count, first, last, j, keep, scale, into, apart);
+}
+
+/* into = (keep ? into : 0) + scale * sum of the rows of the term's left side: the gradient of a bias. */
+static void add_rows(const Term *term, int64_t first, int64_t last, int keep, real scale, real *into) {
+    for (int64_t i = first; i < last; i += VL) {
+        vec sum = all(0);
+        for (int64_t k = 0; k < term->count; k++) sum += load(term->left.start + k * term->left.apart + i);
+        store(into + i, (keep ? load(into + i) : all(0)) + scale * sum);
+    }
 }
 
 #endif

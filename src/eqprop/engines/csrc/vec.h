@@ -40,9 +40,13 @@ typedef int32_t whole;
 typedef real vec __attribute__((vector_size(VBYTES)));
 typedef whole lanes __attribute__((vector_size(VBYTES))); /* all ones or all zeros in a lane */
 typedef vec vec_in_memory __attribute__((may_alias));
+typedef vec vec_anywhere __attribute__((may_alias, aligned(sizeof(real))));
+typedef lanes lanes_anywhere __attribute__((may_alias, aligned(sizeof(real))));
 
 INLINE vec load(const real *p) { return *(const vec_in_memory *)p; }
 INLINE void store(real *p, vec v) { *(vec_in_memory *)p = v; }
+INLINE vec load_anywhere(const real *p) { return *(const vec_anywhere *)p; }
+INLINE void store_anywhere(real *p, vec v) { *(vec_anywhere *)p = v; }
 INLINE vec all(real x) { return x - (vec){0}; }
 
 INLINE vec choose(lanes mask, vec yes, vec no) { return (vec)((mask & (lanes)yes) | (~mask & (lanes)no)); }

@@ -1,0 +1,91 @@
+/* Convolutional nets on a team of threads: free phases, and whole training iterations.
+
+   A sample runs through all of its phases on one thread; channels are divided among the threads for the updates. */
+#include "conv_update.h"
+
+static void train_work(Team *team, int rank, void *argument) {
+    Training *job = argument;
+    const Conv *p = job->p;
+    const int64_t samples = p->task.networks * p->task.batch;
+    int64_t first, last;
+    share(samples, team, rank, &first, &last);
+    pack_all(p, &job->packed, team, rank);
+    barrier(team);
+    for (int64_t i = 0; i < p->task.iterations; i++) {
+        for (int64_t sample = first; sample < last; sample++)
+            run_sample(job, &job->cells[rank], sample, p->task.order[i * samples + sample]);
+        barrier(team);
+        update_all(job, team, rank);
+        barrier(team);
+        if (rank == 0) count_iteration(&p->task, &job->notes, team, p->task.first + i);
+    }
+}
+
+/* `iterations` training iterations; 0, or 1 if there is no memory for them. */
+int conv_train(const Conv *p) {
+    Arena arena = {0};
+    Training job = {0};
+    carve_training(&arena, p, &job);
+    if (!open_arena(&arena)) return 1;
+    carve_training(&arena, p, &job);
+    run_team(p->task.threads, train_work, &job);
+    free(arena.base);
+    return 0;
+}
+
+typedef struct {
+    const Conv *p;
+    Cell *cells; /* one a thread */
+    Packed packed;
+    real *visible;
+    whole *windows;
+} Relaxing;
+
+static void carve_relaxing(Arena *arena, const Conv *p, Relaxing *job) {
+    job->p = p;
+    job->cells = carve(arena, p->task.threads * sizeof(Cell));
+    carve_packed(arena, p, &job->packed);
+    Cell spare;
+    for (int64_t i = 0; i < p->task.threads; i++) {
+        Cell *cell = arena->base ? &job->cells[i] : &spare;
+        carve_cell(arena, p, cell);
+        cell->packed = &job->packed;
+    }
+    job->visible = carve(arena, p->task.threads * row_of(filters_of(p, p->maps - 1).reach) * sizeof(real));
+    job->windows = carve(arena, p->task.threads * row_of(size_of(p, layers_of(p) - 1)) * sizeof(whole));
+}
+
+static void relax_work(Team *team, int rank, void *argument) {
+    Relaxing *job = argument;
+    const Conv *p = job->p;
+    Cell *cell = &job->cells[rank];
+    real *visible = job->visible + rank * row_of(filters_of(p, p->maps - 1).reach);
+    whole *windows = job->windows + rank * row_of(size_of(p, layers_of(p) - 1));
+    pack_all(p, &job->packed, team, rank);
+    barrier(team);
+    for (int64_t sample = take(team); sample < p->task.networks * p->task.batch; sample = take(team)) {
+        int still;
+        cell->network = sample / p->task.batch;
+        see(p, p->task.images + sample * image_size(p), visible);
+        hear(p, cell, p->maps - 1, visible, cell->drive, windows);
+        start_cell(p, cell, p->start, sample);
+        p->task.steps[sample] = relax_cell(p, cell, p->task.T, &still);
+        for (int64_t layer = 0; layer < layers_of(p); layer++)
+            memcpy(p->state[layer] + sample * size_of(p, layer), cell->states[layer], size_of(p, layer) * sizeof(real));
+        const Manner look = {.parity = -1, .watch = 1};
+        step(p, cell, &look);
+        p->task.residuals[sample] = cell->residual;
+    }
+}
+
+/* The free phase of (R, B) samples; 0, or 1 if there is no memory for it. */
+int conv_relax(const Conv *p) {
+    Arena arena = {0};
+    Relaxing job = {0};
+    carve_relaxing(&arena, p, &job);
+    if (!open_arena(&arena)) return 1;
+    carve_relaxing(&arena, p, &job);
+    run_team(p->task.threads, relax_work, &job);
+    free(arena.base);
+    return 0;
+}
