@@ -295,8 +295,11 @@ def test_samples_that_do_not_settle_are_seen_and_can_be_dropped() -> None:
     assert (dropped.residual.unsettled, dropped.residual.dropped, dropped.samples) == (1, 1, 2)
     alone = gdu.compare(model, COST, x[1:], y[1:], 200, K, BETA)
     assert alone.residual.unsettled == 0
+    assert alone.settled is None
+    assert dropped.settled is None
     for group, m in dropped.synapses.items():
         assert m.rmse == pytest.approx(alone.synapses[group].rmse, rel=1e-9)
+        assert kept.settled["synapses"][group] == m
     # What the sample adds is the difference between the two.
     before, after = kept.budget.synapses.rmse, dropped.budget.synapses.rmse
     assert kept.budget.synapses.unsettled == pytest.approx(before - after, rel=1e-9)

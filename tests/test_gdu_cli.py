@@ -238,11 +238,11 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     made: list[str] = []
     whole = reproduce_module.run
 
-    def stop_once(subject: Any, *rest: Any) -> Any:
+    def stop_once(subject: Any, **rest: Any) -> Any:
         made.append(subject.name)
         if subject.name == "P-2h" and made.count("P-2h") == 1:
             raise KeyboardInterrupt
-        return whole(subject, *rest)
+        return whole(subject, **rest)
 
     def again() -> tuple[int, list[str]]:
         """Run it; the exit code and what was computed."""
@@ -287,10 +287,10 @@ def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypa
     quick_figures(monkeypatch)
     whole = reproduce_module.run
 
-    def never(subject: Any, *rest: Any) -> Any:
+    def never(subject: Any, **rest: Any) -> Any:
         if subject.name == "toy":
             raise NeverSettlesError("None of the 2 samples settles.")
-        return whole(subject, *rest)
+        return whole(subject, **rest)
 
     monkeypatch.setattr(reproduce_module, "run", never)
     done = CliRunner().invoke(app, ["reproduce", "figures", "--out", str(tmp_path)])

@@ -74,9 +74,10 @@ def test_bars_are_the_rmse(compared: Any) -> None:
 def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
     found = compared["P-1h"][0]
     nets = [{**found, "name": f"net {n}"} for n in range(6)]
-    settled = copy.deepcopy({**found, "name": "net 5"})
+    settled = copy.deepcopy({kind: found[kind] for kind in ("neurons", "synapses")})
     settled["neurons"]["s0"]["rmse"] = 0.123
-    figure = rmse_panels(nets, {"net 5": settled})
+    nets[5]["settled"] = settled
+    figure = rmse_panels(nets)
     assert [ax.get_title().split(":")[0] for ax in figure.axes] == [n["name"] for n in nets]
     plain, both = bar_heights(figure.axes[0]), bar_heights(figure.axes[5])
     assert both[0::2] == plain

@@ -36,15 +36,20 @@ def _settling(d: Mapping[str, Any]) -> str:
 
 
 def _metrics(d: Mapping[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="EP's updates against BPTT's gradients", title_justify="left")
+    title = "EP's updates against BPTT's gradients"
+    if d["settled"]:
+        title += " (settled: the RMSE of the settled samples alone)"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("group")
-    for heading in ("RMSE", "cumulative", "sign", "cosine", "norm", "left out"):
+    settled = d["settled"]
+    for heading in ("RMSE", *(["settled"] if settled else []), "cumulative", "sign", "cosine", "norm", "left out"):
         table.add_column(heading, justify="right")
     for kind in KINDS:
         for name, m in d[kind].items():
             left_out = f"{m['left_out']} of {m['elements']}" if m["left_out"] else "-"
-            figures = [_short(m["rmse"]), _short(m["rmse_cumulative"]), _fixed(m["sign"]), _fixed(m["cosine"])]
-            table.add_row(name, *figures, _short(m["norm"]), left_out)
+            rest = [_short(settled[kind][name]["rmse"])] if settled else []
+            figures = [_short(m["rmse_cumulative"]), _fixed(m["sign"]), _fixed(m["cosine"]), _short(m["norm"])]
+            table.add_row(name, _short(m["rmse"]), *rest, *figures, left_out)
         table.add_section()
     return table
 

@@ -19,7 +19,7 @@ from eqprop.gdu.groups import Group, groups, measure
 from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius
 from eqprop.gdu.linearised import Linearised
 from eqprop.gdu.lockstep import Case, Moment, dissect, pair
-from eqprop.gdu.metrics import PAPER, Convention, Distance
+from eqprop.gdu.metrics import PAPER, Convention, Distance, Metrics
 from eqprop.gdu.report import KINDS, Report, Residual
 from eqprop.gdu.traces import Trace, follow
 
@@ -52,7 +52,7 @@ def compare(
 ) -> Report:
     """Delta_EP(beta, t) against -nabla_BPTT(t), t = 0, ..., K-1, layer by layer, and why they differ  [eq:thm-main]."""
     options = options or Options()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     _check(model, x, T, K, beta)
     progress = _Progress(options.progress, T, K)
     free = settle(model, x, T, K, options.tolerance, progress.free)
@@ -62,7 +62,6 @@ def compare(
     chosen = _chosen(free, options.drop_unsettled)
     every = groups(model, free.end.state)
     whole, settled = _measure(batch, chosen, every, options.convention, progress)
-    measured = {group: distance.metrics(options.convention) for group, distance in whole.items()}
     sample = int(free.end.settled.int().argmax())
     residual = free.end.residual
     return Report(
@@ -79,11 +78,13 @@ def compare(
             unsettled=int((~free.end.settled).sum()),
             dropped=int((~chosen).sum()),
         ),
-        **{kind: {g.name: m for g, m in measured.items() if g.kind == kind} for kind in KINDS},
+        **_by_kind(whole, options.convention),
+        settled=None if whole is settled else _by_kind(settled, options.convention),
         budget=_budget(batch, whole, settled, options),
         sample=sample,
         traces=_traces(batch, sample, every, options),
         seconds=time.perf_counter() - began,
+        cpu_seconds=time.process_time() - worked,
     )
 
 
@@ -138,6 +139,10 @@ def _check(model: Dynamics, x: Tensor, T: int, K: int, beta: float) -> None:
             f"The input x has shape {tuple(x.shape)}, that of stacked networks. Compare one network at a time: "
             "eqprop.models.unstack(model, r)."
         )
+
+
+def _by_kind(found: dict[Group, Distance], convention: Convention) -> dict[str, dict[str, Metrics]]:
+    return {kind: {g.name: d.metrics(convention) for g, d in found.items() if g.kind == kind} for kind in KINDS}
 
 
 def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:

@@ -28,7 +28,9 @@ class Report:
 
     samples     how many were compared
     steps       the free steps run: T, or fewer if nothing moved any more
+    cpu_seconds of this process, all threads together: on a busy machine the better measure
     neurons, synapses, biases   `Metrics` by name
+    settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
     sample      the one whose processes are in `traces`, by kind and name
     """
 
@@ -39,11 +41,13 @@ class Report:
     samples: int
     steps: int
     seconds: float
+    cpu_seconds: float
     convention: Convention
     residual: Residual
     neurons: dict[str, Metrics]
     synapses: dict[str, Metrics]
     biases: dict[str, Metrics]
+    settled: dict[str, dict[str, Metrics]] | None
     budget: Budget
     sample: int
     traces: dict[str, dict[str, Trace]]
@@ -72,12 +76,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, as plain values."""
-        simple = ("T", "K", "beta", "dtype", "samples", "steps", "seconds")
+        simple = ("T", "K", "beta", "dtype", "samples", "steps", "seconds", "cpu_seconds")
         return {
             **{name: getattr(self, name) for name in simple},
             "convention": asdict(self.convention),
             "residual": asdict(self.residual),
-            **{kind: {name: asdict(m) for name, m in getattr(self, kind).items()} for kind in KINDS},
+            **{kind: _plain(getattr(self, kind)) for kind in KINDS},
+            "settled": None if self.settled is None else {kind: _plain(m) for kind, m in self.settled.items()},
             "budget": self.budget.to_dict(),
         }
 
@@ -85,6 +90,10 @@ class Report:
         """The processes of one sample, as plain values."""
         traces = {kind: {name: asdict(t) for name, t in named.items()} for kind, named in self.traces.items()}
         return {"K": self.K, "beta": self.beta, "sample": self.sample, **traces}
+
+
+def _plain(metrics: dict[str, Metrics]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(m) for name, m in metrics.items()}
 
 
 def _text(value: float | None, form: str) -> str:

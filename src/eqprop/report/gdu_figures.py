@@ -51,19 +51,19 @@ def processes(document: Document, traces: Document) -> Figure:
 
 
 @drawn
-def rmse_panels(documents: Sequence[Document], settled: Mapping[str, Document]) -> Figure:
+def rmse_panels(documents: Sequence[Document]) -> Figure:
     """RMSE layer by layer of the six fully connected nets, energy-based above, prototypical below  [RMSE].
 
-    `settled` has, by name, documents of those without the samples that have not settled; both go into one panel.
+    Where samples have not settled, the bars are those of the others, and an outline shows all of them.
     """
     figure = new_figure(9.6, 5.6)
     panels = figure.subplots(2, 3, sharey=True)
     for ax, document in zip(panels.flat, documents, strict=True):
-        _draw_bars(ax, document, settled.get(document["name"]))
+        _draw_bars(ax, document)
         ax.set_title(_heading(document), fontsize=9)
     for ax in panels[:, 0]:
         ax.set_ylabel("RMSE")
-    _bar_legend(figure, outlined=bool(settled))
+    _bar_legend(figure, any(document["settled"] for document in documents))
     return figure
 
 
@@ -72,10 +72,10 @@ def rmse_single(document: Document) -> Figure:
     """RMSE layer by layer of one net  [RMSE:conv]."""
     figure = new_figure(max(3.6, 0.62 * (len(document["neurons"]) + len(document["synapses"]))), 3.3)
     ax = figure.subplots()
-    _draw_bars(ax, document, None)
+    _draw_bars(ax, document)
     ax.set_ylabel("RMSE")
     ax.set_title(_heading(document), fontsize=9)
-    _bar_legend(figure, outlined=False)
+    _bar_legend(figure, bool(document["settled"]))
     return figure
 
 
@@ -83,10 +83,10 @@ def _heading(document: Document) -> str:
     return f"{document['name']}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
 
 
-def shown_rmse(document: Document, kind: str, name: str) -> float | None:
-    """The figure that stands for a group under the document's convention."""
+def shown_rmse(document: Document, kind: str, name: str, settled: bool = False) -> float | None:
+    """The figure that stands for a group under the document's convention, of all samples or of the settled ones."""
     key = document["convention"]["synapses_shown"] if kind == "synapses" else "rmse"
-    value: float | None = document[kind][name][key]
+    value: float | None = (document["settled"] if settled else document)[kind][name][key]
     return value
 
 
@@ -111,14 +111,14 @@ def _legend(figure: Figure) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
 
-def _draw_bars(ax: Axes, document: Document, settled: Document | None) -> None:
+def _draw_bars(ax: Axes, document: Document) -> None:
     position, ticks, labels = 0.0, [], []
     for kind, colour in (("neurons", BLUE), ("synapses", ORANGE)):
         for name in document[kind]:
             value = shown_rmse(document, kind, name) or 0.0
-            if settled is not None:
+            if document["settled"]:
                 ax.bar(position, value, width=0.78, facecolor="none", edgecolor=colour, linewidth=1.0)
-                value = shown_rmse(settled, kind, name) or 0.0
+                value = shown_rmse(document, kind, name, settled=True) or 0.0
             ax.bar(position, value, width=0.78, color=colour)
             ax.annotate(
                 f"{value:.2g}",

@@ -9,9 +9,6 @@ from eqprop.report.gdu_figures import processes, rmse_panels, rmse_single
 from eqprop.report.gdu_folder import FIGURES, read_document, read_traces, write_figure
 from eqprop.report.saw_teeth import saw_teeth
 
-SETTLED = "-settled"
-"""What the folder of a record is called, behind its name, if samples that have not settled were left out."""
-
 PROCESSES = {
     "toy-model": "toy",
     "th-conv": "P-conv",
@@ -26,8 +23,7 @@ def write_gallery(folder: Path) -> list[Path]:
     traces = {name: t for name in documents if (t := read_traces(folder / name))}
     drawn = {figure: processes(documents[name], traces[name]) for figure, name in PROCESSES.items() if name in traces}
     if all(name in documents for name in PANELS):
-        settled = {name: d for name in PANELS if (d := read_document(folder / f"{name}{SETTLED}"))}
-        drawn["rmse"] = rmse_panels([documents[name] for name in PANELS], settled)
+        drawn["rmse"] = rmse_panels([documents[name] for name in PANELS])
     if "P-conv" in documents:
         drawn["rmse-conv"] = rmse_single(documents["P-conv"])
     if "P-1h" in traces and "EB-1h" in traces:
