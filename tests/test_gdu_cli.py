@@ -50,7 +50,9 @@ def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown record": (["EB-4h"], "Unknown GDU record 'EB-4h'.*Did you mean 'EB-"),
     "near miss": (["pconv"], "Did you mean 'P-conv'"),
-    "unknown preset": (["toy", "--preset", "papers"], "papers"),
+    "unknown preset": (["toy", "--preset", "papers"], "Unknown preset 'papers'.*Did you mean 'paper'"),
+    "unknown dtype": (["toy", "--dtype", "float16"], "Unknown dtype 'float16'"),
+    "unknown init": (["toy", "--init", "zeros"], "init is 'zeros'; expected 'default'"),
     "missing file": (["nowhere.py:f"], "There is no file nowhere.py"),
     "missing function": ([f"{MODELS}:symetric"], "Unknown function 'symetric'.*Did you mean 'symmetric'"),
     "not a function": ([f"{MODELS}:NUMBER"], "Unknown function 'NUMBER'"),

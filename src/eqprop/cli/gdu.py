@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import typer
@@ -18,22 +18,18 @@ from eqprop.cli.gdu_table import show
 from eqprop.cli.gdu_targets import Wishes, is_own, own_code, subject
 from eqprop.cli.options import check_json, give_json
 
-Preset = Literal["paper", "authors"]
-Init = Literal["default", "glorot"]
-Dtype = Literal["float64", "float32"]
-
 
 @app.command()
 def gdu(
     target: Annotated[str, typer.Argument(help="A record (toy, EB-1h, ...), FILE.py:FUNCTION, or a run folder.")],
-    preset: Annotated[Preset, typer.Option(help="As printed, or as the authors' code ran.")] = "paper",
+    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as their code ran.")] = "paper",
     T: Annotated[int | None, typer.Option("--T", help="Steps of the free phase.")] = None,
     K: Annotated[int | None, typer.Option("--K", help="Steps compared.")] = None,
     beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
-    init: Annotated[Init | None, typer.Option(help="Initial weights of a record.")] = None,
+    init: Annotated[str | None, typer.Option(help="Initial weights of a record: default or glorot.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, samples and probes.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision.")] = "float64",
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
     drop_unsettled: Annotated[bool, typer.Option("--drop-unsettled", help="Leave out what has not settled.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,

@@ -20,7 +20,7 @@ from eqprop.cli import EXPECTED_ERRORS
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.gdu_records import GDU_RECORDS, InitName, gdu_record
+from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
 from eqprop.experiments.gdu_run import DTYPES, Subject
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER
@@ -37,7 +37,7 @@ class Wishes:
     T: int | None = None
     K: int | None = None
     beta: float | None = None
-    init: InitName | None = None
+    init: str | None = None
     batch: int | None = None
     seed: int | None = None
     dtype: str = "float64"

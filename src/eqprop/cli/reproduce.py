@@ -10,11 +10,12 @@ import typer
 from rich.progress import Progress, TaskID
 
 from eqprop.cli import app
-from eqprop.cli.gdu import Preset, check_out
+from eqprop.cli.gdu import check_out
 from eqprop.cli.gdu_progress import bars
 from eqprop.cli.gdu_targets import check_device
 from eqprop.experiments.gdu_records import GDU_RECORDS, GduRecord
 from eqprop.experiments.gdu_run import DTYPES, Subject, run, same_settings
+from eqprop.experiments.suggest import unknown
 from eqprop.gdu import NeverSettlesError
 
 reproduce = typer.Typer(help="Reproduce figures and tables of the paper.", no_args_is_help=True)
@@ -26,7 +27,7 @@ DTYPE = "float64"
 @reproduce.command()
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures and the numbers behind them.")],
-    preset: Annotated[Preset, typer.Option(help="As printed, or as the authors' code ran.")] = "paper",
+    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as their code ran.")] = "paper",
     seed: Annotated[int | None, typer.Option(help="Of weights and samples.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
@@ -36,6 +37,8 @@ def figures(
 
     check_out(out)
     check_device(device)
+    if preset not in GDU_RECORDS:
+        raise ValueError(unknown("preset", preset, GDU_RECORDS))
     if threads is not None:
         torch.set_num_threads(threads)
     records = [record.override(seed=seed) for record in GDU_RECORDS[preset].values()]
