@@ -79,10 +79,10 @@ def show(screen: Console, result: dict[str, Any]) -> None:
     if result["interrupted"]:
         screen.print("Interrupted: these are the rows that were finished.", style="red")
     screen.print(rows_table(result))
-    for skipped in result["skipped"]:
-        screen.print(
-            f"{skipped['name']} {skipped['method']}, {skipped['engine']}: {skipped['reason']}", highlight=False
-        )
+    # A reason may hold for several schedules and stops; it is told once.
+    told = {f"{s['name']} {s['method']}, {s['engine']}: {s['reason']}": None for s in result["skipped"]}
+    for text in told:
+        screen.print(text, highlight=False)
     for row in result["rows"]:
         if row["refused"]:
             screen.print(f"{row['name']} {row['method']}, {row['engine']}: no ratio: {row['refused']}", style="red")
@@ -99,7 +99,7 @@ def rows_table(result: dict[str, Any]) -> Table:
     title = f"{place}, torch {machine['torch']}; {trials} network{'s' * (trials > 1)} side by side; medians ± spread"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column("record", no_wrap=True)
-    table.add_column("engine")
+    table.add_column("engine", min_width=12, overflow="fold")
     for heading in ("us/iteration", "us/step", "plain us", "ratio", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
@@ -108,7 +108,7 @@ def rows_table(result: dict[str, Any]) -> Table:
         table.add_row(
             f"{row['name']} {row['method']}",
             how(row),
-            f"{row['us_per_iteration']:,.0f} ± {row['spread_us']:,.0f}",
+            f"{row['us_per_iteration']:,.0f} ± {row['spread_us'] / row['us_per_iteration']:.0%}",
             f"{row['us_per_step']:.2f}",
             f"{row['plain_us_per_iteration']:,.0f}",
             ratio,
@@ -119,10 +119,12 @@ def rows_table(result: dict[str, Any]) -> Table:
 
 def how(row: dict[str, Any]) -> str:
     """The engine, and what is not the ordinary way."""
-    extras = [row["schedule"]] if row["schedule"] != "synchronous" else []
+    said = [row["engine"]]
+    if row["schedule"] != "synchronous":
+        said.append(row["schedule"])
     if row["stop"] == "settled":
-        extras.append(f"settled, {row['weights']}")
-    return row["engine"] + (f" ({', '.join(extras)})" if extras else "")
+        said.append(f"settled ({row['weights']})")
+    return ", ".join(said)
 
 
 def projection(total: dict[str, Any]) -> str:
