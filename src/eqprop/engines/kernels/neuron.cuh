@@ -1,5 +1,6 @@
 // The activation and what a step makes of it, shared by every kernel. Compiled with
-//   ENERGY 0|1   ACT 0 sigmoid, 1 tanh   CLIP 0|1   OUTPUT_SLOPE 0|1
+//   ENERGY 0|1   ACT 0 sigmoid, 1 tanh   CLIP 0|1   OUTPUT_SLOPE 0|1   QUICK 1: the sigmoid from the special-function unit,
+//   good to 3e-7, where it stands in the chain of every step; 0: as the library computes it
 // r stands for sigma(s); derivatives are taken from r, so that a step costs one exponential a neuron.
 
 __device__ __forceinline__ float exp2_fast(float v) {
@@ -8,17 +9,20 @@ __device__ __forceinline__ float exp2_fast(float v) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal(float v) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(v));
+  return y;
+}
+
 __device__ __forceinline__ float sigma(float v) {
-#if ACT == 0
-  // 1 / (1 + exp(-4 (v - 1/2)))
-  return __fdividef(1.0f, 1.0f + exp2_fast(fmaf(v, -5.770780163555854f, 2.885390081777927f)));
+  // 1 / (1 + exp(-4 (v - 1/2))), or tanh
+#if ACT == 0 && QUICK
+  return reciprocal(1.0f + exp2_fast(fmaf(v, -5.770780163555854f, 2.885390081777927f)));
+#elif ACT == 0
+  return 1.0f / (1.0f + expf(fmaf(v, -4.0f, 2.0f)));
 #else
-  // tanh v = 1 - 2 / (1 + exp(2 v)); where that loses digits, the odd series
-  float e = exp2_fast(2.885390081777927f * v);
-  float far = 1.0f - __fdividef(2.0f, 1.0f + e);
-  float q = v * v;
-  float near = v * fmaf(q, fmaf(q, 0.13333334f, -0.33333334f), 1.0f);
-  return fabsf(v) < 0.04f ? near : far;
+  return tanhf(v);
 #endif
 }
 

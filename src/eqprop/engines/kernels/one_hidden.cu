@@ -3,8 +3,7 @@
 //                      computes the input drive of this iteration's mini-batch;
 //   relax              one block a (network, sample): all T + K steps of it, its gradient contribution.
 //
-// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, LANES threads
-// to an output unit's dot product, METHOD 0 EP, 1 BPTT,
+// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, METHOD 0 EP, 1 BPTT,
 // and the switches of neuron.cuh.
 
 #include "neuron.cuh"
@@ -13,7 +12,8 @@
 #include "input_layer.cuh"
 
 #define HIDDEN_THREADS (HP / 4)
-#define OUTPUT_THREADS ((NO * LANES + 31) / 32 * 32)
+#define LANES 16                       // threads that share the dot products of two output units, so that a load serves both
+#define OUTPUT_THREADS (((NO + 1) / 2 * LANES + 31) / 32 * 32)
 #define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer a lane sums up
 #define OUTER ((NO * H / 4 + 255) / 256)
 
@@ -52,16 +52,24 @@ struct Yes { static constexpr bool v = true; };
 struct No { static constexpr bool v = false; };
 struct Told { bool v; };
 
-__device__ __forceinline__ float from_hidden(const float4 (&w)[CHUNK], const float4 *v, int lane) {
-  float4 sum = zero4();
+__device__ __forceinline__ float4 fma4(float4 a, float4 v, float4 c) {
+  return make_float4(fmaf(a.x, v.x, c.x), fmaf(a.y, v.y, c.y), fmaf(a.z, v.z, c.z), fmaf(a.w, v.w, c.w));
+}
+
+// Both dot products of a pair; the lower half of the lanes gets the first, the upper half the second.
+__device__ __forceinline__ float from_hidden(const float4 (&w)[2][CHUNK], const float4 *v, int lane) {
+  float4 p = zero4(), q = zero4();
 #pragma unroll
   for (int i = 0; i < CHUNK; i++) {
-    float4 q = v[i * LANES + lane];
-    sum = make_float4(fmaf(q.x, w[i].x, sum.x), fmaf(q.y, w[i].y, sum.y), fmaf(q.z, w[i].z, sum.z), fmaf(q.w, w[i].w, sum.w));
+    const float4 x = v[i * LANES + lane];
+    p = fma4(x, w[0][i], p);
+    q = fma4(x, w[1][i], q);
   }
-  float total = (sum.x + sum.y) + (sum.z + sum.w);
+  const float first = (p.x + p.y) + (p.z + p.w), second = (q.x + q.y) + (q.z + q.w);
+  const bool upper = lane >= LANES / 2;
+  float total = (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, LANES / 2);
 #pragma unroll
-  for (int o = LANES / 2; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+  for (int o = LANES / 4; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
   return total;
 }
 
@@ -87,10 +95,10 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   const int j = tid * 4;
   float4 w[NO], drive = zero4(), s = zero4(), in = zero4(), star = zero4();
   // output side
-  const int o = tid - HIDDEN_THREADS, k = o / LANES, lane = o % LANES;
-  const bool owns = !hides && k < NO;
+  const int o = tid - HIDDEN_THREADS, lane = o % LANES, pair = o / LANES * 2, k = pair + (lane >= LANES / 2);
+  const bool owns = !hides && k < NO, leads = owns && lane % (LANES / 2) == 0;
   const int row = owns ? k : 0;
-  float4 v[CHUNK];
+  float4 v[2][CHUNK];
   float bias = 0.f, z = 0.f, zin = 0.f;
   if (hides) {
 #pragma unroll
@@ -102,9 +110,9 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     m.hidden[0][tid] = map4([](float q) { return rate(q); }, s);
   } else {
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) {
-      const int c = (i * LANES + lane) * 4;
-      v[i] = c < H ? *(const float4 *)(a.W01 + ((size_t)r * NO + row) * H + c) : zero4();
+    for (int i = 0; i < 2 * CHUNK; i++) {
+      const int c = (i / 2 * LANES + lane) * 4, line = pair + i % 2;
+      v[i % 2][i / 2] = c < H && line < NO ? *(const float4 *)(a.W01 + ((size_t)r * NO + line) * H + c) : zero4();
     }
     if (a.b0) bias = a.b0[(size_t)r * NO + row];
   }
@@ -137,7 +145,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
         rq = rate(z);
         still = !owns || old == z;
       }
-      if (owns && lane == 0) m.output[from ^ 1][k] = rq;
+      if (leads) m.output[from ^ 1][k] = rq;
     }
     return still;
   };
@@ -164,11 +172,11 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   float *kept0 = (float *)(trail + (size_t)(ENERGY ? 2 : 1) * K * (HP / 4)), *kept0_in = kept0 + K * 16;
   for (t = 0; t < K; t++, at ^= 1) {
     if (hides) kept[t * (HP / 4) + tid] = s;
-    else if (owns && lane == 0) kept0[t * 16 + k] = z;
+    else if (leads) kept0[t * 16 + k] = z;
     step(at, No{}, Yes{}, No{});
 #if ENERGY
     if (hides) kept_in[t * (HP / 4) + tid] = in;
-    else if (owns && lane == 0) kept0_in[t * 16 + k] = zin;
+    else if (leads) kept0_in[t * 16 + k] = zin;
 #endif
     __syncthreads();
   }
@@ -176,7 +184,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   star = s;
   const float z_star = z;
   if (hides && a.s1) *(float4 *)(a.s1 + (size_t)cell * HP + j) = s;
-  if (owns && lane == 0) {
+  if (leads) {
     m.free_output[k] = z;
     m.free_rate[k] = rate(z);
     m.loss[k] = 0.5f * (z - m.target[k]) * (z - m.target[k]);
@@ -205,7 +213,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     u0 = unit * (rate(z) - rate(z_star));
   }
   if (hides && a.t1) *(float4 *)(a.t1 + (size_t)cell * HP + j) = s;
-  if (owns && lane == 0 && a.t0) a.t0[(size_t)cell * 16 + k] = z;
+  if (leads && a.t0) a.t0[(size_t)cell * 16 + k] = z;
 #else
   // One more step only to see the residual; then back in time.
   step(at, No{}, Yes{}, Yes{});
@@ -243,7 +251,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
 #else
       e0 = nabla0 * slope(after0);
 #endif
-      if (owns && lane == 0) m.output[at][k] = e0;
+      if (leads) m.output[at][k] = e0;
       u0 += e0;
     }
     __syncthreads();
@@ -280,7 +288,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     good = finite(worst4(star)) && finite(worst4(map4([](float q) { return fabsf(q); }, u1)));
 #pragma unroll
     for (int q = 0; q < NO; q++) good = good && finite((g[q].x + g[q].y) + (g[q].z + g[q].w));
-  } else if (owns && lane == 0) {
+  } else if (leads) {
     a.u0[(size_t)cell * 16 + k] = u0;
     good = finite(u0) && finite(z_star);
   }
