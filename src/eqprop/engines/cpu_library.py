@@ -23,9 +23,9 @@ NO_COMPILER = "EQPROP_NO_COMPILER"
 
 COMMON = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 TUNINGS = (
-    ("-O3", "-march=native", "-mprefer-vector-width=512"),
-    ("-O3", "-march=native"),
-    ("-O3", "-mcpu=native"),
+    ("-O2", "-march=native", "-mprefer-vector-width=512"),
+    ("-O2", "-march=native"),
+    ("-O2", "-mcpu=native"),
     ("-O2",),
 )
 """Tried in turn until the compiler takes one: the first is for x86, the third for those that know no -march here."""

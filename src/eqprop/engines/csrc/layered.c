@@ -2,6 +2,7 @@
 
    Samples are divided among the threads during the phases, where they do not need each other; the rows of the weights
    while the drive and the updates are computed. So there are four barriers an iteration and none in the time loop. */
+#define TALL_TILES
 #include "layered_bptt.h"
 #include "layered_relax.h"
 #include "layered_update.h"

@@ -17,15 +17,25 @@ enum { BLOCK = 64, AHEAD = 8 }; /* rows of weights gone through at a time, and f
 
 enum { MOST_SAMPLES = 12 }; /* that go through the time loop together */
 
-/* CALL(M, V) for the tile of M samples by V vectors (or rows) that fills the registers, M up to MOST_ROWS. */
-#define MOST_ROWS 6
-#if ACCUMULATORS == 24
+/* CALL(M, V) for the tile of M samples by V vectors (or rows) that fills the registers, M up to MOST_ROWS. Tall tiles
+   read each weight once for many samples, which matters for large matrices; square ones read fewer numbers in all. */
+#if ACCUMULATORS == 24 && defined(TALL_TILES)
+#define MOST_ROWS 12
 #define BY_SAMPLES(count, CALL)                                                                                        \
     switch (count) {                                                                                                   \
-    case 1: CALL(1, 8) break; case 2: CALL(2, 8) break; case 3: CALL(3, 8) break; case 4: CALL(4, 4) break;            \
+    case 1: CALL(1, 8) break; case 2: CALL(2, 4) break; case 3: CALL(3, 4) break; case 4: CALL(4, 4) break;            \
+    case 5: CALL(5, 4) break; case 6: CALL(6, 4) break; case 7: CALL(7, 2) break; case 8: CALL(8, 2) break;            \
+    case 9: CALL(9, 2) break; case 10: CALL(10, 2) break; case 11: CALL(11, 2) break; default: CALL(12, 2)             \
+    }
+#elif ACCUMULATORS == 24
+#define MOST_ROWS 6
+#define BY_SAMPLES(count, CALL)                                                                                        \
+    switch (count) {                                                                                                   \
+    case 1: CALL(1, 8) break; case 2: CALL(2, 4) break; case 3: CALL(3, 4) break; case 4: CALL(4, 4) break;            \
     case 5: CALL(5, 4) break; default: CALL(6, 4)                                                                      \
     }
 #else
+#define MOST_ROWS 6
 #define BY_SAMPLES(count, CALL)                                                                                        \
     switch (count) {                                                                                                   \
     case 1: CALL(1, 8) break; case 2: CALL(2, 4) break; case 3: CALL(3, 4) break; case 4: CALL(4, 2) break;            \
@@ -101,11 +111,12 @@ static void spread_panel(int samples, Walk walk, int64_t j, int64_t end, const r
    samples while it is near. */
 static void spread_block(int64_t samples, Walk walk, int64_t width, const real *const *a, Rows w, Rows from, real *out,
                          int64_t apart) {
-    for (int64_t j = 0; j < width; j += 8 * VL)
+    const int64_t panel = (samples == 1 ? 8 : 4) * VL;
+    for (int64_t j = 0; j < width; j += panel)
         for (int64_t m = 0; m < samples;) {
             const int count = part_of(samples - m, MOST_ROWS);
-            spread_panel(count, walk, j, j + 8 * VL < width ? j + 8 * VL : width, a + m, w, down(from, m),
-                         out + m * apart, apart);
+            spread_panel(count, walk, j, j + panel < width ? j + panel : width, a + m, w, down(from, m), out + m * apart,
+                         apart);
             m += count;
         }
 }
@@ -148,11 +159,11 @@ INLINE vec sums(const vec *parts) {
 
 /* parts[m][r] = lane by lane, sum_k a[m][k] w[r][k] for R rows of w, from `first` on. */
 INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, vec (*parts)[VL], int first) {
-    vec sum[8][MOST_ROWS];
+    vec sum[4][MOST_ROWS];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int m = 0; m < M; m++) sum[r][m] = all(0);
     for (int64_t k = 0; k < depth; k += VL) {
-        vec weight[8];
+        vec weight[4];
         UNROLL for (int r = 0; r < R; r++) {
             weight[r] = load(w.start + r * w.apart + k);
             __builtin_prefetch(w.start + (r + R) * w.apart + k);
@@ -166,30 +177,42 @@ INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, ve
         UNROLL for (int m = 0; m < M; m++) parts[m][first + r] = sum[r][m];
 }
 
-/* The same for `here` rows of w and up to MOST_ROWS samples. */
-static void dot_panel(int samples, int64_t depth, int here, Rows a, Rows w, vec (*parts)[VL]) {
+enum { FEW = VBYTES / sizeof(real) < 4 ? VBYTES / sizeof(real) : 4 };
+
+/* The same for up to FEW rows of w and up to MOST_ROWS samples. */
+static void dot_few(int samples, int rows, int64_t depth, Rows a, Rows w, vec (*parts)[VL], int first) {
     int r = 0;
 #define CALL(M, R)                                                                                                     \
-    for (; r + (R < VL ? R : VL) <= here; r += R < VL ? R : VL)                                                        \
-        dot_tile(M, R < VL ? R : VL, depth, a, down(w, r), parts, r);
+    for (; r + (R < FEW ? R : FEW) <= rows; r += R < FEW ? R : FEW)                                                    \
+        dot_tile(M, R < FEW ? R : FEW, depth, a, down(w, r), parts, first + r);
     BY_SAMPLES(samples, CALL)
 #undef CALL
-    for (; r < here; r++) { /* the few rows at the edge */
+    for (; r < rows; r++) { /* the few rows at the edge */
         int m = 0;
-        for (; m + 3 <= samples; m += 3) dot_tile(3, 1, depth, down(a, m), down(w, r), parts + m, r);
-        for (; m < samples; m++) dot_tile(1, 1, depth, down(a, m), down(w, r), parts + m, r);
+        for (; m + 3 <= samples; m += 3) dot_tile(3, 1, depth, down(a, m), down(w, r), parts + m, first + r);
+        for (; m < samples; m++) dot_tile(1, 1, depth, down(a, m), down(w, r), parts + m, first + r);
     }
-    for (; r < VL; r++)
+}
+
+/* The same for one vector of rows and up to MOST_SAMPLES samples: a few rows serve all samples while they are near. */
+static void dot_block(int samples, int64_t depth, int rows, Rows a, Rows w, vec (*parts)[VL]) {
+    for (int r = 0; r < rows; r += FEW)
+        for (int m = 0; m < samples;) {
+            const int count = part_of(samples - m, MOST_ROWS);
+            dot_few(count, rows - r < FEW ? rows - r : FEW, depth, down(a, m), down(w, r), parts + m, r);
+            m += count;
+        }
+    for (int r = rows; r < VL; r++)
         for (int m = 0; m < samples; m++) parts[m][r] = all(0);
 }
 
 /* out = from + W a of each sample: `rows` numbers, each over `depth` columns (whole vectors) of w. */
 static void dot(int64_t samples, int64_t depth, int64_t rows, Rows a, Rows w, Rows from, real *out, int64_t apart) {
-    vec parts[MOST_ROWS][VL];
+    vec parts[MOST_SAMPLES][VL];
     for (int64_t i = 0; i < rows; i += VL)
         for (int64_t m = 0; m < samples;) {
-            const int count = part_of(samples - m, MOST_ROWS);
-            dot_panel(count, depth, rows - i < VL ? (int)(rows - i) : VL, down(a, m), down(w, i), parts);
+            const int count = part_of(samples - m, MOST_SAMPLES);
+            dot_block(count, depth, rows - i < VL ? (int)(rows - i) : VL, down(a, m), down(w, i), parts);
             for (int c = 0; c < count; c++) {
                 const vec base = from.start ? load(from.start + (m + c) * from.apart + i) : all(0);
                 store(out + (m + c) * apart + i, base + sums(parts[c]));
