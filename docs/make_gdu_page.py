@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "gdu"
 PAGE = ROOT / "docs" / "gdu.md"
 NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
-PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "unsettled")
+PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
 SEEDS = (0, 1, 2, 3, 4)
 
 Document = Mapping[str, Any]

@@ -116,6 +116,7 @@ def test_the_parts_together_are_no_less_than_the_rmse(name: str) -> None:
     x, y = batch(model)
     budget = gdu.compare(model, COST, x, y, 40, K, 0.1).budget
     for parts in (budget.neurons, budget.synapses):
+        assert parts.rounding is None
         shares = [parts.residual, parts.finite_beta, parts.output_slope, parts.asymmetry, parts.unsettled]
         assert parts.rmse is not None
         assert sum(p for p in shares if p is not None) >= parts.rmse - 1e-12
@@ -495,6 +496,25 @@ def test_a_cuda_device_finds_the_same(name: str) -> None:
             assert getattr(there, kind)[group].rmse == pytest.approx(m.rmse, rel=1e-6, abs=1e-9)
     assert there.budget.spectral_radius == pytest.approx(here.budget.spectral_radius, rel=1e-6)
     assert there.budget.asymmetry == pytest.approx(here.budget.asymmetry, rel=1e-6, abs=1e-12)
+
+
+def test_rounding_is_told_apart_in_float32() -> None:
+    """At a tiny beta it is nearly all of the error, at a large one nearly nothing."""
+    model = toy(dtype=torch.float32)
+    x, y = (v.float() for v in batch(model))
+    fine, coarse = (gdu.compare(model, COST, x, y, T, K, beta).budget.synapses for beta in (1e-5, 0.1))
+    assert fine.largest()[0] == "rounding"
+    assert fine.rounding > 0.9 * fine.rmse
+    assert coarse.largest()[0] == "finite_beta"
+    assert coarse.rounding < 1e-3 * coarse.finite_beta
+    exact = gdu.compare(toy(), COST, x.double(), y.double(), T, K, 0.1).budget.synapses
+    assert coarse.finite_beta == pytest.approx(exact.finite_beta, rel=1e-3)
+    case = Case(model, COST, x, y, relax(model, x, T, keep=K), K, 1e-4)
+    for moment in dissect(case):
+        for name, g in moment.bptt.synapses.items():
+            parts = sum(p.synapses[name].double() for p in moment.parts.values())
+            gap = parts - (moment.ep.synapses[name].double() - g.double())
+            assert float(gap.abs().max()) < 1e-5
 
 
 def test_progress_is_told_from_0_to_1() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "unsettled")
+PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
 KINDS = ("neurons", "synapses", "biases")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from eqprop.gdu.groups import Group
 from eqprop.gdu.metrics import Convention, Distance
 
-PARTS = ("residual", "finite_beta", "output_slope", "asymmetry")
+PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding")
 HOLDS, ALIGNED = 0.05, 0.5
 """The GDU property is said to hold if no group of synapses has an RMSE above the first. It is said to fail if in some
 group the cosine is below the second, or if asymmetry alone is worth more than the first: the theorem's condition is
@@ -20,6 +20,7 @@ MEANING = {
     "finite_beta": "beta is not small: lower it",
     "output_slope": "the nudge bypasses sigma' at the output, which BPTT sees",
     "asymmetry": "the Jacobian of the transition is not symmetric, so no primitive function stands behind it",
+    "rounding": "updates of this size are lost in rounding: raise beta, or use float64",
     "unsettled": "samples that have not settled: see --drop-unsettled",
 }
 
@@ -28,8 +29,8 @@ MEANING = {
 class Parts:
     """The parts of the RMSE in neurons and in synapses, means over groups; together no less than the RMSE.
 
-    None: does not apply. `unsettled` is what the samples that have not settled add to the RMSE; the others are those
-    of the settled samples.
+    None: does not apply (`rounding` is told apart in float32 only). `unsettled` is what the samples that have not
+    settled add to the RMSE; the others are those of the settled samples.
     """
 
     rmse: float | None
@@ -37,6 +38,7 @@ class Parts:
     finite_beta: float | None
     output_slope: float | None
     asymmetry: float | None
+    rounding: float | None
     unsettled: float | None
 
     def largest(self) -> tuple[str, float] | None:

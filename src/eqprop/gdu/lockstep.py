@@ -2,7 +2,7 @@
 
 Both count t from the end of the free phase, so both advance at once: time grows with K, memory does not.
 
-Between EP's update f and minus BPTT's gradient g stand four processes, each differing from the next by one cause:
+Between EP's update f and minus BPTT's gradient g stand four others, each differing from the next by one cause:
 
     f                   the second phase as it is, at finite beta
     f - drift           without what the free phase would still have moved
@@ -14,7 +14,8 @@ Between EP's update f and minus BPTT's gradient g stand four processes, each dif
 so that f - g is the sum of
 
     residual        drift + (limit - frozen) + (adjoint - g): all that vanishes at a steady state
-    finite_beta     (f - drift) - limit
+    rounding        (f - drift) less the same in float64: nothing if the model is float64
+    finite_beta     (f - drift) - limit, less rounding
     output_slope    what the synapses of frozen get because the nudge bypasses squash: J^t N (1 - D) (-dl/ds)
     asymmetry       frozen - output_slope - adjoint: J against its transpose
 
@@ -25,8 +26,9 @@ On a prototypical net J = D W with a symmetric W and D = diag(sigma'). Its synap
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -53,6 +55,20 @@ class Case:
     K: int
     beta: float
 
+    def wide(self) -> Case | None:
+        """The same in float64, from the same state; None if it is."""
+        if self.x.dtype == torch.float64:
+            return None
+        state = tuple(layer.double() for layer in self.free.state)
+        return replace(
+            self,
+            model=copy.deepcopy(self.model).double(),
+            cost=copy.deepcopy(self.cost).double(),
+            x=self.x.double(),
+            y=self.y.double() if self.y.is_floating_point() else self.y,
+            free=replace(self.free, state=state, trail=()),
+        )
+
     def estimators(self) -> tuple[EP, BPTT, RBP]:
         steps = max(self.free.steps, self.K)
         return EP(steps, self.K, beta=self.beta), BPTT(steps, self.K), RBP(steps, self.K)
@@ -78,7 +94,7 @@ def pair(case: Case) -> Iterator[Moment]:
 
 
 def dissect(case: Case) -> Iterator[Moment]:
-    """EP and BPTT with the four parts of their difference."""
+    """EP and BPTT with the parts of their difference."""
     _, _, rbp = case.estimators()
     around = Linearised(case.model, case.x, case.free.state)
     push = first_push(case)
@@ -88,14 +104,18 @@ def dissect(case: Case) -> Iterator[Moment]:
         frozen_steps(around, around.product(_zeros(push), push), case.K),
         _slope_steps(around, push, case.K),
         rbp.steps(case.model, case.cost, case.x, case.y, case.free),
+        _wide_steps(case),
         strict=True,
     )
-    for (f, g, _), (drift, limit, frozen, slope, nabla) in zip(pair(case), others, strict=True):
+    for (f, g, _), (drift, limit, frozen, slope, nabla, wide) in zip(pair(case), others, strict=True):
         adjoint = negative(nabla)
+        response = combine((1, f), (-1, drift))
         parts = {
             "residual": combine((1, drift), (1, limit), (-1, frozen), (1, adjoint), (-1, g)),
-            "finite_beta": combine((1, f), (-1, drift), (-1, limit)),
+            "finite_beta": combine((1, response if wide is None else wide), (-1, limit)),
         }
+        if wide is not None:
+            parts["rounding"] = combine((1, response), (-1, wide))
         asymmetry = combine((1, frozen), (-1, adjoint))
         if slope is not None:
             parts["output_slope"] = Step((), slope.synapses)
@@ -120,6 +140,17 @@ def drift_steps(case: Case) -> Iterator[Step]:
             _, synapses = transition_vjp(model, x, s, moved)
         yield Step(moved, synapses)
         s = new
+
+
+def _wide_steps(case: Case) -> Iterator[Step | None]:
+    """f - drift in float64; None if it is so already."""
+    wide = case.wide()
+    if wide is None:
+        yield from (None for _ in range(case.K))
+        return
+    ep, _, _ = wide.estimators()
+    updates = ep.steps(wide.model, wide.cost, wide.x, wide.y, wide.free)
+    yield from (combine((1, f), (-1, drift)) for f, drift in zip(updates, drift_steps(wide), strict=True))
 
 
 def limit_steps(case: Case, around: Linearised) -> Iterator[Step]:
@@ -195,7 +226,8 @@ def combine(*terms: tuple[int, Step]) -> Step:
 
 
 def _sum(signs: list[int], values: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    total = values[0].clone() if signs[0] > 0 else -values[0]
+    wide = torch.float64 if any(v.dtype == torch.float64 for v in values) else values[0].dtype
+    total = signs[0] * values[0].to(wide)
     for sign, value in zip(signs[1:], values[1:], strict=True):
         total.add_(value, alpha=sign)
     return total

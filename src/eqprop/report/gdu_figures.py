@@ -120,13 +120,15 @@ def _draw_bars(ax: Axes, document: Document) -> None:
                 ax.bar(position, value, width=0.78, facecolor="none", edgecolor=colour, linewidth=1.0)
                 value = shown_rmse(document, kind, name, settled=True) or 0.0
             ax.bar(position, value, width=0.78, color=colour)
+            ink = "white" if kind == "neurons" else "black"
             ax.annotate(
                 f"{value:.2g}",
-                (position, max(value, LOWEST)),
-                (0, 1),
+                (position, LOWEST),
+                (0, 2),
                 textcoords="offset points",
                 ha="center",
                 fontsize=6.5,
+                color=ink if value > 1.5 * LOWEST else "black",
             )
             ticks.append(position)
             labels.append(f"${symbol(name)}$")

@@ -44,7 +44,7 @@ def _draw_graph(ax: Axes) -> None:
                 _draw_arrow(ax, (t, 1 - layer), (t + 1, layer), counts)
     _draw_arrow(ax, (STEPS - 1, 1), (STEPS, 1), True)
     ax.text(STEPS + 0.05, 1, r"$\mathcal{L}$", ha="center", va="center", fontsize=12)
-    ax.set_title("P: grey nodes do not reach the loss,\ntheir gradient is zero", fontsize=9)
+    ax.set_title("P: grey nodes do not reach the loss", fontsize=9)
 
 
 def _draw_node(ax: Axes, t: int, layer: int, counts: bool) -> None:

@@ -1,0 +1,49 @@
+"""docs/gdu.md says what results/gdu says, and keeps its promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "gdu.md"
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_gdu_page", ROOT / "docs" / "make_gdu_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert maker.filled(page) == page
+    assert set(re.findall(r"<!-- (?!end)([a-z ]+) -->", page)) == set(maker.BLOCKS)
+
+
+def test_every_promise_holds(maker: ModuleType) -> None:
+    rows = maker.must_hold_block().splitlines()[2:]
+    assert len(rows) == 11
+    assert [row for row in rows if not row.endswith("| holds |")] == []
+
+
+def test_every_picture_is_there() -> None:
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(pictures) == 11
+    for picture in pictures:
+        path = (PAGE.parent / picture).resolve()
+        assert path.is_file()
+        assert path.with_suffix(".pdf").is_file()
+
+
+def test_a_block_that_nobody_fills_is_noticed(maker: ModuleType) -> None:
+    with pytest.raises(ValueError, match="has a block 'no such block'"):
+        maker.filled("<!-- no such block -->\n<!-- end -->")
