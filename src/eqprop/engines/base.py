@@ -99,6 +99,9 @@ class Engine(ABC):
 
     name: str
 
+    as_float32: bool = True
+    """Whether its weight updates err at most twice as much as torch's own float32; "auto" takes no other."""
+
     @abstractmethod
     def refuses(
         self,

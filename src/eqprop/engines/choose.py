@@ -31,10 +31,11 @@ def choose(
     estimator: Estimator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Engine:
-    """The engine of that name, or with "auto" the first that does not refuse."""
+    """The engine of that name, or with "auto" the first as good as float32 that does not refuse."""
     engines = _engines()
     if name == "auto":
-        return next(engine for engine in engines if engine.refuses(model, cost, estimator, optimizer) is None)
+        exact = (engine for engine in engines if engine.as_float32)
+        return next(engine for engine in exact if engine.refuses(model, cost, estimator, optimizer) is None)
     for engine in engines:
         if engine.name == name:
             reason = engine.refuses(model, cost, estimator, optimizer)
