@@ -1,0 +1,93 @@
+"""Fill the README's table of measured results from the files under results/; with --check, only say if it is current.
+
+python docs/make_readme.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from eqprop.files import write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- begin measured -->", "<!-- end measured -->"
+
+
+def gdu_rows() -> list[str]:
+    rows = []
+    for path in sorted((ROOT / "results" / "gdu").glob("*/gdu.json")):
+        result = json.loads(path.read_text())
+        groups = [*result["neurons"].values(), *result["synapses"].values()]
+        errors = [group["rmse"] for group in groups if group["rmse"] is not None]
+        rows.append(
+            f"| {result['name']} | {min(errors):.0e} to {max(errors):.0e} | {result['residual']['unsettled']} of "
+            f"{result['batch']} | {result['seconds']:.0f} s |"
+        )
+    if not rows:
+        return []
+    head = ["| GDU, preset paper | RMSE over layers and weights | samples not settled | time |", "|---|---|---|---|"]
+    return [*head, *rows, ""]
+
+
+def training_rows() -> list[str]:
+    rows = []
+    for path in sorted((ROOT / "results" / "training").glob("*.json")):
+        result = json.loads(path.read_text())
+        for method, found in result["methods"].items():
+            seeds = ", ".join(str(trial["seed"]) for trial in found["trials"])
+            epochs = len(found["trials"][0]["test_error"])
+            rows.append(
+                f"| {result['name']} {method.upper()}, preset {result['preset']} | {epochs} | {seeds} | "
+                f"{found['test_error_mean']:.2f} % | {found['train_error_mean']:.2f} % | {result['engine']}, "
+                f"{result['provenance']['threads']} CPU thread, {result['seconds']:.0f} s |"
+            )
+    if not rows:
+        return []
+    head = [
+        "| training on MNIST | epochs | seed | test error | running train error | how |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    return [*head, *rows, ""]
+
+
+def bench_rows() -> list[str]:
+    """The newest measurement of each case."""
+    files = [json.loads(path.read_text()) for path in (ROOT / "results" / "bench").glob("*.json")]
+    newest: dict[tuple[str, ...], str] = {}
+    for result in sorted((f for f in files if "rows" in f), key=lambda f: str(f["machine"]["date"])):
+        for row in result["rows"]:
+            if row.get("speedup"):
+                case = (result["machine"]["device"], row["name"], row["method"], row["schedule"], row["stop"])
+                newest[case] = _bench_row(result["machine"], row)
+    if not newest:
+        return []
+    head = ["| training iteration | engine | networks | us | times the obvious code |", "|---|---|---:|---:|---:|"]
+    return [*head, *(newest[case] for case in sorted(newest)), ""]
+
+
+def _bench_row(machine: dict[str, Any], row: dict[str, Any]) -> str:
+    where = machine["device"] if machine["device"] != "cpu" else f"{machine['threads']} CPU threads"
+    how = ", ".join(v for v in (row["schedule"], row["stop"]) if v not in ("synchronous", "never"))
+    label = f"{row['name']} {row['method'].upper()}" + (f" ({how})" if how else "")
+    engine = f"{row['engine']}, {where}"
+    return f"| {label} | {engine} | {row['trials']} | {row['us_per_iteration']:,.0f} | {row['speedup']:,.0f} |"
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    made = "\n".join([BEGIN, *gdu_rows(), *training_rows(), *bench_rows(), END])
+    new = re.sub(f"{BEGIN}.*?{END}", lambda _: made, text, flags=re.DOTALL)
+    if "--check" in sys.argv[1:]:
+        print("README.md is current." if new == text else "README.md is not current: run python docs/make_readme.py.")
+        return int(new != text)
+    write_text(readme, new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
