@@ -1,7 +1,7 @@
 # Everything runs inside $(VENV); nothing is installed outside this directory.
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_FLAGS ?= -q
+PYTEST_FLAGS ?= -q -n 2 --dist worksteal
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
