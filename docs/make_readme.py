@@ -24,7 +24,7 @@ def gdu_rows() -> list[str]:
         groups = [*result["neurons"].values(), *result["synapses"].values()]
         errors = [group["rmse"] for group in groups if group["rmse"] is not None]
         rows.append(
-            f"| {result['name']} | {min(errors):.0e} to {max(errors):.0e} | {result['residual']['unsettled']} of "
+            f"| {result['name']}, beta {result['beta']:g} | {min(errors):.0e} to {max(errors):.0e} | {result['residual']['unsettled']} of "
             f"{result['batch']} | {result['seconds']:.0f} s |"
         )
     if not rows:
