@@ -21,7 +21,7 @@ SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
 """Set to anything but 0, this variable makes the engine behave as on a machine without a compiler."""
 
-COMMON = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+COMMON = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TUNINGS = (
     ("-O2", "-march=native", "-mprefer-vector-width=512"),
     ("-O2", "-march=native"),

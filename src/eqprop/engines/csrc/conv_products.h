@@ -69,7 +69,7 @@ static void respond(const Conv *p, const Filters *f, const real *by_input, const
     const Walk walk = {p->kernel, f->run, f->columns * f->below};
     for (int64_t zone_row = 0; zone_row < f->height; zone_row++) {
         for (int64_t i = 0; i < together; i++) cell->starts[i] = map + starts[zone_row * together + i];
-        spread_block(together, walk, wide, cell->starts, (Rows){by_input, wide}, (Rows){bias, 0}, cell->band, wide);
+        spread_block(together, walk, wide, cell->starts, (Rows){by_input, wide}, 0, (Rows){bias, 0}, cell->band, wide);
         const int64_t offset = zone_row * f->width * f->channels;
         pool_band(p, f, cell->band, zone_row, values + offset, windows + offset);
     }
@@ -106,12 +106,13 @@ static void mark_positions(const Filters *f, const real *map, const whole *windo
 
 INLINE void scatter_run(const int N, const real *filters, int64_t apart, const Mark *marks, int64_t count, real *out) {
     vec sum[CHUNK];
-    UNROLL for (int i = 0; i < N; i++) sum[i] = load_anywhere(out + i * VL);
+    UNROLL for (int i = 0; i < N; i++) sum[i] = all(0);
     for (int64_t m = 0; m < count; m++) {
         const real *filter = filters + marks[m].place * apart;
-        UNROLL for (int i = 0; i < N; i++) sum[i] += marks[m].value * load(filter + i * VL);
+        const vec value = all(marks[m].value);
+        UNROLL for (int i = 0; i < N; i++) sum[i] = fused(value, load(filter + i * VL), sum[i]);
     }
-    UNROLL for (int i = 0; i < N; i++) store_anywhere(out + i * VL, sum[i]);
+    UNROLL for (int i = 0; i < N; i++) store_anywhere(out + i * VL, load_anywhere(out + i * VL) + sum[i]);
 }
 
 /* out += W~ * P^-1(map): every value of map n sent back to the window of its maximum  [lma2]. The channels that have
@@ -140,7 +141,7 @@ INLINE void gather_run(const int N, const real *filter, const int64_t *windows, 
     for (int z = 0; z < count; z++) {
         const real *place = map + windows[z];
         vec sum = parts[z];
-        UNROLL for (int i = 0; i < N; i++) sum += w[i] * load_anywhere(place + i * VL);
+        UNROLL for (int i = 0; i < N; i++) sum = fused(w[i], load_anywhere(place + i * VL), sum);
         parts[z] = sum;
     }
 }
@@ -173,7 +174,7 @@ INLINE void learn_run(const int N, real *gradient, const Mark *marks, int64_t co
     for (int64_t m = 0; m < count; m++) {
         const real *place = map + marks[m].place;
         const vec value = all(sign * marks[m].value);
-        UNROLL for (int i = 0; i < N; i++) sum[i] += value * load_anywhere(place + i * VL);
+        UNROLL for (int i = 0; i < N; i++) sum[i] = fused(value, load_anywhere(place + i * VL), sum[i]);
     }
     UNROLL for (int i = 0; i < N; i++) store(gradient + i * VL, sum[i]);
 }

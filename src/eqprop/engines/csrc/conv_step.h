@@ -57,7 +57,7 @@ static void send_back(const Conv *p, Cell *cell, int64_t n, const real *above, c
     add_inside(p, &f, cell->border, inputs);
 }
 
-/* inputs = from + Wfc^T signal of the layer nearer the output + Wfc signal of the next, for a flat layer or map 0. */
+/* inputs = Wfc^T signal of the layer nearer the output + Wfc signal of the next + from, for a flat layer or map 0. */
 static void couple_flat(const Conv *p, Cell *cell, int64_t layer, real *const *signal, const real *from) {
     const int64_t size = size_of(p, layer);
     real *out = cell->inputs[layer];
@@ -83,8 +83,10 @@ static void couple(const Conv *p, Cell *cell, int64_t layer) {
         couple_flat(p, cell, layer, cell->states, heard);
         return;
     }
-    memcpy(cell->inputs[layer], heard, row_of(size_of(p, layer)) * sizeof(real));
+    memset(cell->inputs[layer], 0, row_of(size_of(p, layer)) * sizeof(real));
     send_back(p, cell, n - 1, cell->states[layer - 1], cell->windows[n - 1]);
+    for (int64_t j = 0; j < vectors_of(size_of(p, layer)); j += VL)
+        store(cell->inputs[layer] + j, load(cell->inputs[layer] + j) + load(heard + j));
 }
 
 static void update_layer(const Conv *p, Cell *cell, int64_t layer, const Manner *manner) {

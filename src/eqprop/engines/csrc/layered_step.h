@@ -4,7 +4,7 @@
 
 #include "layered.h"
 
-/* inputs^n = from + W_{n-1,n}^T signal^{n-1} + W_{n,n+1} signal^{n+1} for the active samples. */
+/* inputs^n = W_{n-1,n}^T signal^{n-1} + W_{n,n+1} signal^{n+1} + from for the active samples. */
 static void couple(const Layered *p, const Tile *tile, int64_t n, real *const *signal, Rows from) {
     const int64_t row = row_of(p->sizes[n]);
     real *out = tile->inputs[n];

@@ -55,17 +55,18 @@ typedef struct {
     int64_t pieces, length, apart;
 } Walk;
 
-/* out[m][j] = from[m][j] + sum_k a[m][k] w[k][j] for V vectors of j; `from` may be out, or null for zeros. */
-INLINE void spread_tile(const int M, const int V, Walk walk, const real *const *a, Rows w, Rows from, real *out,
-                        int64_t apart) {
-    vec sum[MOST_ROWS][8];
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int v = 0; v < V; v++)
-            sum[m][v] = from.start ? load(from.start + m * from.apart + v * VL) : all(0);
+/* out[m][j] = (keep ? out[m][j] : 0) + sum_k a[m][k] w[k][j] + from[m][j] for V vectors of j; `from` may be null.
+   Each piece is added up by itself and `from` comes last: small numbers are summed before they meet large ones. */
+INLINE void spread_tile(const int M, const int V, Walk walk, const real *const *a, Rows w, int keep, Rows from,
+                        real *out, int64_t apart) {
     const real *row = w.start;
     for (int64_t piece = 0; piece < walk.pieces; piece++) {
+        vec sum[MOST_ROWS][8];
         const real *x[MOST_ROWS];
-        UNROLL for (int m = 0; m < M; m++) x[m] = a[m] + piece * walk.apart;
+        UNROLL for (int m = 0; m < M; m++) {
+            x[m] = a[m] + piece * walk.apart;
+            UNROLL for (int v = 0; v < V; v++) sum[m][v] = all(0);
+        }
         for (int64_t k = 0; k < walk.length; k++) {
             vec weight[8];
             UNROLL for (int v = 0; v < V; v++) {
@@ -74,13 +75,19 @@ INLINE void spread_tile(const int M, const int V, Walk walk, const real *const *
             }
             UNROLL for (int m = 0; m < M; m++) {
                 const vec value = all(x[m][k]);
-                UNROLL for (int v = 0; v < V; v++) sum[m][v] += value * weight[v];
+                UNROLL for (int v = 0; v < V; v++) sum[m][v] = fused(value, weight[v], sum[m][v]);
             }
             row += w.apart;
         }
+        const real *last = piece + 1 == walk.pieces ? from.start : 0;
+        UNROLL for (int m = 0; m < M; m++)
+            UNROLL for (int v = 0; v < V; v++) {
+                real *place = out + m * apart + v * VL;
+                if (keep || piece > 0) sum[m][v] += load(place);
+                if (last) sum[m][v] += load(last + m * from.apart + v * VL);
+                store(place, sum[m][v]);
+            }
     }
-    UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int v = 0; v < V; v++) store(out + m * apart + v * VL, sum[m][v]);
 }
 
 INLINE Rows right_of(Rows rows, int64_t columns) {
@@ -91,45 +98,45 @@ INLINE Rows down(Rows rows, int64_t count) {
 }
 
 /* The same for the numbers [j, end) of up to MOST_ROWS samples. */
-static void spread_panel(int samples, Walk walk, int64_t j, int64_t end, const real *const *a, Rows w, Rows from,
-                         real *out, int64_t apart) {
+static void spread_panel(int samples, Walk walk, int64_t j, int64_t end, const real *const *a, Rows w, int keep,
+                         Rows from, real *out, int64_t apart) {
 #define CALL(M, V)                                                                                                     \
     for (; j + V * VL <= end; j += V * VL)                                                                             \
-        spread_tile(M, V, walk, a, right_of(w, j), right_of(from, j), out + j, apart);
+        spread_tile(M, V, walk, a, right_of(w, j), keep, right_of(from, j), out + j, apart);
     BY_SAMPLES(samples, CALL)
 #undef CALL
     for (; j < end; j += VL) { /* the few vectors at the edge */
         int m = 0;
         for (; m + 3 <= samples; m += 3)
-            spread_tile(3, 1, walk, a + m, right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
+            spread_tile(3, 1, walk, a + m, right_of(w, j), keep, right_of(down(from, m), j), out + m * apart + j, apart);
         for (; m < samples; m++)
-            spread_tile(1, 1, walk, a + m, right_of(w, j), right_of(down(from, m), j), out + m * apart + j, apart);
+            spread_tile(1, 1, walk, a + m, right_of(w, j), keep, right_of(down(from, m), j), out + m * apart + j, apart);
     }
 }
 
 /* The same for `width` numbers, a whole number of vectors, of any number of samples: a panel of weights serves all
    samples while it is near. */
-static void spread_block(int64_t samples, Walk walk, int64_t width, const real *const *a, Rows w, Rows from, real *out,
-                         int64_t apart) {
+static void spread_block(int64_t samples, Walk walk, int64_t width, const real *const *a, Rows w, int keep, Rows from,
+                         real *out, int64_t apart) {
     const int64_t panel = (samples == 1 ? 8 : 4) * VL;
     for (int64_t j = 0; j < width; j += panel)
         for (int64_t m = 0; m < samples;) {
             const int count = part_of(samples - m, MOST_ROWS);
-            spread_panel(count, walk, j, j + panel < width ? j + panel : width, a + m, w, down(from, m), out + m * apart,
-                         apart);
+            spread_panel(count, walk, j, j + panel < width ? j + panel : width, a + m, w, keep, down(from, m),
+                         out + m * apart, apart);
             m += count;
         }
 }
 
-/* out = from + a W, that is W^T a of each sample: `width` numbers (whole vectors) from `depth` rows of w. It goes
+/* out = a W + from, that is W^T a of each sample: `width` numbers (whole vectors) from `depth` rows of w. It goes
    through w a block of rows at a time, which the processor reads ahead better than columns from top to bottom. */
 static void spread(int samples, int64_t depth, int64_t width, Rows a, Rows w, Rows from, real *out, int64_t apart) {
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t here = depth - k < BLOCK ? depth - k : BLOCK;
         const real *starts[MOST_SAMPLES];
         for (int m = 0; m < samples; m++) starts[m] = a.start + m * a.apart + k;
-        spread_block(samples, (Walk){1, here, 0}, width, starts, down(w, k), from, out, apart);
-        from = (Rows){out, apart};
+        const Rows last = k + BLOCK < depth ? (Rows){0, 0} : from;
+        spread_block(samples, (Walk){1, here, 0}, width, starts, down(w, k), k > 0, last, out, apart);
     }
 }
 
@@ -170,7 +177,7 @@ INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, ve
         }
         UNROLL for (int m = 0; m < M; m++) {
             const vec x = load(a.start + m * a.apart + k);
-            UNROLL for (int r = 0; r < R; r++) sum[r][m] += x * weight[r];
+            UNROLL for (int r = 0; r < R; r++) sum[r][m] = fused(x, weight[r], sum[r][m]);
         }
     }
     UNROLL for (int r = 0; r < R; r++)
@@ -215,7 +222,7 @@ static void dot(int64_t samples, int64_t depth, int64_t rows, Rows a, Rows w, Ro
             dot_block(count, depth, rows - i < VL ? (int)(rows - i) : VL, down(a, m), down(w, i), parts);
             for (int c = 0; c < count; c++) {
                 const vec base = from.start ? load(from.start + (m + c) * from.apart + i) : all(0);
-                store(out + (m + c) * apart + i, base + sums(parts[c]));
+                store(out + (m + c) * apart + i, sums(parts[c]) + base);
             }
             m += count;
         }
@@ -240,7 +247,7 @@ INLINE void outer_tile(const int M, const int V, const Term *terms, int count, i
             UNROLL for (int v = 0; v < V; v++) x[v] = load(right + v * VL);
             UNROLL for (int m = 0; m < M; m++) {
                 const vec c = all(left[m]);
-                UNROLL for (int v = 0; v < V; v++) sum[m][v] += c * x[v];
+                UNROLL for (int v = 0; v < V; v++) sum[m][v] = fused(c, x[v], sum[m][v]);
             }
             left += terms[term].left.apart;
             right += terms[term].right.apart;

@@ -8,9 +8,11 @@
 
 typedef struct {
     int size;
-    int open;           /* set once the size is known: the system may refuse threads */
-    int arrived, round; /* of the barrier */
-    int64_t next;       /* the next task, where tasks are taken by whoever is free */
+    int open;            /* set once the size is known: the system may refuse threads */
+    int arrived, round;  /* of the barrier */
+    pthread_mutex_t lock;
+    pthread_cond_t released;
+    int64_t next;        /* the next task, where tasks are taken by whoever is free */
 } Team;
 
 typedef struct {
@@ -20,6 +22,8 @@ typedef struct {
     void *job;
 } Member;
 
+enum { SPINS = 1000 }; /* some tens of microseconds */
+
 static inline void pause_briefly(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -28,19 +32,26 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Everybody waits for everybody. It spins, as the others are about to come, and gives its core away if they are not. */
+/* Everybody waits for everybody: a moment awake, as the others are about to come, then asleep, as on a busy machine they
+   may not be running at all. */
 static void barrier(Team *team) {
     if (team->size == 1) return;
     const int round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->size) {
         __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&team->lock);
         __atomic_store_n(&team->round, round + 1, __ATOMIC_RELEASE);
+        pthread_cond_broadcast(&team->released);
+        pthread_mutex_unlock(&team->lock);
         return;
     }
-    for (int spins = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; spins++) {
-        if (spins < 300) pause_briefly();
-        else sched_yield();
+    for (int spins = 0; spins < SPINS; spins++) {
+        if (__atomic_load_n(&team->round, __ATOMIC_ACQUIRE) != round) return;
+        pause_briefly();
     }
+    pthread_mutex_lock(&team->lock);
+    while (__atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round) pthread_cond_wait(&team->released, &team->lock);
+    pthread_mutex_unlock(&team->lock);
 }
 
 static void *enter(void *argument) {
@@ -54,7 +65,7 @@ enum { MOST_THREADS = 256 };
 
 /* Run work(team, rank, job) on `threads` threads, this one among them; on fewer if the system gives fewer. */
 static void run_team(int64_t threads, void (*work)(Team *, int, void *), void *job) {
-    Team team = {.size = 1};
+    Team team = {.size = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .released = PTHREAD_COND_INITIALIZER};
     pthread_t handles[MOST_THREADS];
     Member members[MOST_THREADS];
     members[0] = (Member){&team, 0, work, job};

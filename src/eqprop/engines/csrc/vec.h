@@ -6,6 +6,11 @@
 #define EQPROP_VEC_H
 
 #include <stdint.h>
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #ifdef REAL_DOUBLE
 typedef double real;
@@ -49,6 +54,26 @@ INLINE vec load_anywhere(const real *p) { return *(const vec_anywhere *)p; }
 INLINE void store_anywhere(real *p, vec v) { *(vec_anywhere *)p = v; }
 INLINE vec all(real x) { return x - (vec){0}; }
 
+/* a b + c, rounded once where the machine can. The compiler is told not to join products and sums by itself: it would do
+   so here and not there, and results would depend on the size of a tile. */
+INLINE vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__) && defined(REAL_DOUBLE)
+    return (vec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(REAL_DOUBLE)
+    return (vec)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__) && defined(REAL_DOUBLE)
+    return (vec)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 INLINE vec choose(lanes mask, vec yes, vec no) { return (vec)((mask & (lanes)yes) | (~mask & (lanes)no)); }
 INLINE vec magnitude(vec v) { return choose(v < 0, -v, v); }
 /* Both keep NaN: a comparison with it is false. */
@@ -84,35 +109,26 @@ INLINE int any(lanes mask) {
 #define LN2_LOW -2.12194440e-4f
 #endif
 
+#ifdef REAL_DOUBLE /* the Taylor series: its next term is below 1e-17 */
+enum { TERMS = 12 };
+static const real SERIES[TERMS] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0,
+                                   1.0 / 362880.0,     1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,
+                                   1.0 / 120.0,        1.0 / 24.0,        1.0 / 6.0,        0.5};
+#else /* the minimax coefficients of the Cephes library */
+enum { TERMS = 6 };
+static const real SERIES[TERMS] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                   4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+#endif
+
 /* exp(v) to about one unit in the last place, v taken into [-EXP_RANGE, EXP_RANGE]; NaN stays NaN. */
 INLINE vec exponential(vec v) {
     v = at_most(at_least(v, -EXP_RANGE), EXP_RANGE);
-    const vec shifted = v * (real)1.44269504088896340736 + (real)ROUNDER;
+    const vec shifted = fused(v, all((real)1.44269504088896340736), all((real)ROUNDER));
     const vec n = shifted - (real)ROUNDER;
-    const vec f = (v - n * (real)LN2_HIGH) - n * (real)LN2_LOW; /* |f| <= ln(2)/2 */
-    vec p;
-#ifdef REAL_DOUBLE
-    p = all(1.0 / 6227020800.0); /* the Taylor series: its next term is below 1e-17 */
-    p = p * f + 1.0 / 479001600.0;
-    p = p * f + 1.0 / 39916800.0;
-    p = p * f + 1.0 / 3628800.0;
-    p = p * f + 1.0 / 362880.0;
-    p = p * f + 1.0 / 40320.0;
-    p = p * f + 1.0 / 5040.0;
-    p = p * f + 1.0 / 720.0;
-    p = p * f + 1.0 / 120.0;
-    p = p * f + 1.0 / 24.0;
-    p = p * f + 1.0 / 6.0;
-    p = p * f + 0.5;
-#else
-    p = all(1.9875691500e-4f); /* the minimax coefficients of the Cephes library */
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-#endif
-    p = (p * f) * f + f + 1;
+    const vec f = fused(n, all((real)-LN2_LOW), fused(n, all((real)-LN2_HIGH), v)); /* |f| <= ln(2)/2 */
+    vec p = all(SERIES[0]);
+    UNROLL for (int i = 1; i < TERMS; i++) p = fused(p, f, all(SERIES[i]));
+    p = fused(p * f, f, f) + 1;
     const lanes power = ((lanes)shifted + EXPONENT_BIAS) << MANTISSA; /* the bits of 2^n */
     return p * (vec)power;
 }
@@ -137,7 +153,7 @@ enum activation { TANH, SIGMOID, HARD_SIGMOID };
 
 /* sigma(v): tanh(v), 1/(1 + exp(2 - 4v)), or v kept in [0, 1]. */
 INLINE vec sigma(const int kind, vec v) {
-    if (kind == SIGMOID) return 1 / (1 + exponential(2 - 4 * v));
+    if (kind == SIGMOID) return 1 / (1 + exponential(fused(all(-4), v, all(2))));
     if (kind == HARD_SIGMOID) return at_most(at_least(v, 0), 1);
     return choose(magnitude(v) < (real)0.625, tanh_small(v), 1 - 2 / (1 + exponential(2 * v)));
 }
