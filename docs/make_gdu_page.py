@@ -151,6 +151,8 @@ def paper_block() -> str:
 def precision_block() -> str:
     rows = []
     for name in ("EB-1h", "EB-2h", "EB-3h"):
+        if not (RESULTS / "float32" / f"{name}.json").exists():
+            continue
         for label, d in (("float64", record(name)), ("float32", read("float32", f"{name}.json"))):
             figures = [span(errors(d, kind)) for kind in ("neurons", "synapses")]
             rows.append([name, label, number(d["residual"]["max"]), *figures, largest(d, "synapses")])
