@@ -23,10 +23,9 @@ def gdu_rows() -> list[str]:
         result = json.loads(path.read_text())
         groups = [*result["neurons"].values(), *result["synapses"].values()]
         errors = [group["rmse"] for group in groups if group["rmse"] is not None]
-        rows.append(
-            f"| {result['name']}, beta {result['beta']:g} | {min(errors):.0e} to {max(errors):.0e} | {result['residual']['unsettled']} of "
-            f"{result['batch']} | {result['seconds']:.0f} s |"
-        )
+        label, unsettled = f"{result['name']}, beta {result['beta']:g}", result["residual"]["unsettled"]
+        spread = f"{min(errors):.0e} to {max(errors):.0e}"
+        rows.append(f"| {label} | {spread} | {unsettled} of {result['batch']} | {result['seconds']:.0f} s |")
     if not rows:
         return []
     head = ["| GDU, preset paper | RMSE over layers and weights | samples not settled | time |", "|---|---|---|---|"]
