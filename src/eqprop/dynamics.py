@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,10 @@ from eqprop.state import State, add
 
 Drive = Any
 """What `Dynamics.drive` returns: everything of a step that depends on x and the parameters but not on s."""
+
+
+NudgePlace = Literal["outside", "inside"]
+"""Where the nudge enters F = squash(dPhi/ds): behind squash, or in its argument."""
 
 
 class Dynamics(nn.Module):
@@ -78,12 +82,22 @@ class PrimitiveDynamics(Dynamics):
     `autodiff_contrast` stay as the oracles those are tested against.
 
     `squash` acts before the nudge (the sigma of the prototypical nets), `project` after it (the clip of the
-    energy-based nets).
+    energy-based nets). With `nudge` "inside" the nudge enters squash's argument instead: F = squash(dPhi/ds + push),
+    which is squash of the gradient of Phi - beta l. EP's synapses then follow BPTT's exactly as beta -> 0 whatever
+    squash is, as long as its derivative is symmetric, as that of a function of each neuron alone is.
     """
+
+    nudge: NudgePlace = "outside"
+    """Set by `place_nudge`, or as a class attribute of one's own model."""
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         """Phi(x, s), one value per sample, shape (B,)."""
         raise NotImplementedError(f"{type(self).__name__} must define primitive(x, s), one value per sample.")
+
+    @property
+    def squashes(self) -> bool:
+        """Whether squash does anything; where it does not, the nudge is neither inside nor outside."""
+        return type(self).squash is not PrimitiveDynamics.squash
 
     def squash(self, s: State) -> State:
         return s
@@ -143,6 +157,32 @@ class PrimitiveDynamics(Dynamics):
         return self.step(self.drive(x), s)
 
     def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
-        """project(squash(dPhi/ds) + push)."""
-        new = self.squash(self.gradient(drive, s))
-        return self.project(new if push is None else add(new, push))
+        """project(squash(dPhi/ds) + push), or project(squash(dPhi/ds + push)) with the nudge inside."""
+        inputs = self.gradient(drive, s)
+        if push is None:
+            return self.project(self.squash(inputs))
+        if self.nudge == "inside":
+            return self.project(self.squash(add(inputs, push)))
+        return self.project(add(self.squash(inputs), push))
+
+
+def place_nudge(model: Dynamics, where: NudgePlace) -> None:
+    """Set where the nudge of the second phase enters this model's step."""
+    if where not in ("outside", "inside"):
+        raise ValueError(f"nudge is {where!r}; expected 'outside' (the paper's) or 'inside' of sigma.")
+    name = type(model).__name__
+    if not isinstance(model, PrimitiveDynamics):
+        if where == "inside":
+            raise TypeError(
+                f"{name} is given by its transition alone, so there is no sigma to put the nudge inside of. Give it by "
+                "a primitive and a squash (eqprop.from_primitive), or use nudge='outside'."
+            )
+        return
+    if where == "inside" and not model.squashes:
+        raise ValueError(
+            f"{name} has no sigma around dPhi/ds, so a nudge inside is the same as one outside and the theorem "
+            "holds as it is. Use nudge='outside'; 'inside' belongs to prototypical nets."
+        )
+    if where != model.nudge and type(model).step is not PrimitiveDynamics.step:
+        raise TypeError(f"{name} has a step of its own, which says itself where the nudge enters. Change it there.")
+    model.nudge = where

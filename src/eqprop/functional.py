@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.dynamics import Dynamics, NudgePlace, PrimitiveDynamics, place_nudge
 from eqprop.state import State
 
 Theta = Mapping[str, Tensor]
@@ -36,9 +36,15 @@ def from_primitive(
     parameters: Theta,
     layers: Sequence[LayerShape],
     squash: Callable[[Tensor], Tensor] | None = None,
+    nudge: NudgePlace = "outside",
 ) -> PrimitiveDynamics:
-    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash it is the setting of the theorem  [thm:main]."""
-    return _Primitive(function, parameters, layers, squash)
+    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash it is the setting of the theorem  [thm:main].
+
+    nudge="inside" puts the nudge of the second phase into squash's argument.
+    """
+    model = _Primitive(function, parameters, layers, squash)
+    place_nudge(model, nudge)
+    return model
 
 
 def from_energy(
@@ -134,6 +140,10 @@ class _Primitive(_ByFunction, PrimitiveDynamics):
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         return self.function(x, s, self.theta())
+
+    @property
+    def squashes(self) -> bool:
+        return self.sigma is not None
 
     def squash(self, s: State) -> State:
         return s if self.sigma is None else tuple(self.sigma(layer) for layer in s)

@@ -136,6 +136,7 @@ def describe_estimator(net: Net, job: Job) -> None:
         T=estimator.T,
         K=estimator.K,
         bptt=isinstance(estimator, BPTT),
+        inside=net.model.nudge == "inside",
         beta=estimator.beta if isinstance(estimator, EP) else 1.0,
         alternating=estimator.schedule == "alternating",
         settled=estimator.stop == "settled",

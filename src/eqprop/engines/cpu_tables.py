@@ -103,7 +103,8 @@ class Table:
 
 
 TASK = (
-    (ctypes.c_int64, "networks batch activation T K alternating settled bptt threads iterations first gradients_only"),
+    (ctypes.c_int64, "networks batch activation T K alternating settled bptt inside"),
+    (ctypes.c_int64, "threads iterations first gradients_only"),
     (ctypes.c_double, "beta tolerance"),
     (ctypes.c_void_p, "images targets labels order tally residuals steps"),
 )

@@ -191,6 +191,8 @@ def refuses_job(
             "it takes up to 16 outputs, and sizes of the input and the layer next to it that are multiples of 4, and "
             f"the sizes are {model.sizes}."
         )
+    if model.nudge == "inside" and not isinstance(estimator, BPTT):
+        return "its nudge stands outside sigma, and the model has it inside."
     if cost is not None and type(cost) is not SquaredError:
         return f"its cost is the squared error, and the cost is {type(cost).__name__}."
     if estimator is not None and type(estimator) not in (EP, BPTT):

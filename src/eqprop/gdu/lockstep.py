@@ -22,6 +22,8 @@ so that f - g is the sum of
 On a prototypical net J = D W with a symmetric W and D = diag(sigma'). Its synapses see (D W)^t dl/ds with EP and
 (D W)^t D dl/ds with BPTT: output_slope is all they miss, their asymmetry is zero. Its neurons see (D W)^t dl/ds and
 (W D)^t dl/ds, which is asymmetry; output_slope is not a part of theirs.
+
+With the nudge inside sigma, N = D: the synapses of both see (D W)^t D dl/ds, and output_slope is gone.
 """
 
 from __future__ import annotations
@@ -192,7 +194,7 @@ def first_push(case: Case) -> State:
 
 def slope_excess(around: Linearised, push: State) -> State | None:
     """N (1 - D) p: what the first move has too much because the nudge bypasses squash; None if it is nothing."""
-    if not isinstance(around.model, PrimitiveDynamics):
+    if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge == "inside":
         return None
     excess = subtract(push, around.squashed(push))
     return around.product(_zeros(push), excess) if any(bool(layer.any()) for layer in excess) else None

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import PrimitiveDynamics
+from eqprop.dynamics import NudgePlace, PrimitiveDynamics, place_nudge
 from eqprop.functional import zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.initial import Init, Wanted, add_parameters
@@ -35,6 +35,7 @@ class Convolutional(PrimitiveDynamics):
     input_shape     (channels, height, width) of x
     channels        of h0, h1, ...: from the output side, as the layers are numbered; (64, 32) in the paper
     flat            sizes of s0, s1, ...; (10,) in the paper
+    nudge           "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     """
 
     bipartite = True  # but for the arg-max of a layer's own state in the inverse pooling
@@ -50,6 +51,7 @@ class Convolutional(PrimitiveDynamics):
         padding: int = 0,
         pool: int = 2,
         bias: bool = True,
+        nudge: NudgePlace = "outside",
         init: Init = "default",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -60,6 +62,7 @@ class Convolutional(PrimitiveDynamics):
         self.kernel, self.padding, self.pool, self.bias = kernel, padding, pool, bias
         self.activation = _activation(activation)
         self.maps = self._map_shapes()
+        place_nudge(self, nudge)
         add_parameters(self, self._wanted(), init, seed, dtype)
 
     def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:

@@ -9,7 +9,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import PrimitiveDynamics
+from eqprop.dynamics import NudgePlace, PrimitiveDynamics, place_nudge
 from eqprop.functional import check_eps, zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.initial import Init, Wanted, add_parameters
@@ -32,6 +32,7 @@ class Layered(PrimitiveDynamics):
     clip            energy-based: keep s in [0, 1] after every step, nudge included, as the paper does in training
     output_slope    energy-based: False leaves sigma'(s0) out of the output's step, as the authors' code does. The
                     Jacobian is then no longer symmetric.
+    nudge           prototypical: "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     init, seed      "glorot", "default" (PyTorch's) or a function; drawn on the CPU in float64, then rounded
 
     Parameters W01 (n0, n1), W12, ... and b0, b1, ...; stacked networks carry them with a leading dimension.
@@ -47,6 +48,7 @@ class Layered(PrimitiveDynamics):
         clip: bool = False,
         output_slope: bool = True,
         bias: bool = True,
+        nudge: NudgePlace = "outside",
         init: Init = "glorot",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -61,6 +63,7 @@ class Layered(PrimitiveDynamics):
         self.bipartite = not self.energy_based
         self.depth = len(self.sizes) - 1
         self.input_shape = (self.sizes[-1],)
+        place_nudge(self, nudge)
         add_parameters(self, self._wanted(), init, seed, dtype)
 
     def _wanted(self) -> list[Wanted]:
@@ -132,6 +135,10 @@ class Layered(PrimitiveDynamics):
         slopes = [None if n == 0 and not self.output_slope else self.activation.slope(v) for n, v in enumerate(s)]
         forces = (v if d is None else v * d for v, d in zip(inputs, slopes, strict=True))
         return tuple((1.0 - self.eps) * v + self.eps * f for v, f in zip(s, forces, strict=True))
+
+    @property
+    def squashes(self) -> bool:
+        return not self.energy_based
 
     def squash(self, s: State) -> State:
         return s if self.energy_based else tuple(self.activation(layer) for layer in s)

@@ -91,7 +91,8 @@ static void couple(const Conv *p, Cell *cell, int64_t layer) {
 
 static void update_layer(const Conv *p, Cell *cell, int64_t layer, const Manner *manner) {
     Neurons q = {.rate = cell->states[layer], .state = cell->states[layer], .input = cell->inputs[layer],
-                 .target = cell->target, .nudge = layer == 0 ? manner->nudge : 0, .watch = manner->watch};
+                 .target = cell->target, .nudge = layer == 0 ? manner->nudge : 0, .watch = manner->watch,
+                 .inside = (int)p->task.inside};
     if (manner->records) q.record = manner->records[layer];
     update_neurons(p->task.activation, 0, &q, size_of(p, layer), &cell->moved, &cell->residual);
     if (layer > p->flats) cell->fresh[layer - p->flats - 1] = 0;

@@ -77,7 +77,8 @@ static void update_layer(const Layered *p, Tile *tile, int64_t n, const Manner *
     for (int m = 0; m < tile->active; m++) {
         Neurons q = {.rate = tile->rates[n] + m * row, .state = tile->states[n] + m * row,
                      .input = tile->inputs[n] + m * row, .nudge = n == 0 ? manner->nudge : 0, .eps = (real)p->eps,
-                     .clip = (int)p->clip, .sloped = n > 0 || p->output_slope, .watch = manner->watch};
+                     .clip = (int)p->clip, .sloped = n > 0 || p->output_slope, .watch = manner->watch,
+                     .inside = (int)p->task.inside};
         if (q.nudge != 0) q.target = tile->targets + m * row;
         if (manner->records) {
             const Record *r = &manner->records[n];

@@ -29,7 +29,7 @@ typedef struct {
     real *rate, *state;
     const real *input, *target;
     real nudge, eps;
-    int clip, sloped, watch;
+    int clip, sloped, watch, inside; /* inside: prototypical, sigma(input + push) and not sigma(input) + push */
     Record record;
 } Neurons;
 
@@ -39,7 +39,10 @@ INLINE void update_prototypical(const int kind, const Neurons *q, int64_t j, vec
     vec next = sigma(kind, input);
     if (q->record.gain) store(q->record.gain + j, slope(kind, input, next));
     *gap = magnitude(next - old);
-    if (q->nudge != 0) next += q->nudge * (old - load(q->target + j));
+    if (q->nudge != 0) {
+        const vec push = q->nudge * (old - load(q->target + j));
+        next = q->inside ? sigma(kind, input + push) : next + push;
+    }
     store(q->rate + j, next);
 }
 

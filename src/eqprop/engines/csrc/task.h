@@ -11,7 +11,7 @@
 /* Filled in by Python, field by field in this order. Samples are numbered r * batch + b, networks one after another. */
 typedef struct {
     int64_t networks, batch, activation;
-    int64_t T, K, alternating, settled, bptt;
+    int64_t T, K, alternating, settled, bptt, inside; /* inside: the nudge enters sigma's argument */
     int64_t threads, iterations, first, gradients_only;
     double beta, tolerance;
     const real *images, *targets;  /* (N, inputs), (N, outputs) */
