@@ -109,11 +109,17 @@ def resume(
 
 
 def begin_or_resume(
-    record: Record, folder: Path, *, watch: Watch | None = None, only: Sequence[str] | None = None, **options: Any
+    record: Record,
+    folder: Path,
+    *,
+    model: Factory | None = None,
+    watch: Watch | None = None,
+    only: Sequence[str] | None = None,
+    **options: Any,
 ) -> Result:
     """Go on with the run of these settings in the folder, or begin it. A run of other settings there is an error."""
     if not is_run(folder):
-        return train(record, folder, watch=watch, only=only, **options)
+        return train(record, folder, model=model, watch=watch, only=only, **options)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
     wanted, settings = resolve(record, {k: v for k, v in options.items() if k != "data"})
     there, recorded, _ = read_plan(folder)
@@ -129,7 +135,7 @@ def begin_or_resume(
             f"{folder} holds a run with other settings ({', '.join(other)}). Go on with those it has, or choose "
             "another --out."
         )
-    return resume(folder, data=options.get("data"), watch=watch, only=only, **machine)
+    return resume(folder, data=options.get("data"), model=model, watch=watch, only=only, **machine)
 
 
 def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Record, Settings]:
