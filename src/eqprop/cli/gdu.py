@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -17,6 +17,7 @@ from eqprop.cli.gdu_progress import progress_bar
 from eqprop.cli.gdu_table import show
 from eqprop.cli.gdu_targets import Wishes, is_own, own_code, subject
 from eqprop.cli.options import check_json, give_json
+from eqprop.dynamics import NudgePlace
 
 
 @app.command()
@@ -27,6 +28,7 @@ def gdu(
     K: Annotated[int | None, typer.Option("--K", help="Steps compared.")] = None,
     beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
     init: Annotated[str | None, typer.Option(help="Initial weights of a record: default or glorot.")] = None,
+    nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, samples and probes.")] = None,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -47,7 +49,7 @@ def gdu(
     check_out(out)
     if threads is not None:
         torch.set_num_threads(threads)
-    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data)
+    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, cast(NudgePlace | None, nudge))
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with own_code(Path(target.rpartition(":")[0])) if is_own(target) else nullcontext():
         chosen = subject(target, wishes)

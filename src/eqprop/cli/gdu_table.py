@@ -25,6 +25,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 def _heading(d: Mapping[str, Any]) -> str:
     phases = f"T = {d['T']}, K = {d['K']}, beta = {d['beta']:g}"
+    if d.get("nudge") == "inside":
+        phases += " inside sigma"
     return f"{d['name']} ({d['preset']}): {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
 
 

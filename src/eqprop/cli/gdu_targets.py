@@ -19,12 +19,13 @@ from torch import Tensor
 from eqprop.cli import EXPECTED_ERRORS
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import one_hot
-from eqprop.dynamics import Dynamics
+from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
 from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
 from eqprop.experiments.gdu_run import DTYPES, Subject
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER
 
+NUDGES = ("outside", "inside")
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
 """The phases of a model of one's own, unless told otherwise."""
 
@@ -43,6 +44,7 @@ class Wishes:
     dtype: str = "float64"
     device: str = "cpu"
     data: Path | None = None
+    nudge: NudgePlace | None = None
 
 
 def subject(target: str, wishes: Wishes) -> Subject:
@@ -59,9 +61,8 @@ def subject(target: str, wishes: Wishes) -> Subject:
             f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
             f"{', '.join(GDU_RECORDS['paper'])}."
         )
-    record = gdu_record(target, wishes.preset).override(
-        T=wishes.T, K=wishes.K, beta=wishes.beta, init=wishes.init, batch=wishes.batch, seed=wishes.seed
-    )
+    names = ("T", "K", "beta", "init", "nudge", "batch", "seed")
+    record = gdu_record(target, wishes.preset).override(**{name: getattr(wishes, name) for name in names})
     return Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
 
 
@@ -75,6 +76,8 @@ def _check(wishes: Wishes) -> None:
         raise ValueError(unknown("dtype", wishes.dtype, DTYPES))
     if wishes.preset not in GDU_RECORDS:
         raise ValueError(unknown("preset", wishes.preset, GDU_RECORDS))
+    if wishes.nudge is not None and wishes.nudge not in NUDGES:
+        raise ValueError(unknown("nudge", wishes.nudge, NUDGES))
     check_device(wishes.device)
 
 
@@ -92,6 +95,8 @@ def _fitted(found: Subject, wishes: Wishes) -> Subject:
         raise ValueError(f"--init belongs to records; {found.name} brings its own weights. Leave it out.")
     if wishes.batch is not None and not 1 <= wishes.batch <= len(found.x):
         raise ValueError(f"--batch is {wishes.batch}; {found.name} gives {len(found.x)} samples.")
+    if wishes.nudge is not None:
+        place_nudge(found.model, wishes.nudge)
     dtype, device = DTYPES[wishes.dtype], wishes.device
     x, y = (v[: wishes.batch].to(device) for v in (found.x, found.y))
     return replace(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import mnist, one_hot
-from eqprop.dynamics import Dynamics
+from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER, Convention
 from eqprop.models import Convolutional, Layered, Toy
@@ -32,6 +32,7 @@ class GduRecord:
     batch           samples over which the processes are averaged before their distance is taken
     init            "default" is PyTorch's, with which the published figures are reached; the paper is silent
     output_slope    energy-based: False leaves sigma' out at the output, as the authors' code does
+    nudge           prototypical: "inside" puts the nudge into sigma's argument; the paper has it outside
     seed            of the weights and of the batch
     reported        what the paper says about the RMSE, in its own words or close to them
     """
@@ -47,6 +48,7 @@ class GduRecord:
     batch: int = 20
     init: InitName = "default"
     output_slope: bool = True
+    nudge: NudgePlace = "outside"
     seed: int = 0
     preset: str = "paper"
     reported: str = ""
@@ -69,6 +71,11 @@ class GduRecord:
 
     def build(self, dtype: torch.dtype) -> Dynamics:
         """The network with its initial weights, on the CPU."""
+        model = self._network(dtype)
+        place_nudge(model, self.nudge)
+        return model
+
+    def _network(self, dtype: torch.dtype) -> Dynamics:
         if self.kind == "toy":
             assert self.eps is not None, "a row of the table: energy-based nets have a step"
             return Toy((5, 50, 10), self.activation, eps=self.eps, init=self.init, seed=self.seed, dtype=dtype)

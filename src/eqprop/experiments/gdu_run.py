@@ -77,6 +77,7 @@ def document(subject: Subject, report: Report, drop_unsettled: bool) -> dict[str
         "batch": len(subject.x),
         "seed": subject.seed,
         "init": subject.init,
+        "nudge": getattr(subject.model, "nudge", "outside"),
         "drop_unsettled": drop_unsettled,
     }
     return {**head, **found, "format": FORMAT, "provenance": provenance(subject.x.device)}
@@ -97,4 +98,5 @@ def same_settings(document: dict[str, Any], record: GduRecord, dtype: str, drop_
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
-    return all(document.get(key) == value for key, value in wanted.items())
+    same_nudge = document.get("nudge", "outside") == record.nudge
+    return same_nudge and all(document.get(key) == value for key, value in wanted.items())
