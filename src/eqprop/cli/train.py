@@ -101,7 +101,7 @@ def _table(records: list[Record], preset: str) -> Table:
 
 @app.command("train")
 def train_record(
-    record: Annotated[str, typer.Argument(help="The name of a record (see eqprop list), or a TOML file of your own.")],
+    record: Annotated[str, typer.Argument(help="A record by name (see eqprop list), or a TOML or JSON file.")],
     method: Annotated[str, typer.Option(help="ep, bptt or rbp, or several: ep,bptt.")] = "ep",
     trials: Annotated[int, typer.Option(help="Networks to train, each from its own seed.")] = 1,
     preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",

@@ -1,9 +1,10 @@
-"""Records as plain values and back: JSON in run folders, TOML for a user's own experiments."""
+"""Records as plain values and back: JSON in run folders, TOML or JSON for a user's own experiments."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,31 @@ def read_toml(path: Path) -> Record:
     return from_plain(values, str(path))
 
 
+def read_record_json(path: Path) -> Record:
+    """A whole record as JSON: its fields, or an object that holds them as "record", such as the one of a run folder."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a JSON file: {error}.") from error
+    values = values.get("record", values) if isinstance(values, dict) else values
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds no record; expected an object with fields such as T, K and learning_rates.")
+    return from_plain({"name": path.stem, **values, "preset": "own", "reported": {}}, str(path))
+
+
+READERS: dict[str, Callable[[Path], Record]] = {".toml": read_toml, ".json": read_record_json}
+"""Kinds of files that hold a record, by how their names end."""
+
+
 def find_record(what: str | Path | Record, preset: str = "paper") -> Record:
-    """A record as it is, by name, or from a TOML file."""
+    """A record as it is, by name, or from a TOML or JSON file."""
     if isinstance(what, Record):
         return what
     path = Path(what)
-    if path.suffix == ".toml":
+    if path.suffix in READERS:
         if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}. Give a TOML file, or the name of a record.")
-        return read_toml(path)
+            raise FileNotFoundError(f"There is no file {path}. Give a TOML or JSON file, or the name of a record.")
+        return READERS[path.suffix](path)
     return named_record(str(what), preset)
 
 
