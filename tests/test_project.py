@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "eqprop"
 NOTATION = ROOT / "docs" / "notation.md"
 
-CORE = {"state", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
-LIBRARY = CORE | {"models", "engines", "data"}
+CORE = {"state", "derivative", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
+LIBRARY = CORE | {"models", "starts", "engines", "data"}
 RECORDS = {"version", "files", "provenance"}
 
 # What a module or subpackage of eqprop may import from the others. One that is not here yet may be missing; one
@@ -28,14 +28,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "provenance": {"version"},
     "state": set(),
-    "dynamics": {"state"},
+    "derivative": set(),
+    "dynamics": {"state", "derivative"},
     "functional": {"state", "dynamics"},
-    "cost": {"state"},
+    "cost": {"state", "derivative"},
     "relax": {"state", "dynamics", "cost"},
     "estimators": {"state", "dynamics", "cost", "relax"},
     "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
-    "models": {"state", "dynamics", "functional"},
-    "engines": {"files", "state", "dynamics", "functional", "cost", "relax", "estimators", "models"},
+    "models": {"state", "derivative", "dynamics", "functional"},
+    "starts": {"state", "dynamics"},
+    "engines": {"files", "state", "dynamics", "functional", "cost", "relax", "estimators", "models", "starts"},
     "data": set(),
     "experiments": LIBRARY | RECORDS,
     "training": LIBRARY | RECORDS | {"experiments"},

@@ -16,6 +16,7 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import Estimator
 from eqprop.relax import Phase, Relaxation
+from eqprop.starts import Start, StartName
 from eqprop.state import State
 
 
@@ -29,6 +30,7 @@ class Job:
     labels      (N,) class numbers, against which the running error is counted
     optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
     networks    how many networks are stacked; None for one plain network
+    start       where free phases begin; None for the model's zero state
     """
 
     model: Dynamics
@@ -39,6 +41,7 @@ class Job:
     targets: Tensor
     labels: Tensor
     networks: int | None = None
+    start: Start | None = None
 
 
 @dataclass
@@ -101,6 +104,9 @@ class Engine(ABC):
 
     as_float32: bool = True
     """Whether its weight updates err at most twice as much as torch's own float32; "auto" takes no other."""
+
+    starts: tuple[StartName, ...] = ("zero",)
+    """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 
     @abstractmethod
     def refuses(

@@ -13,6 +13,7 @@ from eqprop.engines.cuda_graph import Graph
 from eqprop.engines.cuda_one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Estimator
+from eqprop.starts import StartName
 
 
 def _engines() -> list[Engine]:
@@ -30,15 +31,25 @@ def choose(
     cost: Cost | None = None,
     estimator: Estimator | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    start: StartName = "zero",
 ) -> Engine:
-    """The engine of that name, or with "auto" the first as good as float32 that does not refuse."""
+    """The engine of that name, or with "auto" the first as good as float32 that does not refuse.
+
+    start       where the free phases of training begin; a job with such a `start` is only given to an engine that
+                was chosen for it
+    """
+
+    def refusal(engine: Engine) -> str | None:
+        if start not in engine.starts:
+            return f"its free phases begin at zero, and they are to begin {start}."
+        return engine.refuses(model, cost, estimator, optimizer)
+
     engines = _engines()
     if name == "auto":
-        exact = (engine for engine in engines if engine.as_float32)
-        return next(engine for engine in exact if engine.refuses(model, cost, estimator, optimizer) is None)
+        return next(engine for engine in engines if engine.as_float32 and refusal(engine) is None)
     for engine in engines:
         if engine.name == name:
-            reason = engine.refuses(model, cost, estimator, optimizer)
+            reason = refusal(engine)
             if reason is not None:
                 raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
             return engine

@@ -28,6 +28,7 @@ class Cpu(Engine):
     """
 
     name = "cpu"
+    starts = ("zero", "persistent", "initialised")
 
     def refuses(
         self,

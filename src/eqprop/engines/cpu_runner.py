@@ -22,7 +22,8 @@ CALL_SECONDS = 0.2
 class CpuRunner(Runner):
     """Mini-batch, phases, gradient and plain SGD step in one loop of C.
 
-    Other optimizers get their gradients from C, one iteration at a time, and step in Python.
+    Other optimizers get their gradients from C, one iteration at a time, and step in Python. One at a time are also the
+    iterations of a job with a `start`, which hands over the state to begin from and takes the one that was reached.
     """
 
     def __init__(self, job: Job) -> None:
@@ -105,23 +106,45 @@ class CpuRunner(Runner):
         for held in self.net.held:
             held.fetch()
         try:
-            done, count = 0, 1
-            while done < len(rows):
-                part = rows[done : done + count]
-                began = time.perf_counter()
-                self._call(part)
-                took = (time.perf_counter() - began) / len(part)
-                done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
+            if self.job.start is None:
+                self._call_for_a_while(rows)
+            else:
+                for one in rows.split(1):
+                    self._iterate(one)
         finally:
             for held in self.net.held:
                 held.give_back()
+
+    def _call_for_a_while(self, rows: Tensor) -> None:
+        done, count = 0, 1
+        while done < len(rows):
+            part = rows[done : done + count]
+            began = time.perf_counter()
+            self._call(part)
+            took = (time.perf_counter() - began) / len(part)
+            done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
+
+    def _iterate(self, one: Tensor) -> None:
+        """One iteration, (1, R, B), begun where the job's `start` says."""
+        start = self.job.start
+        if start is None:
+            self._call(one)
+            return
+        numbers = one[0, 0] if self.job.networks is None else one[0]
+        x = self.job.images[numbers]
+        begun = start.begin(x, numbers)
+        given = self.net.to_c(begun)
+        reached = tuple(torch.empty_like(layer) for layer in given)
+        self.net.describe_state(given, reached)
+        self._call(one)
+        start.end(x, numbers, begun, self.net.from_c(reached))
 
     def _run_with_optimizer(self, rows: Tensor) -> None:
         optimizer = self.job.optimizer
         for i in range(len(rows)):
             for held in self.net.held:
                 held.fetch()
-            self._call(rows[i : i + 1])
+            self._iterate(rows[i : i + 1])
             optimizer.zero_grad(set_to_none=True)
             for held in self.net.held:
                 if held.parameter.requires_grad:

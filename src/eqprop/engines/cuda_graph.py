@@ -78,11 +78,12 @@ class GraphRunner(EagerRunner):
         self.position += 1
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
-        """What the warm-up changes and must not: parameters, optimizer state, tally, clock, position."""
+        """What the warm-up changes and must not: parameters, optimizer, starts, tally, clock, position."""
         optimizer = self.job.optimizer
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
         tensors += [getattr(self.tally, name) for name in self.tally.names()] + [self.clock, self.position]
+        tensors += [] if self.job.start is None else list(self.job.start.tensors.values())
         return [(t, t.detach().clone()) for t in tensors]
 
     @torch.no_grad()
@@ -93,6 +94,7 @@ class GraphRunner(EagerRunner):
 
 class Graph(Engine):
     name = "cuda-graph"
+    starts = ("zero", "persistent", "initialised")
 
     def refuses(
         self,

@@ -33,13 +33,16 @@ class EagerRunner(Runner):
         job = self.job
         x, y = job.images[rows], job.targets[rows]
         job.optimizer.zero_grad(set_to_none=True)
-        free = self.estimator.backward(job.model, job.cost, x, y)
+        begun = None if job.start is None else job.start.begin(x, rows)
+        free = self.estimator.backward(job.model, job.cost, x, y, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             loss = job.cost(free.state, y, theta).reshape(self.tally.bad.numel(), -1)
             self._guard(loss)
             self._count(free, loss, job.labels[rows])
         job.optimizer.step()
+        if job.start is not None and begun is not None:
+            job.start.end(x, rows, begun, free.state)
         self.clock += 1.0
 
     def _guard(self, loss: Tensor) -> None:
@@ -69,6 +72,7 @@ class EagerRunner(Runner):
 
 class Eager(Engine):
     name = "eager"
+    starts = ("zero", "persistent", "initialised")
 
     def refuses(
         self,

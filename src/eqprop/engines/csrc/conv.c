@@ -70,8 +70,7 @@ static void relax_work(Team *team, int rank, void *argument) {
         hear(p, cell, p->maps - 1, visible, cell->drive, windows);
         start_cell(p, cell, p->start, sample);
         p->task.steps[sample] = relax_cell(p, cell, p->task.T, &still);
-        for (int64_t layer = 0; layer < layers_of(p); layer++)
-            memcpy(p->state[layer] + sample * size_of(p, layer), cell->states[layer], size_of(p, layer) * sizeof(real));
+        hand_back(p, cell, sample);
         const Manner look = {.parity = -1, .watch = 1};
         step(p, cell, &look);
         p->task.residuals[sample] = cell->residual;

@@ -20,8 +20,8 @@ typedef struct {
     real *const *gradients;     /* as the values */
     const int64_t *rows, *apart;
     const double *rates;        /* learning rates; NaN leaves a parameter alone */
-    const real *const *start;   /* relaxation: where the layers start, (R, B, size); null for zeros */
-    real *const *state;         /* relaxation: where they end */
+    const real *const *start;   /* where the layers start, (R, B, size); null for zeros */
+    real *const *state;         /* where the free phase ends; in training null if nobody asks */
 } Conv;
 
 /* The filters between maps n and n + 1, and the sizes that follow from them. */
@@ -164,6 +164,12 @@ static void carve_cell(Arena *arena, const Conv *p, Cell *cell) {
         if (records) records[i] = (Record){.gain = gain};
     }
     cell->records = records;
+}
+
+/* The state of a sample as the caller asked for it. */
+static void hand_back(const Conv *p, const Cell *cell, int64_t sample) {
+    for (int64_t layer = 0; layer < layers_of(p); layer++)
+        memcpy(p->state[layer] + sample * size_of(p, layer), cell->states[layer], size_of(p, layer) * sizeof(real));
 }
 
 #endif

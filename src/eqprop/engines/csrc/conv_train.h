@@ -68,14 +68,21 @@ static int states_are_wild(const Conv *p, const Cell *cell) {
     return wild;
 }
 
+/* Answers are judged, and the state is handed back where it is asked for. */
+static void end_free_phase(Training *job, const Cell *cell, int64_t sample, int64_t label) {
+    const Conv *p = job->p;
+    judge(&p->task, &job->notes, sample, cell->states[0], cell->target, p->flat_sizes[0], label);
+    job->notes.wild[sample] |= states_are_wild(p, cell);
+    if (p->state) hand_back(p, cell, sample);
+}
+
 /* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]. */
 static void both_phases(Training *job, Cell *cell, int64_t sample, int64_t label) {
     const Conv *p = job->p;
     int still;
     relax_cell(p, cell, p->task.T, &still);
     put_states(p, cell, job->free, sample);
-    judge(&p->task, &job->notes, sample, cell->states[0], cell->target, p->flat_sizes[0], label);
-    job->notes.wild[sample] |= states_are_wild(p, cell);
+    end_free_phase(job, cell, sample, label);
     for (int64_t n = 0; n + 1 < p->maps; n++) refresh(p, cell, n);
     put_windows(p, cell, job->free_windows, sample);
     Manner manner = {.parity = -1, .watch = 1, .nudge = (real)-p->task.beta};
@@ -146,8 +153,7 @@ static void unroll(Training *job, Cell *cell, int64_t sample, int64_t label) {
         const Manner manner = {.parity = -1, .records = cell->records + t * layers_of(p)};
         step(p, cell, &manner);
     }
-    judge(&p->task, &job->notes, sample, cell->states[0], cell->target, p->flat_sizes[0], label);
-    job->notes.wild[sample] |= states_are_wild(p, cell);
+    end_free_phase(job, cell, sample, label);
     for (int64_t layer = 0; layer < layers_of(p); layer++)
         memset(cell->errors[layer], 0, row_of(size_of(p, layer)) * sizeof(real));
     for (int64_t j = 0; j < p->flat_sizes[0]; j++) cell->errors[0][j] = cell->states[0][j] - cell->target[j];
@@ -174,7 +180,7 @@ static void run_sample(Training *job, Cell *cell, int64_t sample, int64_t image)
     cell->target = target;
     hear(p, cell, p->maps - 1, visible, cell->drive,
          job->drive_windows + sample * row_of(size_of(p, layers_of(p) - 1)));
-    start_cell(p, cell, 0, 0);
+    start_cell(p, cell, p->start, sample);
     if (p->task.bptt) unroll(job, cell, sample, image);
     else both_phases(job, cell, sample, image);
 }

@@ -17,7 +17,7 @@ static void run_phases(Training *job, Tile *tile, int64_t first, int64_t last, c
         tile->active = tile->samples;
         tile->drive = job->drive + first * row_of(p->sizes[p->depth - 1]);
         tile->targets = job->targets + first * row_of(p->sizes[0]);
-        start_tile(p, tile, 0, 0);
+        start_tile(p, tile, p->start, first);
         if (p->task.bptt) unroll(job, tile, first, order);
         else both_phases(job, tile, first, order);
         first += tile->samples;

@@ -18,8 +18,8 @@ typedef struct {
     real *const *bias_gradients;   /* as the biases */
     const double *weight_rates;    /* depth: learning rates; NaN leaves a parameter alone */
     const double *bias_rates;
-    const real *const *start;      /* relaxation: where the layers start, (R, B, sizes[n]); null for zeros */
-    real *const *state;            /* relaxation: where they end */
+    const real *const *start;      /* where the layers start, (R, B, sizes[n]); null for zeros */
+    real *const *state;            /* where the free phase ends; in training null if nobody asks */
 } Layered;
 
 /* A few samples of one network while they relax. Everything is by rows, one a sample. */
@@ -66,6 +66,14 @@ static void carve_tile(Arena *arena, const Layered *p, Tile *tile) {
         if (records) records[i] = (Record){gain, leak, slope};
     }
     tile->records = records;
+}
+
+/* The tile's state as the caller asked for it, from row `sample` on. */
+static void hand_back(const Layered *p, const Tile *tile, int64_t sample) {
+    for (int m = 0; m < tile->samples; m++)
+        for (int64_t n = 0; n < p->depth; n++)
+            memcpy(p->state[n] + (sample + m) * p->sizes[n], tile->states[n] + m * row_of(p->sizes[n]),
+                   p->sizes[n] * sizeof(real));
 }
 
 static inline Rows weight_rows(const Layered *p, int64_t n, int64_t network) {

@@ -24,12 +24,8 @@ static void relax_samples(const Layered *p, Tile *tile, int64_t sample) {
     drive_rows(p, tile->network, tile->visible, tile->drive, tile->samples, 0, p->sizes[last]);
     start_tile(p, tile, p->start, sample);
     relax_tile(p, tile, p->task.T);
-    for (int m = 0; m < tile->samples; m++) {
-        p->task.steps[sample + m] = tile->steps[m];
-        for (int64_t n = 0; n < p->depth; n++)
-            memcpy(p->state[n] + (sample + m) * p->sizes[n], tile->states[n] + m * row_of(p->sizes[n]),
-                   p->sizes[n] * sizeof(real));
-    }
+    hand_back(p, tile, sample);
+    for (int m = 0; m < tile->samples; m++) p->task.steps[sample + m] = tile->steps[m];
     const Manner look = {.parity = -1, .watch = 1};
     step(p, tile, &look);
     for (int m = 0; m < tile->samples; m++) p->task.residuals[sample + m] = tile->residual[m];

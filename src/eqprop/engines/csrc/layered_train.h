@@ -48,9 +48,11 @@ static void gather(const Training *job, const int64_t *order, int64_t first, int
     }
 }
 
+/* The end of the free phase: answers are judged, and the state is handed back where it is asked for. */
 static void judge_tile(Training *job, const Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
     const int64_t row = row_of(p->sizes[0]);
+    if (p->state) hand_back(p, tile, sample);
     for (int m = 0; m < tile->samples; m++)
         judge(&p->task, &job->notes, sample + m, tile->states[0] + m * row, tile->targets + m * row, p->sizes[0],
               order[sample + m]);
