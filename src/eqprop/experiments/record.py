@@ -15,6 +15,7 @@ from eqprop.estimators import BPTT, EP, RBP, Estimator
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.experiments.suggest import unknown
 from eqprop.relax import Schedule, Stop
+from eqprop.starts import STARTS, StartName
 
 EVERY_OTHER = "*"
 """The learning rate of every parameter that is not named."""
@@ -56,6 +57,8 @@ class Record:
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
     optimizer       any class of torch.optim by name, with optimizer_options
+    start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
+    initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
     reported        what the paper reports, by method
     """
 
@@ -73,6 +76,8 @@ class Record:
     stop: Stop = "never"
     optimizer: str = "SGD"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    start: StartName = "zero"
+    initialiser_rate: float = 1.0
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
     reported: Mapping[str, Reported] = field(default_factory=dict)
 
@@ -86,11 +91,14 @@ class Record:
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("optimizer", self.optimizer, optimizer_names())
+        _check_choice("start", self.start, STARTS)
         if not self.learning_rates:
             raise ValueError(f"{self.name} has no learning rates; expected one a weight, such as W01 = 0.04.")
         for name, rate in self.learning_rates.items():
             if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
                 raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
+        if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
+            raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
         METHODS["ep"](self)
 
     def estimator(self, method: str) -> Estimator:

@@ -1,6 +1,6 @@
 """Checkpoints without pickle: tensors as safetensors, the rest as JSON, switched by one rename.
 
-The weights and optimizer files of a checkpoint have names of their own; checkpoint.json, which names them with
+The weights, optimizer and start files of a checkpoint have names of their own; checkpoint.json, which names them with
 their SHA-256, is replaced last. Whatever moment a process dies at, checkpoint.json names a whole checkpoint.
 """
 
@@ -21,6 +21,8 @@ from eqprop.files import write_bytes, write_json
 from eqprop.training.folder import FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
+KINDS = ("weights-", "optimizer-", "start-")
+"""How the names of the files begin that a checkpoint is made of."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Checkpoint:
     optimizer       the state_dict of the optimizer, tensors and plain values
     tally           what the runner had counted in the unfinished epoch, by name, a list over trials
     diverged        trial -> where and why it was stopped
+    start           "TRIAL.NAME" -> tensor: what the free phases begin from (see `eqprop.starts`); empty for zero
+    start_source    the fingerprint of the training data that belongs to
     """
 
     position: Position
@@ -51,9 +55,11 @@ class Checkpoint:
     epoch_seconds: float
     engine: str
     run: str = field(default="")
+    start: dict[str, Tensor] = field(default_factory=dict)
+    start_source: str = ""
 
     def plain(self) -> dict[str, Any]:
-        skipped = ("weights", "optimizer")
+        skipped = ("weights", "optimizer", "start")
         return {k: v for k, v in asdict_shallow(self).items() if k not in skipped} | {"position": asdict(self.position)}
 
 
@@ -70,10 +76,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     weights = _write_tensors(folder, f"weights-{place}", checkpoint.weights)
     optimizer = _write_tensors(folder, f"optimizer-{place}", tensors)
     content = {"format": FORMAT, **checkpoint.plain(), "weights": weights, "optimizer": {**optimizer, "plain": plain}}
-    write_json(folder / CHECKPOINT, content)
     named = {CHECKPOINT, weights["file"], optimizer["file"]}
+    if checkpoint.start:
+        content["start"] = _write_tensors(folder, f"start-{place}", checkpoint.start)
+        named.add(content["start"]["file"])
+    write_json(folder / CHECKPOINT, content)
     for old in folder.iterdir():
-        if old.name not in named and (old.suffix == ".part" or old.name.startswith(("weights-", "optimizer-"))):
+        if old.name not in named and (old.suffix == ".part" or old.name.startswith(KINDS)):
             old.unlink(missing_ok=True)
 
 
@@ -92,11 +101,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             )
         weights = _read_tensors(folder, content["weights"])
         tensors = _read_tensors(folder, content["optimizer"])
+        apart = ("position", "weights", "optimizer", "start", "start_source")
         return Checkpoint(
             position=Position(**content["position"]),
             weights=weights,
             optimizer=join_tensors(tensors, content["optimizer"]["plain"]),
-            **{k: content[k] for k in Checkpoint.__dataclass_fields__ if k not in ("position", "weights", "optimizer")},
+            start=_read_tensors(folder, content["start"]) if "start" in content else {},
+            start_source=content.get("start_source", ""),
+            **{k: content[k] for k in Checkpoint.__dataclass_fields__ if k not in apart},
         )
     except (KeyError, TypeError) as error:
         raise ValueError(

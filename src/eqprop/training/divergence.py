@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import Estimator
 from eqprop.relax import NotFiniteError, Relaxation
+from eqprop.state import State
 
 EXPLODED = 1e6
 """A residual above this is an exploding state, though still finite: bounded nets have residuals of 1 at most."""
@@ -18,16 +19,30 @@ EXPLODED = 1e6
 ADVICE = "Lower the learning rates (--lr), beta or eps, or take initial weights that settle (--init default)."
 
 
-def diagnose(model: Dynamics, cost: Cost, estimator: Estimator, x: Tensor, y: Tensor) -> str:
+@dataclass(frozen=True)
+class Subject:
+    """One network and the mini-batch it went wrong on; `begun` is where its free phase began, None for zero."""
+
+    model: Dynamics
+    cost: Cost
+    x: Tensor
+    y: Tensor
+    begun: State | None = None
+
+
+def diagnose(subject: Subject, estimator: Estimator) -> str:
     """Run the iteration again on one network, checked, and say where it first goes wrong.
 
     The network is frozen with the parameters it had before that iteration, so the same thing happens again.
     """
+    model = subject.model
     bad = next((name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
     if bad is not None:
         return f"The parameter {bad} is not finite. {ADVICE}"
     try:
-        free, grads = replace(estimator, checked=True).gradient(model, cost, x, y)
+        free, grads = replace(estimator, checked=True).gradient(
+            model, subject.cost, subject.x, subject.y, subject.begun
+        )
     except NotFiniteError as error:
         return str(error)
     except ArithmeticError as error:

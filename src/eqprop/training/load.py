@@ -17,10 +17,12 @@ from eqprop.experiments.architecture import Factory
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.relax import Phase, relax
-from eqprop.training.checkpoint import read_checkpoint
+from eqprop.starts import Start
+from eqprop.training.checkpoint import Checkpoint, read_checkpoint
 from eqprop.training.measure import Measure
 from eqprop.training.plan import Leg, Plan, read_images, read_plan
 from eqprop.training.settings import Settings
+from eqprop.training.starting import make_start, restore_start
 
 UNTIL_SETTLED = 1000
 """Free steps of a network of which it is not known how many it was trained with; it leaves when nothing moves."""
@@ -34,13 +36,15 @@ def load(
     method      by default the first one the run has
     model       the function a network of one's own is built with
 
-    The network carries its record as `record`, from which `predict` takes T.
+    The network carries its record as `record`, from which `predict` takes T, and as `start` the feed-forward net it was
+    initialised by, if it was.
     """
     folder = Path(folder)
     record, settings, _ = read_plan(folder)
     leg = _find_leg(settings, method or settings.methods[0], trial, folder)
     network = record.build(trial, torch.float32, model)
-    weights = read_checkpoint(folder / leg.folder).weights
+    checkpoint = read_checkpoint(folder / leg.folder)
+    weights = checkpoint.weights
     for name, p in network.named_parameters():
         saved = weights.get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -51,7 +55,24 @@ def load(
         with torch.no_grad():
             p.copy_(saved)
     network.record = record  # type: ignore[assignment]
-    return network.to(device)
+    network = network.to(device)
+    if record.start == "initialised":
+        network.start = _initialiser(record, network, checkpoint, trial)  # type: ignore[assignment]
+    return network
+
+
+def _number(name: str) -> int:
+    """ "0.V12" -> 12."""
+    return int(name.rpartition("V")[2])
+
+
+def _initialiser(record: Record, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
+    """The feed-forward net a network was trained with, which says where its free phase begins."""
+    first = max((name for name in checkpoint.start if name.startswith(f"{trial}.V")), key=_number)
+    shape = network.input_shape or (checkpoint.start[first].shape[1],)
+    start = make_start(record, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
+    restore_start(start, (trial,), checkpoint)
+    return start
 
 
 @torch.no_grad()
@@ -74,7 +95,9 @@ def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
                 f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
             )
         x = x.reshape(len(x), *model.input_shape)
-    return relax(model, x, phase).state[0].argmax(-1)
+    start = getattr(model, "start", None)
+    begun = start.unseen(x) if isinstance(start, Start) else None
+    return relax(model, x, phase, begun).state[0].argmax(-1)
 
 
 def evaluate(
@@ -100,7 +123,7 @@ def evaluate(
             if not (folder / leg.folder).is_dir():
                 continue
             network = load(folder, method, trial, model=model, device=settings.device)
-            measure = Measure(choose(engine, network), network, record)
+            measure = Measure(choose(engine, network), network, record, start=getattr(network, "start", None))
             x = Plan(record, settings, images).inputs(images.test_x, network)
             done = read_checkpoint(folder / leg.folder)
             entry = {

@@ -12,6 +12,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine
 from eqprop.experiments.record import Record
 from eqprop.relax import Phase
+from eqprop.starts import Start
 
 BATCH = 1000
 """Samples relaxed at once on a CPU; a fixed number, so that the same weights give the same bits."""
@@ -25,12 +26,14 @@ class Measure:
     """How errors are measured: the free phase of the record, left early where not one bit moves any more.
 
     networks    how many are stacked in the model; None for one plain network
+    start       where free phases began in training: an initialiser serves any sample, kept states serve none but theirs
     """
 
     engine: Engine
     model: Dynamics
     record: Record
     networks: int | None = None
+    start: Start | None = None
 
     @property
     def phase(self) -> Phase:
@@ -48,7 +51,8 @@ class Measure:
             between()
             part = x[first : first + batch]
             part = part if self.networks is None else part.expand(self.networks, *part.shape)
-            outputs = self.engine.relaxation(self.model, part, self.phase).state[0]  # (B, n) or (R, B, n)
+            begun = None if self.start is None else self.start.unseen(part)
+            outputs = self.engine.relaxation(self.model, part, self.phase, begun).state[0]  # (B, n) or (R, B, n)
             wrong += (outputs.argmax(-1) != y[first : first + batch]).reshape(wrong.numel(), -1).sum(1)
         return [100.0 * count / len(x) for count in wrong.tolist()]
 

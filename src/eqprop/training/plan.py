@@ -14,7 +14,8 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import Images, idx_directory, mnist, split_validation
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import choose
+from eqprop.engines import Engine, choose
+from eqprop.estimators import Estimator
 from eqprop.experiments.architecture import Factory, OwnNet
 from eqprop.experiments.plain import from_plain, to_plain
 from eqprop.experiments.record import Record
@@ -79,6 +80,16 @@ class Plan:
         """The networks of these trials with their initial weights: stacked, or the one."""
         models = [self.record.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
+
+    def engine(self, name: str, model: Dynamics, estimator: Estimator, optimizer: torch.optim.Optimizer) -> Engine:
+        """The engine of that name for this run, or the fastest that serves."""
+        away = self.record.start == "persistent" and self.settings.states == "cpu" and self.settings.device != "cpu"
+        if away and name not in ("auto", "eager"):
+            raise ValueError(
+                f"The engine {name!r} cannot serve: the states are kept on the CPU, and it runs on "
+                f"{self.settings.device}. Keep them on the device (--states device), or use engine='auto'."
+            )
+        return choose("eager" if away else name, model, self.cost, estimator, optimizer, self.record.start)
 
     def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
         """Images (N, pixels) as the model takes them."""
@@ -165,7 +176,7 @@ def make_plan(
         )
     optimizer = make_optimizer(record, model)
     for method in settings.methods:
-        choose(settings.engine, model, plan.cost, record.estimator(method), optimizer)
+        plan.engine(settings.engine, model, record.estimator(method), optimizer)
     stacked = _decide_stacking(plan, model)
     plan = replace(plan, settings=replace(settings, stacked=stacked))
     return replace(plan, identity=run_digest(plan.plain()))
@@ -215,7 +226,7 @@ def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
     pair = stack(_stackable([model, model]))
     single, both = (
         [
-            choose(settings.engine, m, plan.cost, record.estimator(method), make_optimizer(record, m)).name
+            plan.engine(settings.engine, m, record.estimator(method), make_optimizer(record, m)).name
             for method in settings.methods
         ]
         for m in (model, pair)

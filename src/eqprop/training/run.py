@@ -36,7 +36,7 @@ from eqprop.training.watch import Watch
 
 Data = Images | str | Path | None
 
-RESUMABLE = ("engine", "device", "threads", "checkpoint_every")
+RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
 """The settings a run may go on with otherwise: those of the machine, not of the experiment."""
 
 

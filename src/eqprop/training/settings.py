@@ -24,6 +24,7 @@ class Settings:
     train_error_every   measure the error on the whole training set every N epochs; 0: after the last one only
     checkpoint_every    seconds between two checkpoints inside a long epoch
     stacked             trials side by side as one stacked network; None: where that is possible and faster
+    states              where persistent states are kept: on the "device", or on the "cpu" where they do not fit there
     """
 
     methods: tuple[str, ...] = ("ep",)
@@ -36,6 +37,7 @@ class Settings:
     train_error_every: int = 0
     checkpoint_every: float = 120.0
     stacked: bool | None = None
+    states: str = "device"
 
     def __post_init__(self) -> None:
         strange = next((m for m in self.methods if m not in METHODS), None)
@@ -49,6 +51,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
+        if self.states not in ("device", "cpu"):
+            raise ValueError(
+                f"states is {self.states!r}; expected 'device' or 'cpu', where persistent states are kept."
+            )
         if not self.checkpoint_every > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 

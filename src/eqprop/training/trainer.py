@@ -12,14 +12,15 @@ from torch import Tensor
 
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Job, Tally, choose
+from eqprop.engines import Job, Tally
 from eqprop.models import unstack
 from eqprop.training.checkpoint import Checkpoint, Position
-from eqprop.training.divergence import EXPLODED, diagnose
+from eqprop.training.divergence import EXPLODED, Subject, diagnose
 from eqprop.training.measure import Measure
 from eqprop.training.metrics import Line
 from eqprop.training.order import stacked_order
 from eqprop.training.plan import Leg, Plan, make_optimizer
+from eqprop.training.starting import make_start, restore_start, saved_start, source_of
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,12 @@ class Trainer:
         self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
         self.estimator = plan.record.estimator(leg.method)
         self.optimizer = make_optimizer(plan.record, self.model)
-        self.engine = choose(engine or plan.settings.engine, self.model, plan.cost, self.estimator, self.optimizer)
+        self.engine = plan.engine(engine or plan.settings.engine, self.model, self.estimator, self.optimizer)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
         self.test_x = plan.inputs(images.test_x, self.model)
         self.targets = one_hot(images.train_y, images.classes, plan.dtype)
+        self.start = make_start(plan.record, plan.settings, self.model, self.x)
         self.position = Position()
         self.diverged: dict[int, Divergence] = {}
         self.seconds = self.epoch_seconds = 0.0
@@ -73,6 +75,7 @@ class Trainer:
             self.targets,
             self.plan.images.train_y,
             self.networks,
+            self.start,
         )
 
     @property
@@ -118,13 +121,18 @@ class Trainer:
             # A runner counts from its own start; a state that is large but finite is seen at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
             epoch, iteration = divmod(total, self.plan.iterations)
-            rows = self._batches(self.position.epoch)[iteration]
-            single = self._network(r)
-            rows = (rows[r] if self.networks else rows).to(self.x.device)
-            reason = diagnose(single, self.plan.cost, self.estimator, self.x[rows], self.targets[rows])
+            reason = self._diagnose(r, self._batches(self.position.epoch)[iteration].to(self.x.device))
             self.diverged[trial] = Divergence(epoch + 1, iteration, reason)
             self.runner.tally.bad[r] = max(bad, 0.0)
             self._restore_good(r)
+
+    def _diagnose(self, r: int, rows: Tensor) -> str:
+        """What goes wrong in network r on this mini-batch, (B,) or (R, B)."""
+        begun = None if self.start is None else self.start.begin(self.x[rows], rows)
+        if self.networks:
+            rows, begun = rows[r], None if begun is None else tuple(layer[r] for layer in begun)
+        subject = Subject(self._network(r), self.plan.cost, self.x[rows], self.targets[rows], begun)
+        return diagnose(subject, self.estimator)
 
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
@@ -177,7 +185,7 @@ class Trainer:
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return nothing, nothing
-        plan, measure = self.plan, Measure(self.engine, self.model, self.plan.record, self.networks)
+        plan, measure = self.plan, Measure(self.engine, self.model, self.plan.record, self.networks, self.start)
         every, last = plan.settings.train_error_every, epoch == plan.record.epochs
         test: list[float | None] = [*measure.error_rates(self.test_x, plan.images.test_y, between)]
         if not (last or (every and epoch % every == 0)):
@@ -220,12 +228,15 @@ class Trainer:
             epoch_seconds=self.epoch_seconds,
             engine=self.engine.name,
             run=self.plan.identity,
+            start=saved_start(self.start, self.leg.trials),
+            start_source=source_of(self.start),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for r in range(len(self.leg.trials)):
             self._set_weights(r, checkpoint.weights)
         self.optimizer.load_state_dict(checkpoint.optimizer)
+        restore_start(self.start, self.leg.trials, checkpoint)
         self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
         self.position = checkpoint.position
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
