@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from eqprop.derivative import derivative
 from eqprop.state import State
 
 
@@ -50,7 +51,7 @@ class Cost(nn.Module):
                     f"The cost {type(self).__name__} does not depend on the state; expected a differentiable function "
                     "of s. Look for a detach(), an argmax or a no_grad() in it."
                 )
-            return torch.autograd.grad(loss.sum(), inputs, create_graph=recording, allow_unused=True)
+            return derivative(loss.sum(), inputs, create_graph=recording)
 
     def check(self, s: State, y: Tensor) -> None:
         """Raise ValueError if y does not fit the state."""
@@ -105,23 +106,35 @@ class FunctionCost(Cost):
 
 @dataclass(frozen=True)
 class Nudge:
-    """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative, not 0."""
+    """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative, not 0.
+
+    Beside a number, beta may be a tensor with one value a sample, (B,) or (R, B), or one a network, (R, 1); and
+    complex, where the state is.
+    """
 
     cost: Cost
     y: Tensor
-    beta: float
+    beta: float | complex | Tensor
 
     def __post_init__(self) -> None:
-        check_beta(self.beta)
+        if not isinstance(self.beta, Tensor):
+            check_beta(self.beta)
 
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, factor being the model's `nudge_scale`."""
         strength = -self.beta * factor
-        return tuple(None if g is None else strength * g for g in self.cost.pull(s, self.y, theta))
+        return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
 
 
-def check_beta(beta: float) -> None:
-    if beta == 0.0 or not math.isfinite(beta):
+def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | complex | Tensor:
+    """A strength per sample, shaped to multiply a layer."""
+    if not isinstance(strength, Tensor):
+        return strength
+    return strength.to(like.dtype).view(*strength.shape, *[1] * (like.dim() - strength.dim()))
+
+
+def check_beta(beta: float | complex) -> None:
+    if beta == 0.0 or not cmath.isfinite(beta):
         raise ValueError(
             f"The nudge has beta={beta}, which cannot tell one phase from the other. Expected a non-zero number, such "
             "as 0.1; it may be negative."

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from eqprop.derivative import derivative
 from eqprop.state import State, add
 
 Drive = Any
@@ -126,10 +127,8 @@ class PrimitiveDynamics(Dynamics):
                     f"The primitive of {type(self).__name__} does not depend on the state; expected a differentiable "
                     "function of s. Look for a detach() or a no_grad() in it."
                 )
-            grads = torch.autograd.grad(
-                phi.sum(), inputs, create_graph=recording, allow_unused=True, materialize_grads=True
-            )
-        return tuple(grads)
+            grads = derivative(phi.sum(), inputs, create_graph=recording)
+        return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, grads, strict=True))
 
     def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are left out."""
@@ -138,10 +137,9 @@ class PrimitiveDynamics(Dynamics):
             phi = self._primitive_checked(x, s_plus) - self._primitive_checked(x, s_minus)
             if not phi.requires_grad:  # Phi reads none of them
                 return {name: torch.zeros_like(p) for name, p in parameters.items()}
-            grads = torch.autograd.grad(
-                phi.sum() / phi.shape[-1], tuple(parameters.values()), allow_unused=True, materialize_grads=True
-            )
-        return dict(zip(parameters, grads, strict=True))
+            grads = derivative(phi.sum() / phi.shape[-1], tuple(parameters.values()))
+        found = zip(parameters.items(), grads, strict=True)
+        return {name: torch.zeros_like(p) if g is None else g for (name, p), g in found}
 
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
         phi = self.primitive(x, s)

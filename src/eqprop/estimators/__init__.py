@@ -1,8 +1,26 @@
-"""Interchangeable gradients of a convergent RNN: EP, BPTT and RBP."""
+"""Interchangeable gradients of a convergent RNN: EP in its forms, BPTT and RBP."""
 
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT
-from eqprop.estimators.ep import EP, limit_steps
+from eqprop.estimators.continual import ContinualEP
+from eqprop.estimators.ep import EP, Nudging
+from eqprop.estimators.holomorphic import HolomorphicEP
+from eqprop.estimators.limit import limit_steps
 from eqprop.estimators.rbp import RBP, GrowingAdjointError
+from eqprop.estimators.signs import Signs, random_sign
 
-__all__ = ["BPTT", "EP", "RBP", "Estimator", "GrowingAdjointError", "Processes", "Step", "limit_steps"]
+__all__ = [
+    "BPTT",
+    "EP",
+    "RBP",
+    "ContinualEP",
+    "Estimator",
+    "GrowingAdjointError",
+    "HolomorphicEP",
+    "Nudging",
+    "Processes",
+    "Signs",
+    "Step",
+    "limit_steps",
+    "random_sign",
+]

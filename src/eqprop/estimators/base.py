@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare
-from eqprop.state import State
+from eqprop.state import State, subtract
 
 
 class Step(NamedTuple):
@@ -63,6 +63,9 @@ class Estimator(ABC):
     def free_phase(self, T: int | None = None) -> Phase:
         return Phase(self.T if T is None else T, self.schedule, self.stop, self.tolerance, checked=self.checked)
 
+    def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
+        """Raise ValueError, in words, if this estimator cannot serve the model or the cost. Most serve every one."""
+
     @abstractmethod
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
@@ -81,8 +84,7 @@ class Estimator(ABC):
     def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
         """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
         free, grads = self.gradient(model, cost, x, y, state)
-        for parameter, grad in grads.items():
-            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        add_to_grad(grads)
         return free
 
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
@@ -93,6 +95,15 @@ class Estimator(ABC):
         names = {p: name for name, p in model.named_parameters()}
         direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
         return Processes(neurons, synapses, {names[p]: self.sign * g for p, g in direct.items() if p in names})
+
+
+def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
+    for parameter, grad in grads.items():
+        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
+def difference(a: Step, b: Step) -> Step:
+    return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
 
 def begin(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None) -> State:
@@ -129,18 +140,22 @@ def transition_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> tuple[Stat
 
 
 def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool = False) -> tuple[Tensor, ...]:
-    """(d out / d inputs)^T v, zero where an output does not depend on any input."""
+    """(d out / d inputs)^T v, zero where an output does not depend on any input.
+
+    Without conjugation, so that it is analytic where the state is complex and the function is.
+    """
     depending = [n for n, layer in enumerate(out) if layer.requires_grad]
     if not depending or not inputs:
         return tuple(torch.zeros_like(w) for w in inputs)
-    return torch.autograd.grad(
+    grads = torch.autograd.grad(
         [out[n] for n in depending],
         inputs,
-        [v[n] for n in depending],
+        [v[n].conj() for n in depending],
         retain_graph=retain_graph,
         allow_unused=True,
         materialize_grads=True,
     )
+    return tuple(g.conj().resolve_conj() for g in grads)
 
 
 def batch_mean(model: Dynamics, x: Tensor, s: State, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import Literal, final
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, Nudge, check_beta
+from eqprop.cost import Cost, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, begin, merge, pull_dense, trainable, transition_vjp
+from eqprop.estimators.base import Estimator, Step, add_to_grad, begin, difference, merge, trainable, transition_vjp
+from eqprop.estimators.side_by_side import SideBySide
 from eqprop.relax import Phase, Relaxation, relax, trajectory
-from eqprop.state import State, scale, subtract
+from eqprop.state import State, subtract
+
+Nudging = Literal["one-sided", "symmetric", "random-sign"]
+Sign = float | Tensor
+"""The sign of beta: +1 or -1, or a tensor of them with one a stacked network, (R,)."""
 
 
 @final
@@ -26,101 +30,122 @@ class EP(Estimator):
     T free steps to s_*, then K steps nudged with strength beta  [eq:2nd-phase]. In the energy-based setting beta
     stands for beta * eps throughout  [delta-fc-canon]. Without a primitive, the updates are summed step by step,
     (1/beta) (dF/dtheta)^T (s_{t+1} - s_t)  [eq:ep-weight-update].
+
+    nudging     "one-sided": as above, with a bias of order beta.
+                "symmetric": -(1/2 beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_K^-beta)), the mean over beta and
+                -beta, both relaxed in one batch; a bias of order beta^2.
+                "random-sign": one-sided with the sign of beta drawn anew at every call, from torch's generator or
+                given as `sign`; its mean over signs is the symmetric gradient.
     """
 
     beta: float = 0.1
+    nudging: Nudging = "one-sided"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_beta(self.beta)
+        if self.nudging not in ("one-sided", "symmetric", "random-sign"):
+            raise ValueError(
+                f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. Holomorphic and "
+                "continual EP are estimators of their own, HolomorphicEP and ContinualEP."
+            )
 
     @property
     def sign(self) -> int:
         return -1
 
+    def backward(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None, sign: Sign | None = None
+    ) -> Relaxation:
+        """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
+        free, grads = self.gradient(model, cost, x, y, state, sign)
+        add_to_grad(grads)
+        return free
+
     def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None, sign: Sign | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        """As `Estimator.gradient`; `sign` is that of beta in random-sign nudging, drawn where it is not given."""
+        chosen = self._sign(model, sign)
         free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
         if isinstance(model, PrimitiveDynamics):
-            nudge = Nudge(cost, y, self.beta)
-            nudged = relax(model, x, Phase(self.K, checked=self.checked), free.state, nudge)
-            strength = -1.0 / (self.beta * model.nudge_scale)
-            contrast = model.contrast(x, nudged.state, free.state)
-            grads = {name: strength * g.detach() for name, g in contrast.items()}
+            grads = self._telescoped(model, cost, x, y, free, chosen)
         else:
             grads = {}
-            for step in self.steps(model, cost, x, y, free):
+            for step in self._updates(model, cost, x, y, free, chosen):
                 for name, update in step.synapses.items():
                     grads[name] = grads[name] - update if name in grads else -update
         direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
         return free, merge(model, grads, direct)
 
-    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
-        """Delta_s(beta, t) and Delta_theta(beta, t), t = 0, ..., K-1  [eq:delta-ep]."""
+    def _telescoped(
+        self, model: PrimitiveDynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign
+    ) -> dict[str, Tensor]:
+        """The two ends of the sum of all updates  [eq:ep-grad]."""
+        batch = SideBySide(model, cost, x, y, self._betas(sign))
+        nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(free.state), batch.nudge)
+        ends = batch.split(nudged.state)
+        plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
+        unit = self._unit(model, sign)
+        return {name: by_network(-unit, g) * g.detach() for name, g in model.contrast(x, plus, minus).items()}
+
+    def steps(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign | None = None
+    ) -> Iterator[Step]:
+        """Delta_s(beta, t) and Delta_theta(beta, t), t = 0, ..., K-1  [eq:delta-ep]; the mean of both if symmetric."""
         cost.check(free.state, y)
-        unit = 1.0 / (self.beta * model.nudge_scale)
-        learned = trainable(model)
-        for s, new in pairwise(trajectory(model, x, free.state, self.K, Nudge(cost, y, self.beta))):
-            moved = scale(subtract(new, s), unit)
-            if isinstance(model, PrimitiveDynamics):
-                contrast = model.contrast(x, new, s)
-                synapses = {name: unit * g.detach() for name, g in contrast.items() if name in learned}
-            else:
-                _, synapses = transition_vjp(model, x, s, moved)
-            yield Step(moved, synapses)
+        return self._updates(model, cost, x, y, free, self._sign(model, sign))
+
+    def _updates(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign
+    ) -> Iterator[Step]:
+        batch = SideBySide(model, cost, x, y, self._betas(sign))
+        unit = self._unit(model, sign)
+        for s, new in pairwise(trajectory(model, batch.x, batch.repeat(free.state), self.K, batch.nudge)):
+            parts = [
+                _update(model, x, before, after, unit)
+                for before, after in zip(batch.split(s), batch.split(new), strict=True)
+            ]
+            yield parts[0] if len(parts) == 1 else difference(*parts)
+
+    def _betas(self, sign: Sign) -> tuple[float | Tensor, ...]:
+        return (self.beta, -self.beta) if self.nudging == "symmetric" else (self.beta * sign,)
+
+    def _unit(self, model: Dynamics, sign: Sign) -> Sign:
+        """What the updates are divided by, inverted: beta * eps, or twice that where two phases are subtracted."""
+        phases = 2.0 if self.nudging == "symmetric" else 1.0
+        return 1.0 / (phases * self.beta * sign * model.nudge_scale)
+
+    def _sign(self, model: Dynamics, given: Sign | None) -> Sign:
+        if self.nudging != "random-sign":
+            if given is not None:
+                raise ValueError(
+                    f"A sign of beta was given to {self.nudging} nudging, which has no use for it. Use "
+                    "nudging='random-sign', or give EP a negative beta."
+                )
+            return 1.0
+        if given is None:
+            # As dropout does: torch.manual_seed makes it repeatable.
+            given = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
+            given = given.to(next(model.parameters()).device) if model.networks else float(given)
+        elif isinstance(given, Tensor) and model.networks is None:
+            given = given.reshape(())
+        return given
 
 
-def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int) -> Iterator[Step]:
-    """Delta_s(t) and Delta_theta(t) in the limit beta -> 0, t = 0, ..., K-1  [lemma:ep].
-
-    The limit is taken exactly: the second phase is differentiated along beta at beta = 0 in forward mode, the
-    state going on as in the free phase, its tangent d s_t / d beta going with it. No finite difference.
-    """
-    cost.check(free.state, y)
-    s = free.state
-    tangent = tuple(torch.zeros_like(layer) for layer in s)
-    for _ in range(K):
-        new, new_tangent = _advance(model, cost, x, y, s, tangent)
-        moved = subtract(new_tangent, tangent)
-        if isinstance(model, PrimitiveDynamics):
-            synapses = _contrast_tangent(model, x, (new, new_tangent), (s, tangent))
-        else:
-            _, synapses = transition_vjp(model, x, s, moved)
-        yield Step(moved, synapses)
-        s, tangent = new, new_tangent
-
-
-@torch.no_grad()
-def _advance(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State, tangent: State) -> tuple[State, State]:
-    """F(x, s) and its derivative along beta: J tangent - dl/ds, squash and projection included.
-
-    The nudge enters as an argument of the step with value 0 and tangent -dl/ds, so wherever a model applies it,
-    its derivative is taken there.
-    """
-    pull = pull_dense(cost, s, y, model)
-    with forward_ad.dual_level():
-        dual = tuple(forward_ad.make_dual(v, d) for v, d in zip(s, tangent, strict=True))
-        push = tuple(forward_ad.make_dual(torch.zeros_like(p), -p) for p in pull)
-        out = [forward_ad.unpack_dual(v) for v in model.step(model.drive(x), dual, push)]
-        new = tuple(v.primal.detach().clone() for v in out)
-        moved = tuple(torch.zeros_like(v.primal) if v.tangent is None else v.tangent.detach().clone() for v in out)
-    return new, moved
-
-
-def _contrast_tangent(
-    model: PrimitiveDynamics, x: Tensor, plus: tuple[State, State], minus: tuple[State, State]
-) -> dict[str, Tensor]:
-    """The derivative along beta of the parameter contrast between two states with their tangents.
-
-    In the energy-based setting the tangents, and so the result, are those along beta * eps, as the updates are.
-    """
+def _update(model: Dynamics, x: Tensor, before: State, after: State, unit: Sign) -> Step:
+    """One step of a nudged phase as an update, neurons and synapses  [eq:delta-ep]."""
+    moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
+    if not isinstance(model, PrimitiveDynamics):
+        _, synapses = transition_vjp(model, x, before, moved)
+        return Step(moved, synapses)
     learned = trainable(model)
-    with forward_ad.dual_level():
-        a, b = (tuple(forward_ad.make_dual(v, d) for v, d in zip(*pair, strict=True)) for pair in (plus, minus))
-        contrast = {name: forward_ad.unpack_dual(g) for name, g in model.contrast(x, a, b).items()}
-        return {
-            name: torch.zeros_like(g.primal) if g.tangent is None else g.tangent.detach().clone()
-            for name, g in contrast.items()
-            if name in learned
-        }
+    contrast = model.contrast(x, after, before)
+    return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
+
+
+def by_network(factor: Sign, like: Tensor) -> Sign:
+    """A factor a network, shaped to multiply a layer or a parameter of stacked networks."""
+    if not isinstance(factor, Tensor):
+        return factor
+    return factor.to(like.dtype).view(*factor.shape, *[1] * (like.dim() - factor.dim()))

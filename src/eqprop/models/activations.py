@@ -9,6 +9,8 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+from eqprop.derivative import derivative
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -28,8 +30,8 @@ class Activation:
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
             leaf = v if v.requires_grad else v.view_as(v).requires_grad_()
-            (slope,) = torch.autograd.grad(self.function(leaf).sum(), leaf, create_graph=recording)
-        return slope
+            (slope,) = derivative(self.function(leaf).sum(), (leaf,), create_graph=recording)
+        return torch.zeros_like(v) if slope is None else slope
 
 
 def _sigmoid(v: Tensor) -> Tensor:

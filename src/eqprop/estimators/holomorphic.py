@@ -1,0 +1,121 @@
+"""Holomorphic equilibrium propagation: the derivative along beta as a Cauchy integral (Laborieux and Zenke, 2022)."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+from torch import Tensor, nn
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators.analytic import check_analytic
+from eqprop.estimators.base import Estimator, Step, begin, merge, trainable, transition_vjp
+from eqprop.estimators.side_by_side import SideBySide
+from eqprop.estimators.stand_in import complex_of, in_complex
+from eqprop.relax import Phase, Relaxation, relax, trajectory
+from eqprop.state import State, subtract
+
+
+@final
+@dataclass(frozen=True)
+class HolomorphicEP(Estimator):
+    """dL/dtheta = -(1/N beta) sum_k e^(-i phi_k) dPhi/dtheta(s_K^(beta e^(i phi_k))), phi_k = 2 pi k / N.
+
+    The second phase runs at N strengths of the nudge on a circle of radius beta in the complex plane, all in one batch;
+    the sum is the derivative along beta at 0 but for terms of order beta^N. At two points it is symmetric EP. States,
+    parameters and inputs are complex during the phase. Points below the real axis mirror those above it, so N/2 + 1
+    phases are run.
+
+    Phi, the activation and the cost must be analytic: no clip, no hard sigmoid, no max-pooling, |s|^2 written as s*s.
+    A model or a cost that is not is refused.
+    """
+
+    beta: float = 0.1
+    points: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.beta < float("inf"):
+            raise ValueError(f"beta is {self.beta}; expected the radius of a circle, a positive number such as 0.1.")
+        if not isinstance(self.points, int) or self.points < 2:
+            raise ValueError(f"points is {self.points!r}; expected how many points on the circle, 2 or more.")
+
+    @property
+    def sign(self) -> int:
+        return -1
+
+    def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
+        """Try one step at complex states near the first ones; raise ValueError if it is not analytic."""
+        check_analytic(model, cost, x, y, relax(model, x, Phase(1, checked=False)).state)
+
+    def circle(self) -> list[tuple[complex, complex]]:
+        """(beta_k, weight) of the points from the real axis up; the mirrored ones are in the weights, by Re."""
+        out = []
+        for k in range(self.points // 2 + 1):
+            turn = cmath.exp(2j * cmath.pi * k / self.points)
+            mirrored = 1 if k == 0 or 2 * k == self.points else 2
+            out.append((self.beta * turn, mirrored / (self.points * self.beta * turn)))
+        return out
+
+    def gradient(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
+        if self.checked:
+            check_analytic(model, cost, x, y, free.state)
+        if isinstance(model, PrimitiveDynamics):
+            grads = in_complex((model, cost), lambda: self._telescoped(model, cost, x, y, free.state))
+        else:
+            grads = {}
+            for step in self.steps(model, cost, x, y, free):
+                for name, update in step.synapses.items():
+                    grads[name] = grads[name] - update if name in grads else -update
+        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
+        return free, merge(model, grads, direct)
+
+    def _telescoped(self, model: PrimitiveDynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> dict[str, Tensor]:
+        """Runs where parameters are complex. The free state is subtracted, which changes nothing but the rounding."""
+        x, s = complex_of(x), tuple(map(complex_of, s))
+        betas, weights = zip(*self.circle(), strict=True)
+        batch = SideBySide(model, cost, x, complex_of(y), betas)
+        nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(s), batch.nudge)
+        contrasts = [model.contrast(x, end, s) for end in batch.split(nudged.state)]
+        units = [-weight / model.nudge_scale for weight in weights]
+        return {name: _real_sum(units, [c[name].detach() for c in contrasts]) for name in contrasts[0]}
+
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """Delta_s(t) and Delta_theta(t), t = 0, ..., K-1, each the weighted sum over the circle."""
+        cost.check(free.state, y)
+        betas, weights = zip(*self.circle(), strict=True)
+        units = [weight / model.nudge_scale for weight in weights]
+        batch = SideBySide(model, cost, complex_of(x), complex_of(y), betas)
+        s = batch.repeat(tuple(map(complex_of, free.state)))
+        for _ in range(self.K):
+            s, parts = in_complex((model, cost), partial(_advance, model, complex_of(x), batch, s))
+            neurons = tuple(_real_sum(units, layer) for layer in zip(*(p.neurons for p in parts), strict=True))
+            names = parts[0].synapses
+            yield Step(neurons, {name: _real_sum(units, [p.synapses[name] for p in parts]) for name in names})
+
+
+def _advance(model: Dynamics, x: Tensor, batch: SideBySide, s: State) -> tuple[State, list[Step]]:
+    """A nudged step of every copy, and what moved in each, not yet divided by its beta."""
+    _, new = trajectory(model, batch.x, s, 1, batch.nudge)
+    parts = []
+    learned = trainable(model)
+    for before, after in zip(batch.split(s), batch.split(new), strict=True):
+        moved = subtract(after, before)
+        if isinstance(model, PrimitiveDynamics):
+            contrast = model.contrast(x, after, before)
+            parts.append(Step(moved, {name: g.detach() for name, g in contrast.items() if name in learned}))
+        else:
+            parts.append(Step(moved, transition_vjp(model, x, before, moved)[1]))
+    return new, parts
+
+
+def _real_sum(weights: Sequence[complex], values: Sequence[Tensor]) -> Tensor:
+    """Re sum_k w_k v_k."""
+    return sum((weight * v).real for weight, v in zip(weights, values, strict=True))  # type: ignore[return-value]
