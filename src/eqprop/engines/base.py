@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.estimators import Estimator
+from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
@@ -31,6 +31,7 @@ class Job:
     optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
     networks    how many networks are stacked; None for one plain network
     start       where free phases begin; None for the model's zero state
+    signs       of beta, for random-sign nudging: an iteration takes those of its number; None for seeds 0, 1, ...
     """
 
     model: Dynamics
@@ -42,6 +43,7 @@ class Job:
     labels: Tensor
     networks: int | None = None
     start: Start | None = None
+    signs: Signs | None = None
 
 
 @dataclass
@@ -125,6 +127,13 @@ class Engine(ABC):
     @abstractmethod
     def runner(self, job: Job) -> Runner:
         """Training iterations of a job this engine does not refuse."""
+
+
+def nudges_otherwise(estimator: Estimator | None) -> str | None:
+    """Why an engine with the one-sided nudge written out cannot stand in for this EP; None if it can."""
+    if isinstance(estimator, EP) and estimator.nudging != "one-sided":
+        return f"its nudging is one-sided, and the estimator's is {estimator.nudging}."
+    return None
 
 
 def needs_plain_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner
+from eqprop.engines.base import Engine, Job, Runner, nudges_otherwise
 from eqprop.engines.cpu_library import NoLibraryError, library
 from eqprop.engines.cpu_nets import net_of, networks_of, refuses_model, unit_of
 from eqprop.engines.cpu_runner import CpuRunner
@@ -66,6 +66,8 @@ def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | Non
         return f"it has the squared error written out, not {type(cost).__name__}."
     if estimator is not None and not isinstance(estimator, EP | BPTT):
         return f"it has EP and BPTT written out, not {type(estimator).__name__}."
+    if (reason := nudges_otherwise(estimator)) is not None:
+        return reason
     if estimator is not None and estimator.schedule == "alternating" and not model.bipartite:
         return "an energy-based net cannot alternate."
     return None

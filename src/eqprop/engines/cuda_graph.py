@@ -34,6 +34,7 @@ class GraphRunner(EagerRunner):
         self.estimator = replace(self.estimator, stop="never")
         self.position = torch.zeros(1, dtype=torch.int64, device=job.images.device)
         self.order: Tensor | None = None
+        self.sign_rows: Tensor | None = None
 
     def run(self, order: Tensor) -> None:
         for rows in order.split(LONGEST_RUN):
@@ -41,6 +42,9 @@ class GraphRunner(EagerRunner):
                 self._capture(rows)
             assert self.order is not None, "set by the capture"
             self.order[: len(rows)].copy_(rows)
+            signs = self.next_signs(len(rows))
+            if signs is not None and self.sign_rows is not None:
+                self.sign_rows[: len(rows)].copy_(signs)
             self.position.zero_()
             for _ in range(len(rows) // self.per_graph):
                 self.graph.replay()
@@ -57,6 +61,9 @@ class GraphRunner(EagerRunner):
         device = self.job.images.device
         self.order = torch.zeros((LONGEST_RUN, *rows.shape[1:]), dtype=torch.int64, device=device)
         self.order[: len(rows)].copy_(rows)
+        # Any signs will do for the warm-up; each run lays out its own.
+        done, self.sign_rows = self.done, self.next_signs(LONGEST_RUN)
+        self.done = done
         self.per_graph = max(1, STEPS_PER_GRAPH // (self.estimator.T + self.estimator.K))
         saved = self._snapshot()
         side = torch.cuda.Stream()
@@ -74,7 +81,8 @@ class GraphRunner(EagerRunner):
 
     def _captured_iteration(self) -> None:
         assert self.order is not None, "laid out before capture"
-        self.iterate(self.order.index_select(0, self.position)[0])
+        signs = None if self.sign_rows is None else self.sign_rows.index_select(0, self.position)[0]
+        self.iterate(self.order.index_select(0, self.position)[0], signs)
         self.position += 1
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:

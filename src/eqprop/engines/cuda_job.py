@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import nvrtc
-from eqprop.engines.base import Job, Runner, Tally, learning_rates, needs_plain_sgd
+from eqprop.engines.base import Job, Runner, Tally, learning_rates, needs_plain_sgd, nudges_otherwise
 from eqprop.engines.cuda_graph import GraphRunner
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Layered
@@ -197,4 +197,4 @@ def refuses_job(
         return f"its cost is the squared error, and the cost is {type(cost).__name__}."
     if estimator is not None and type(estimator) not in (EP, BPTT):
         return f"it computes EP and BPTT, and the estimator is {type(estimator).__name__}."
-    return needs_plain_sgd(optimizer)
+    return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)

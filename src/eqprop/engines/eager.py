@@ -10,7 +10,7 @@ from torch import Tensor
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally
-from eqprop.estimators import Estimator
+from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -23,18 +23,31 @@ class EagerRunner(Runner):
         self.estimator = replace(job.estimator, checked=False)
         self.tally = Tally.zeros(job.networks or 1, job.images.device)
         self.clock = torch.zeros((), dtype=torch.float64, device=job.images.device)
+        self.signs = job.signs or Signs(tuple(range(job.networks or 1)))
+        self.done = 0
 
     def run(self, order: Tensor) -> None:
-        for rows in order.to(self.job.images.device):
-            self.iterate(rows)
+        signs = self.next_signs(len(order))
+        for n, rows in enumerate(order.to(self.job.images.device)):
+            self.iterate(rows, None if signs is None else signs[n])
 
-    def iterate(self, rows: Tensor) -> None:
+    def next_signs(self, n: int) -> Tensor | None:
+        """(n, R) signs of beta for the next n iterations, on the device; None for an estimator that draws none."""
+        first, self.done = self.done, self.done + n
+        if not (isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"):
+            return None
+        return self.signs.rows(first, n).to(self.job.images.device)
+
+    def iterate(self, rows: Tensor, signs: Tensor | None = None) -> None:
         """One iteration. Everything stays on the device, the iteration's number too, so that it can be captured."""
         job = self.job
         x, y = job.images[rows], job.targets[rows]
         job.optimizer.zero_grad(set_to_none=True)
         begun = None if job.start is None else job.start.begin(x, rows)
-        free = self.estimator.backward(job.model, job.cost, x, y, begun)
+        if isinstance(self.estimator, EP):
+            free = self.estimator.backward(job.model, job.cost, x, y, begun, signs)
+        else:
+            free = self.estimator.backward(job.model, job.cost, x, y, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             loss = job.cost(free.state, y, theta).reshape(self.tally.bad.numel(), -1)
