@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +30,11 @@ from nets import (
 from tolerances import FIRST_ORDER, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
 from torch import Tensor
 from torch.testing import assert_close
+from training_runs import SMALL, few_images
 
-from eqprop import BPTT, EP, Dynamics, PrimitiveDynamics, Processes, SquaredError, from_primitive, gdu
+from eqprop import BPTT, EP, Dynamics, PrimitiveDynamics, Processes, SquaredError, from_primitive, gdu, load, train
 from eqprop.dynamics import place_nudge
-from eqprop.models import stack
+from eqprop.models import Layered, stack
 from eqprop.state import State
 
 K = 12
@@ -205,3 +208,19 @@ def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
     free = settle(net, x, keep=K)
     gaps = gap(limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K))
     assert gaps["W"] < SAME_FORMULA
+
+
+def test_a_run_says_where_its_nudge_was(tmp_path: Path) -> None:
+    train(SMALL.override(nudge="inside", epochs=1), tmp_path / "run", data=few_images())
+    plain = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert plain["record"]["nudge"] == "inside"
+    assert load(tmp_path / "run").nudge == "inside"
+
+
+def test_a_run_of_ones_own_model_takes_its_word_for_it(tmp_path: Path) -> None:
+    def own(seed: int) -> Dynamics:
+        return Layered((10, 24, 784), seed=seed, nudge="inside")
+
+    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), model=own)
+    plain = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert plain["record"]["nudge"] == "inside"

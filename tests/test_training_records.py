@@ -160,3 +160,15 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         find_record("missing.toml")
     with pytest.raises(ValueError, match="parameter V has no learning rate"):
         SMALL.rates(["W01", "W12", "V"])
+
+
+def test_the_nudge_is_a_field_of_the_record_and_reaches_the_network() -> None:
+    inside = PAPER["P-1h"].override(nudge="inside")
+    assert [str(change) for change in inside.changes(PAPER["P-1h"])] == ["nudge inside instead of outside"]
+    assert inside.build(0).nudge == "inside"
+    assert PAPER["P-1h"].build(0).nudge == "outside"
+    assert from_plain(to_plain(inside), "here") == inside
+    with pytest.raises(ValueError, match="no sigma around dPhi/ds"):
+        PAPER["EB-1h"].override(nudge="inside").build(0)
+    with pytest.raises(ValueError, match="Unknown nudge 'insid'"):
+        PAPER["P-1h"].override(nudge="insid")

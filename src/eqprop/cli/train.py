@@ -37,7 +37,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
 
 # The options of `train` that go to the record and to the settings under their own names.
-RECORD_OPTIONS = ("preset", "T", "K", "beta", "epochs", "batch", "init", "seed", "schedule", "stop", "optimizer")
+RECORD_OPTIONS = (
+    *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed"),
+    *("schedule", "stop", "nudge", "optimizer"),
+)
 SETTINGS_OPTIONS = (
     *("trials", "engine", "device", "threads", "validation", "samples"),
     *("train_error_every", "checkpoint_every", "stacked"),
@@ -116,6 +119,7 @@ def train_record(
     seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
     stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,
+    nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim.")] = None,
     optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9, repeatable.")] = None,
     engine: Engine = None,

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from eqprop.dynamics import Dynamics
+from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
 from eqprop.estimators import BPTT, EP, RBP, Estimator
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.experiments.suggest import unknown
@@ -56,6 +56,7 @@ class Record:
                     every parameter that is not named
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
+    nudge           where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
     initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
@@ -74,6 +75,7 @@ class Record:
     seed: int = 0
     schedule: Schedule = "synchronous"
     stop: Stop = "never"
+    nudge: NudgePlace = "outside"
     optimizer: str = "SGD"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     start: StartName = "zero"
@@ -90,6 +92,7 @@ class Record:
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
+        _check_choice("nudge", self.nudge, ("outside", "inside"))
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
         if not self.learning_rates:
@@ -110,8 +113,12 @@ class Record:
         """The network of one trial with its initial weights, the same whatever the method and the device."""
         seed = self.seed + trial
         if isinstance(self.architecture, OwnNet) and own is not None:
-            return own(seed).to(dtype)
-        return self.architecture.build(self.init, seed, dtype)
+            model = own(seed).to(dtype)
+        else:
+            model = self.architecture.build(self.init, seed, dtype)
+        if self.nudge == "inside":  # a network of one's own may have it there by itself
+            place_nudge(model, self.nudge)
+        return model
 
     def rates(self, names: Iterable[str]) -> dict[str, float]:
         """The learning rate of each of these parameters."""

@@ -45,7 +45,8 @@ class Run:
     @property
     def title(self) -> str:
         schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
-        return f"{self.record.name} ({self.record.preset}{schedule})"
+        nudge = "" if self.record.nudge == "outside" else f", nudge {self.record.nudge}"
+        return f"{self.record.name} ({self.record.preset}{schedule}{nudge})"
 
     @property
     def reported(self) -> dict[str, Reported]:

@@ -168,6 +168,9 @@ def make_plan(
         record = record.override(architecture=OwnNet(_name(own)))
     plan = Plan(record, settings, images, own, source=source)
     model = record.build(0, plan.dtype, own)
+    if getattr(model, "nudge", record.nudge) != record.nudge:  # a network of one's own says it itself
+        record = record.override(nudge="inside")
+        plan = replace(plan, record=record)
     _check_shapes(plan, model)
     if record.batch > len(images.train_x):
         raise ValueError(
