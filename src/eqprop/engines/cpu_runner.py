@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -160,11 +161,17 @@ def describe_estimator(net: Net, job: Job) -> None:
         K=estimator.K,
         bptt=isinstance(estimator, BPTT),
         inside=net.model.nudge == "inside",
-        beta=estimator.beta if isinstance(estimator, EP) else 1.0,
         alternating=estimator.schedule == "alternating",
         settled=estimator.stop == "settled",
         tolerance=settled_below(job.images.dtype, estimator.tolerance),
     )
+    describe_beta(net, estimator.beta if isinstance(estimator, EP) else 1.0)
+
+
+def describe_beta(net: Net, beta: float, signs: Sequence[float] | None = None) -> None:
+    """The strength of the nudge, with the sign each network has in the next iteration."""
+    each = [1.0] * net.table.struct.networks if signs is None else signs
+    net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
 
 
 def _check_data(job: Job) -> None:

@@ -105,8 +105,8 @@ class Table:
 TASK = (
     (ctypes.c_int64, "networks batch activation T K alternating settled bptt inside"),
     (ctypes.c_int64, "threads iterations first gradients_only"),
-    (ctypes.c_double, "beta tolerance"),
-    (ctypes.c_void_p, "images targets labels order tally residuals steps"),
+    (ctypes.c_double, "tolerance"),
+    (ctypes.c_void_p, "beta images targets labels order tally residuals steps"),
 )
 """The fields of struct Task in csrc/task.h, with which the struct of every net begins."""
 

@@ -85,7 +85,7 @@ static void both_phases(Training *job, Cell *cell, int64_t sample, int64_t label
     end_free_phase(job, cell, sample, label);
     for (int64_t n = 0; n + 1 < p->maps; n++) refresh(p, cell, n);
     put_windows(p, cell, job->free_windows, sample);
-    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)-p->task.beta};
+    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)-p->task.beta[cell->network]};
     for (int64_t k = 0; k < p->task.K; k++) {
         step(p, cell, &manner);
         if (k == 0) job->notes.residual[sample] = cell->residual;

@@ -15,7 +15,7 @@ static void flat_gradient(const Training *job, int64_t network, int64_t n, const
     const real *next_state = p->task.bptt ? job->trail[n + 1] : job->nudged[n + 1];
     const Term terms[] = {{{change + start * row, row}, {next_state + start * next, next}, count},
                           {{state + start * row, row}, {next_change + start * next, next}, count}};
-    const real scale = (real)gradient_scale(&p->task);
+    const real scale = (real)gradient_scale(&p->task, network);
     int64_t first, last;
     share(size_of(p, n), team, rank, &first, &last);
     outer(terms, 2, first, last, vectors_of(size_of(p, n + 1)), 0, scale, gradient_of(p, FLAT_WEIGHT, n, network),
@@ -76,7 +76,7 @@ static void filter_gradient(const Training *job, Cell *cell, int64_t network, in
     const Conv *p = job->p;
     const Filters f = filters_of(p, n);
     const int64_t window = p->kernel * f.run_padded;
-    const real scale = (real)gradient_scale(&p->task);
+    const real scale = (real)gradient_scale(&p->task, network);
     real *gradient = gradient_of(p, FILTER, n, network), *bias = p->biased ? gradient_of(p, FILTER_BIAS, n, network) : 0;
     int64_t first, last;
     share(f.channels, team, rank, &first, &last);

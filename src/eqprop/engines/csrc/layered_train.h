@@ -72,7 +72,8 @@ static void both_phases(Training *job, Tile *tile, int64_t sample, const int64_t
     relax_tile(p, tile, p->task.T);
     for (int64_t n = 0; n < p->depth; n++) put_rows(p, tile, n, job->free[n] + sample * row_of(p->sizes[n]));
     judge_tile(job, tile, sample, order);
-    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)(-p->task.beta * (p->energy_based ? p->eps : 1.0))};
+    const double beta = p->task.beta[tile->network];
+    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)(-beta * (p->energy_based ? p->eps : 1.0))};
     for (int64_t k = 0; k < p->task.K; k++) {
         step(p, tile, &manner);
         if (k == 0) keep_residual(job, tile, sample);

@@ -38,7 +38,7 @@ static void update_network(const Training *job, int64_t network, const Team *tea
         own_rows(p, n, team, rank, &first, &last);
         Term terms[2];
         const int count = gradient_terms(job, network, n, terms);
-        const double scale = -gradient_scale(&p->task);
+        const double scale = -gradient_scale(&p->task, network);
         if (trained(p->weight_rates[n]))
             outer(terms, count, first, last, vectors_of(p->sizes[n + 1]), 1, (real)(scale * p->weight_rates[n]),
                   p->weights[n] + network * p->sizes[n] * p->apart[n], p->apart[n]);
@@ -57,7 +57,7 @@ static int write_gradients(const Training *job, int64_t network, const Team *tea
         own_rows(p, n, team, rank, &first, &last);
         Term terms[2];
         const int count = gradient_terms(job, network, n, terms);
-        const real scale = (real)gradient_scale(&p->task);
+        const real scale = (real)gradient_scale(&p->task, network);
         if (trained(p->weight_rates[n])) {
             real *into = p->weight_gradients[n] + network * p->sizes[n] * p->apart[n];
             outer(terms, count, first, last, vectors_of(p->sizes[n + 1]), 0, scale, into, p->apart[n]);

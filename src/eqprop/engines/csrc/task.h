@@ -13,7 +13,8 @@ typedef struct {
     int64_t networks, batch, activation;
     int64_t T, K, alternating, settled, bptt, inside; /* inside: the nudge enters sigma's argument */
     int64_t threads, iterations, first, gradients_only;
-    double beta, tolerance;
+    double tolerance;
+    const double *beta; /* (R): the strength of each network's nudge */
     const real *images, *targets;  /* (N, inputs), (N, outputs) */
     const int64_t *labels, *order; /* (N,), (iterations, R, B) */
     double *tally;                 /* samples, errors, loss, residual, worst, unsettled, bad: (7, R) */
@@ -71,14 +72,16 @@ static void judge(const Task *task, Notes *notes, int64_t sample, const real *ou
     notes->wrong[sample] = answer != task->labels[label];
 }
 
-static double gradient_scale(const Task *task) { return (task->bptt ? 1.0 : -1.0 / task->beta) / (double)task->batch; }
+static double gradient_scale(const Task *task, int64_t network) {
+    return (task->bptt ? 1.0 : -1.0 / task->beta[network]) / (double)task->batch;
+}
 
 /* Whether a parameter is to be trained: its learning rate is a number. */
 static int trained(double rate) { return !isnan(rate); }
 
 /* Whether the network's numbers are small enough for its gradients to be finite without a look. */
 static int is_tame(const Task *task, const Notes *notes, int64_t network) {
-    int wild = task->gradients_only != 0 || fabs(gradient_scale(task)) > 1e9;
+    int wild = task->gradients_only != 0 || fabs(gradient_scale(task, network)) > 1e9;
     for (int64_t b = 0; b < task->batch; b++) wild |= notes->wild[network * task->batch + b];
     return !wild;
 }
