@@ -141,7 +141,7 @@ def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
     threads(number)
     plan = make_plan(SMALL, Settings(), images)
     try:
-        choose(engine, SMALL.build(0), plan.cost, SMALL.estimator("ep"))
+        choose(engine, SMALL.build(0), plan.cost, SMALL.make_estimator("ep"))
     except ValueError as refusal:
         pytest.skip(str(refusal))
     results = []
@@ -270,7 +270,7 @@ def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None
     plan = make_plan(record, Settings(), images)
     trainer = Trainer(plan, plan.legs()[0])
     model = record.build(0)
-    estimator = record.estimator("ep")
+    estimator = record.make_estimator("ep")
     groups = [{"params": [p], "lr": record.rates([n, "W01", "W12"])[n]} for n, p in model.named_parameters()]
     optimizer = torch.optim.SGD(groups)
     wrong = loss = unsettled = worst = 0.0

@@ -75,9 +75,9 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
 
 def test_methods_share_steps_and_schedule() -> None:
     record = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
-    assert record.estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
-    assert record.estimator("bptt") == BPTT(30, 10, "alternating", "settled")
-    assert record.estimator("rbp") == RBP(30, 10, "alternating", "settled")
+    assert record.make_estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
+    assert record.make_estimator("bptt") == BPTT(30, 10, "alternating", "settled")
+    assert record.make_estimator("rbp") == RBP(30, 10, "alternating", "settled")
     assert set(METHODS) == {"ep", "bptt", "rbp"}
 
 

@@ -61,7 +61,7 @@ class Case:
         return choose(self.engine, model, SquaredError(), self.estimator(), self.optimizer(model))
 
     def estimator(self) -> Any:
-        return self.record.estimator(self.method)
+        return self.record.make_estimator(self.method)
 
     def optimizer(self, model: Dynamics) -> torch.optim.Optimizer:
         parameters = dict(model.named_parameters())

@@ -24,7 +24,7 @@ from eqprop.cli.options import (
 )
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.plain import find_record, to_plain
-from eqprop.experiments.record import Record
+from eqprop.experiments.record import ESTIMATORS, Record
 from eqprop.experiments.training_records import PAPER, PRESETS, RECORDS
 from eqprop.training import Result, evaluate, resume, train
 
@@ -39,7 +39,7 @@ Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
     *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed"),
-    *("schedule", "stop", "nudge", "optimizer"),
+    *("schedule", "stop", "estimator", "points", "nudge", "optimizer"),
 )
 SETTINGS_OPTIONS = (
     *("trials", "engine", "device", "threads", "validation", "samples"),
@@ -119,6 +119,8 @@ def train_record(
     seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
     stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,
+    estimator: Annotated[str | None, typer.Option(help=f"The form of EP: {', '.join(ESTIMATORS)}.")] = None,
+    points: Annotated[int | None, typer.Option(help="Of the circle of holomorphic EP.")] = None,
     nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim.")] = None,
     optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9, repeatable.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, final
 
@@ -53,6 +53,10 @@ class EP(Estimator):
     @property
     def sign(self) -> int:
         return -1
+
+    def with_sign(self, sign: int) -> EP:
+        """The one-sided EP that random-sign nudging is where it draws this sign."""
+        return replace(self, nudging="one-sided", beta=self.beta * sign)
 
     def backward(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None, sign: Sign | None = None

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
-from eqprop.estimators import BPTT, EP, RBP, Estimator
+from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.experiments.suggest import unknown
 from eqprop.relax import Schedule, Stop
@@ -20,8 +20,19 @@ from eqprop.starts import STARTS, StartName
 EVERY_OTHER = "*"
 """The learning rate of every parameter that is not named."""
 
+EstimatorName = Literal["one-sided", "symmetric", "random-sign", "holomorphic", "continual"]
+
+ESTIMATORS: dict[str, Callable[[Record], Estimator]] = {
+    "one-sided": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta),
+    "symmetric": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta, nudging="symmetric"),
+    "random-sign": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta, nudging="random-sign"),
+    "holomorphic": lambda r: HolomorphicEP(r.T, r.K, r.schedule, r.stop, beta=r.beta, points=r.points),
+    "continual": lambda r: ContinualEP(r.T, r.K, r.schedule, r.stop, beta=r.beta, rates=dict(r.learning_rates)),
+}
+"""The forms of EP, by the name used on the command line (see docs/estimators.md)."""
+
 METHODS: dict[str, Callable[[Record], Estimator]] = {
-    "ep": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta),
+    "ep": lambda r: ESTIMATORS[r.estimator](r),
     "bptt": lambda r: BPTT(r.T, r.K, r.schedule, r.stop),
     "rbp": lambda r: RBP(r.T, r.K, r.schedule, r.stop),
 }
@@ -56,6 +67,8 @@ class Record:
                     every parameter that is not named
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
+    estimator       which form of EP method "ep" is: a key of ESTIMATORS; its random signs are drawn from the seed
+    points          of the circle of "holomorphic"
     nudge           where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
@@ -75,6 +88,8 @@ class Record:
     seed: int = 0
     schedule: Schedule = "synchronous"
     stop: Stop = "never"
+    estimator: EstimatorName = "one-sided"
+    points: int = 4
     nudge: NudgePlace = "outside"
     optimizer: str = "SGD"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -92,6 +107,7 @@ class Record:
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
+        _check_choice("estimator", self.estimator, ESTIMATORS)
         _check_choice("nudge", self.nudge, ("outside", "inside"))
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
@@ -103,11 +119,20 @@ class Record:
         if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
             raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
         METHODS["ep"](self)
+        if self.estimator == "continual" and (self.optimizer != "SGD" or self.optimizer_options):
+            options = ", ".join(f"{k}={v}" for k, v in self.optimizer_options.items())
+            raise ValueError(
+                f"Continual EP moves the parameters itself, as plain SGD does; the optimizer is {self.optimizer}"
+                f"{f' with {options}' if options else ''}. Leave the optimizer as it is, or use another estimator."
+            )
 
-    def estimator(self, method: str) -> Estimator:
+    def make_estimator(self, method: str, names: Iterable[str] = ()) -> Estimator:
+        """The estimator of a method. `names`, those of the network's parameters, give each its rate in continual EP."""
         if method not in METHODS:
             raise ValueError(unknown("method", method, METHODS))
-        return METHODS[method](self)
+        made = METHODS[method](self)
+        names = list(names)
+        return replace(made, rates=self.rates(names)) if names and isinstance(made, ContinualEP) else made
 
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
         """The network of one trial with its initial weights, the same whatever the method and the device."""

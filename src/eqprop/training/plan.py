@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Images, idx_directory, mnist, split_validation
+from eqprop.data import Images, idx_directory, mnist, one_hot, split_validation
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, choose
 from eqprop.estimators import Estimator
@@ -80,6 +80,9 @@ class Plan:
         """The networks of these trials with their initial weights: stacked, or the one."""
         models = [self.record.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
+
+    def estimator(self, method: str, model: Dynamics) -> Estimator:
+        return self.record.make_estimator(method, [name for name, _ in model.named_parameters()])
 
     def engine(self, name: str, model: Dynamics, estimator: Estimator, optimizer: torch.optim.Optimizer) -> Engine:
         """The engine of that name for this run, or the fastest that serves."""
@@ -179,7 +182,9 @@ def make_plan(
         )
     optimizer = make_optimizer(record, model)
     for method in settings.methods:
-        plan.engine(settings.engine, model, record.estimator(method), optimizer)
+        estimator = plan.estimator(method, model)
+        plan.engine(settings.engine, model, estimator, optimizer)
+        _check_estimator(plan, estimator, model)
     stacked = _decide_stacking(plan, model)
     plan = replace(plan, settings=replace(settings, stacked=stacked))
     return replace(plan, identity=run_digest(plan.plain()))
@@ -216,6 +221,13 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
     relax(model, x, Phase(2, plan.record.schedule))
 
 
+def _check_estimator(plan: Plan, estimator: Estimator, model: Dynamics) -> None:
+    """One sample is tried, so that an estimator a network cannot have is told before anything is written."""
+    images = plan.images
+    x = plan.inputs(images.train_x[:1], model)
+    estimator.check_serves(model, plan.cost, x, one_hot(images.train_y[:1], images.classes, plan.dtype))
+
+
 def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
     """Side by side where the networks can be stacked and the engine is the one a single network would get."""
     settings, record = plan.settings, plan.record
@@ -229,7 +241,7 @@ def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
     pair = stack(_stackable([model, model]))
     single, both = (
         [
-            plan.engine(settings.engine, m, record.estimator(method), make_optimizer(record, m)).name
+            plan.engine(settings.engine, m, plan.estimator(method, m), make_optimizer(record, m)).name
             for method in settings.methods
         ]
         for m in (model, pair)

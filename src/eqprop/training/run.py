@@ -150,6 +150,11 @@ def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Re
     if isinstance(given.get("methods"), str):
         given["methods"] = split_methods(given["methods"])
     settings = Settings(**{name: value for name, value in given.items() if name in in_settings})
+    if "estimator" in given and "ep" not in settings.methods:
+        raise ValueError(
+            f"estimator is {given['estimator']!r}, a form of EP, and the methods are {', '.join(settings.methods)}. "
+            "Add ep to the methods, or leave the estimator out."
+        )
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Job, Tally
+from eqprop.estimators import EP, Signs, random_sign
 from eqprop.models import unstack
 from eqprop.training.checkpoint import Checkpoint, Position
 from eqprop.training.divergence import EXPLODED, Subject, diagnose
@@ -45,7 +46,7 @@ class Trainer:
         self.plan, self.leg = plan, leg
         self.model = plan.network(leg.trials)
         self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
-        self.estimator = plan.record.estimator(leg.method)
+        self.estimator = plan.estimator(leg.method, self.model)
         self.optimizer = make_optimizer(plan.record, self.model)
         self.engine = plan.engine(engine or plan.settings.engine, self.model, self.estimator, self.optimizer)
         images = plan.images
@@ -76,7 +77,12 @@ class Trainer:
             self.plan.images.train_y,
             self.networks,
             self.start,
+            Signs(self._seeds, self._iterations_done()),
         )
+
+    @property
+    def _seeds(self) -> tuple[int, ...]:
+        return tuple(self.plan.record.seed + trial for trial in self.leg.trials)
 
     @property
     def finished(self) -> bool:
@@ -104,8 +110,7 @@ class Trainer:
     def _batches(self, epoch: int) -> Tensor:
         """(n, B), or (n, R, B) for stacked networks."""
         if self._order_epoch != epoch:
-            seeds = [self.plan.record.seed + trial for trial in self.leg.trials]
-            order = stacked_order(seeds, epoch, len(self.x), self.plan.record.batch)
+            order = stacked_order(self._seeds, epoch, len(self.x), self.plan.record.batch)
             self._order_epoch, self._order = epoch, order if self.networks else order[:, 0]
         return self._order
 
@@ -121,18 +126,22 @@ class Trainer:
             # A runner counts from its own start; a state that is large but finite is seen at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
             epoch, iteration = divmod(total, self.plan.iterations)
-            reason = self._diagnose(r, self._batches(self.position.epoch)[iteration].to(self.x.device))
+            rows = self._batches(self.position.epoch)[iteration].to(self.x.device)
+            reason = self._diagnose(r, rows, random_sign(self._seeds[r], total))
             self.diverged[trial] = Divergence(epoch + 1, iteration, reason)
             self.runner.tally.bad[r] = max(bad, 0.0)
             self._restore_good(r)
 
-    def _diagnose(self, r: int, rows: Tensor) -> str:
-        """What goes wrong in network r on this mini-batch, (B,) or (R, B)."""
+    def _diagnose(self, r: int, rows: Tensor, sign: int) -> str:
+        """What goes wrong in network r on this mini-batch, (B,) or (R, B), with beta of this sign if it was drawn."""
         begun = None if self.start is None else self.start.begin(self.x[rows], rows)
         if self.networks:
             rows, begun = rows[r], None if begun is None else tuple(layer[r] for layer in begun)
         subject = Subject(self._network(r), self.plan.cost, self.x[rows], self.targets[rows], begun)
-        return diagnose(subject, self.estimator)
+        estimator = self.estimator
+        if isinstance(estimator, EP) and estimator.nudging == "random-sign":
+            estimator = estimator.with_sign(sign)
+        return diagnose(subject, estimator)
 
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
