@@ -66,7 +66,8 @@ def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | Non
         return f"it has the squared error written out, not {type(cost).__name__}."
     if estimator is not None and not isinstance(estimator, EP | BPTT):
         return f"it has EP and BPTT written out, not {type(estimator).__name__}."
-    if (reason := nudges_otherwise(estimator)) is not None:
+    drawn = isinstance(estimator, EP) and estimator.nudging == "random-sign"
+    if not drawn and (reason := nudges_otherwise(estimator)) is not None:
         return reason
     if estimator is not None and estimator.schedule == "alternating" and not model.bipartite:
         return "an energy-based net cannot alternate."

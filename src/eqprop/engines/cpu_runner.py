@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.engines.base import Job, Runner, Tally, needs_plain_sgd
 from eqprop.engines.cpu_library import library
 from eqprop.engines.cpu_nets import Net, net_of
-from eqprop.estimators import BPTT, EP
+from eqprop.estimators import BPTT, EP, Estimator, Signs
 from eqprop.relax import settled_below
 
 CALL_SECONDS = 0.2
@@ -24,7 +24,8 @@ class CpuRunner(Runner):
     """Mini-batch, phases, gradient and plain SGD step in one loop of C.
 
     Other optimizers get their gradients from C, one iteration at a time, and step in Python. One at a time are also the
-    iterations of a job with a `start`, which hands over the state to begin from and takes the one that was reached.
+    iterations whose nudge has a sign of its own, and those of a job with a `start`, which hands over the state to begin
+    from and takes the one that was reached.
     """
 
     def __init__(self, job: Job) -> None:
@@ -35,6 +36,8 @@ class CpuRunner(Runner):
         self.iteration = 0
         self.targets, self.labels = job.targets.detach().contiguous(), job.labels.to(torch.int64).contiguous()
         self.plain = needs_plain_sgd(job.optimizer) is None
+        drawn = isinstance(job.estimator, EP) and job.estimator.nudging == "random-sign"
+        self.signs = (job.signs or Signs(tuple(range(self.networks)))) if drawn else None
         self.images = net_of(job.model, self.networks).images(job.images.detach())
         self._bind()
 
@@ -107,7 +110,7 @@ class CpuRunner(Runner):
         for held in self.net.held:
             held.fetch()
         try:
-            if self.job.start is None:
+            if self.job.start is None and self.signs is None:
                 self._call_for_a_while(rows)
             else:
                 for one in rows.split(1):
@@ -126,7 +129,9 @@ class CpuRunner(Runner):
             done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
 
     def _iterate(self, one: Tensor) -> None:
-        """One iteration, (1, R, B), begun where the job's `start` says."""
+        """One iteration, (1, R, B), with the signs of its number, begun where the job's `start` says."""
+        if self.signs is not None:
+            describe_beta(self.net, self.job.estimator, self.signs.rows(self.iteration, 1)[0].tolist())
         start = self.job.start
         if start is None:
             self._call(one)
@@ -165,12 +170,12 @@ def describe_estimator(net: Net, job: Job) -> None:
         settled=estimator.stop == "settled",
         tolerance=settled_below(job.images.dtype, estimator.tolerance),
     )
-    describe_beta(net, estimator.beta if isinstance(estimator, EP) else 1.0)
+    describe_beta(net, estimator, [1.0] * net.table.struct.networks)
 
 
-def describe_beta(net: Net, beta: float, signs: Sequence[float] | None = None) -> None:
-    """The strength of the nudge, with the sign each network has in the next iteration."""
-    each = [1.0] * net.table.struct.networks if signs is None else signs
+def describe_beta(net: Net, estimator: Estimator, each: Sequence[float]) -> None:
+    """The strength of the nudge, with a sign for each network."""
+    beta = estimator.beta if isinstance(estimator, EP) else 1.0
     net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
 
 
