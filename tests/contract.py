@@ -14,11 +14,24 @@ from dataclasses import dataclass, field
 import torch
 import torch.autograd.forward_ad as forward_ad
 from nets import F64, at_rest, gather, named, sums
-from tolerances import FLOAT32, SAME_FORMULA
+from tolerances import FLOAT32, HOLOMORPHIC, SAME_FORMULA
 from torch import Tensor
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, RBP, Cost, Dynamics, PrimitiveDynamics, SquaredError, relax
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    ContinualEP,
+    Cost,
+    Dynamics,
+    Estimator,
+    HolomorphicEP,
+    PrimitiveDynamics,
+    SquaredError,
+    limit_steps,
+    relax,
+)
 from eqprop.estimators.base import transition_vjp
 from eqprop.state import State, add
 
@@ -194,12 +207,42 @@ def layers_of_one_parity_see_only_the_others(case: Case) -> None:
 def estimators_are_the_sums_of_their_steps(case: Case) -> None:
     model, cost, x, y = case.model, case.cost, case.x, case.y
     free = relax(model, x, 20, keep=K)
-    starts = {EP(T=0, K=K, beta=0.1): free.state, BPTT(T=K, K=K): free.trail[-K], RBP(0, K, checked=False): free.state}
+    starts = dict.fromkeys(forms_of_ep(case, T=0), free.state)
+    starts |= {BPTT(T=K, K=K): free.trail[-K], RBP(0, K, checked=False): free.state}
     for estimator, start in starts.items():
         _, grads = estimator.gradient(model, cost, x, y, start)
         total = sums(gather(estimator.steps(model, cost, x, y, free)))
         same(named(model, grads), {name: estimator.sign * value for name, value in total.items()})
         assert named(model, grads).keys() == dict(model.named_parameters()).keys()
+
+
+def forms_of_ep(case: Case, T: int, rates: float | dict[str, float] = 0.02) -> list[Estimator]:
+    """Every form of EP that serves the model; holomorphic EP does where it is analytic, and says so elsewhere."""
+    forms: list[Estimator] = [EP(T, K), EP(T, K, nudging="symmetric"), ContinualEP(T, K, rates=rates)]
+    holomorphic = HolomorphicEP(T, K, points=3)
+    return [*forms, holomorphic] if is_analytic(case, holomorphic) else forms
+
+
+def is_analytic(case: Case, holomorphic: HolomorphicEP) -> bool:
+    try:
+        holomorphic.check_serves(case.model, case.cost, case.x, case.y)
+    except ValueError as error:
+        if "needs an analytic model and cost" not in str(error):
+            raise
+        return False
+    return True
+
+
+def holomorphic_ep_is_the_limit_of_small_beta(case: Case) -> None:
+    """Also away from a steady state, where Phi telescopes: what moves without the nudge drops out of the circle."""
+    model, cost, x, y = case.model, case.cost, case.x, case.y
+    holomorphic = HolomorphicEP(T=0, K=K, beta=0.05, points=10)
+    if not isinstance(model, PrimitiveDynamics) or not is_analytic(case, holomorphic):
+        return
+    free = relax(model, x, 20)
+    _, grads = holomorphic.gradient(model, cost, x, y, free.state)
+    limit = sums(gather(limit_steps(model, cost, x, y, free, K)))
+    assert_close(named(model, grads), {name: -g for name, g in limit.items()}, rtol=HOLOMORPHIC, atol=HOLOMORPHIC)
 
 
 def recurrent_backprop_is_bptt_at_rest(case: Case) -> None:
@@ -214,7 +257,8 @@ def a_frozen_parameter_is_left_alone(case: Case) -> None:
     frozen = copy.deepcopy(case.model)
     first = next(name for name, _ in frozen.named_parameters())
     frozen.get_parameter(first).requires_grad_(False)
-    for estimator in (EP(T=5, K=K), BPTT(T=5, K=K), RBP(T=5, K=K, checked=False)):
+    rates = {name: 0.0 if name == first else 0.02 for name, _ in frozen.named_parameters()}
+    for estimator in (*forms_of_ep(case, T=5, rates=rates), BPTT(T=5, K=K), RBP(T=5, K=K, checked=False)):
         estimator.backward(frozen, *args)
         _, grads = estimator.gradient(case.model, *args)
         expected = {name: g for name, g in named(case.model, grads).items() if name != first}
@@ -244,6 +288,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     the_jacobian_is_symmetric_where_f_is_the_gradient_of_phi,
     layers_of_one_parity_see_only_the_others,
     estimators_are_the_sums_of_their_steps,
+    holomorphic_ep_is_the_limit_of_small_beta,
     recurrent_backprop_is_bptt_at_rest,
     a_frozen_parameter_is_left_alone,
     single_precision_follows,

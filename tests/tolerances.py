@@ -11,6 +11,13 @@ FIRST_ORDER = 0.1
 """How far the ratio of the errors at beta and beta / 2 may lie from 2. The second-order term is of the size of beta,
 a few thousandths where this is used; a zeroth- or second-order error would give a ratio of 1 or 4."""
 
+ORDER_IN_BETA = 0.15
+"""How far the ratio of the errors at beta and beta / 2 may lie from 2^N, relatively, where the error is of order N: the
+next term is smaller by a power of beta, a few hundredths there, times a ratio of derivatives."""
+
+HOLOMORPHIC = 1e-9
+"""The circle of holomorphic EP against the exact derivative: beta^N is far below, rounding 1e-16 / beta adds 1e-15."""
+
 GDU_AT_SMALL_BETA = 1e-5
 """The theorem's error at beta = 1e-6. It is about beta; rounding adds 1e-16 / beta."""
 

@@ -3,7 +3,18 @@
 from eqprop import data, gdu, models
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators import BPTT, EP, RBP, Estimator, GrowingAdjointError, Processes, limit_steps
+from eqprop.estimators import (
+    BPTT,
+    EP,
+    RBP,
+    ContinualEP,
+    Estimator,
+    GrowingAdjointError,
+    HolomorphicEP,
+    Processes,
+    limit_steps,
+    random_sign,
+)
 from eqprop.functional import from_energy, from_primitive, from_transition
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
@@ -14,11 +25,13 @@ __all__ = [
     "BPTT",
     "EP",
     "RBP",
+    "ContinualEP",
     "Cost",
     "Dynamics",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
+    "HolomorphicEP",
     "NotFiniteError",
     "Nudge",
     "Phase",
@@ -37,6 +50,7 @@ __all__ = [
     "load",
     "models",
     "predict",
+    "random_sign",
     "relax",
     "train",
 ]
