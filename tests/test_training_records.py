@@ -53,7 +53,7 @@ def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(record: Record
 def test_energy_based_records_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
     for record in ALL:
         if isinstance(record.architecture, LayeredNet):
-            assert record.architecture.clip == record.name.startswith("EB")
+            assert record.architecture.clip == (record.architecture.setting == "energy-based")
         else:
             assert isinstance(record.architecture, ConvolutionalNet)
             assert record.architecture.activation == "hard-sigmoid"

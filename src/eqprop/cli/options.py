@@ -18,7 +18,7 @@ from rich.table import Table
 
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.record import EVERY_OTHER
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.training_records import PRINTED
 from eqprop.files import write_text
 from eqprop.training import Stopped, Watch
 from eqprop.training.watch import Events, Lines, Several
@@ -133,7 +133,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     table = Table(title=f"{summary['name']} ({summary['preset']}), {summary['engine']} on {summary['device']}")
     for heading in ("method", "test error", "train error", "paper: test", "paper: train"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    printed = PAPER.get(summary["name"])
+    printed = PRINTED.get(summary["name"])
     for method, result in summary["methods"].items():
         reported = None if printed is None else printed.reported.get(method)
         table.add_row(
@@ -141,7 +141,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
             spread(result["test_error_mean"], result["test_error_std"]),
             spread(result["train_error_mean"], None),
             spread(reported.test, reported.test_std) if reported else "--",
-            spread(reported.train, None) if reported else "--",
+            spread(reported.train if reported else None, None),
         )
     console = Console()
     console.print(table)

@@ -21,7 +21,7 @@ from eqprop.cli.train import Data, Device, Engine, Quiet, Threads
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
-from eqprop.experiments.training_records import RECORDS, named_record
+from eqprop.experiments.training_records import PAPER, RECORDS, named_record
 from eqprop.files import write_json
 from eqprop.report.page import write_report
 from eqprop.report.tables import Row
@@ -75,7 +75,7 @@ def _rows(rows: str | None, preset: str) -> list[Record]:
     if preset not in RECORDS:
         raise ValueError(unknown("preset", preset, RECORDS))
     if rows is None:
-        return list(RECORDS[preset].values())
+        return [record for name, record in RECORDS[preset].items() if name in PAPER]
     return [named_record(name.strip(), preset) for name in rows.split(",") if name.strip()]
 
 
@@ -166,7 +166,7 @@ def results_table(found: Sequence[Row]) -> Table:
             row.run.title,
             row.method,
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
-            "--" if paper is None else f"{spread(paper.test, paper.test_std)[:-2]} ({paper.train:.2f})",
+            "--" if paper is None else str(paper),
             f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",
             row.verdict if row.verdict in ("yes", "no") else "--",
         )

@@ -18,14 +18,14 @@ from eqprop.cli.options import (
     learning_rates,
     named_values,
     show_result,
-    spread,
     stopping,
     watcher,
 )
 from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.beyond_records import LITERATURE
 from eqprop.experiments.plain import find_record, to_plain
 from eqprop.experiments.record import ESTIMATORS, Record
-from eqprop.experiments.training_records import PAPER, PRESETS, RECORDS
+from eqprop.experiments.training_records import PRESETS, RECORDS, printed_record
 from eqprop.training import Result, evaluate, resume, train
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
@@ -39,11 +39,11 @@ Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
     *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed"),
-    *("schedule", "stop", "estimator", "points", "nudge", "optimizer"),
+    *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "optimizer"),
 )
 SETTINGS_OPTIONS = (
     *("trials", "engine", "device", "threads", "validation", "samples"),
-    *("train_error_every", "checkpoint_every", "stacked"),
+    *("train_error_every", "checkpoint_every", "stacked", "states"),
 )
 
 
@@ -65,13 +65,24 @@ def list_records(
     if name:
         console.print(json.dumps(to_plain(chosen[0]), indent=2), highlight=False)
     _show_changes(console, [record.name for record in chosen])
+    if not name:
+        _show_literature(console)
+
+
+def _show_literature(console: Console) -> None:
+    for row in LITERATURE:
+        if row.record is None:
+            steps = f"T {row.T}" + ("" if row.K is None else f"  K {row.K}")
+            said = f"{row.source}, {row.errors} %, {steps}  {row.epochs} epochs"
+            console.print(f"In the paper's table as well, not a record: {said}", highlight=False, soft_wrap=True)
 
 
 def _show_changes(console: Console, names: list[str]) -> None:
     for other in PRESETS[1:]:
         for record in RECORDS[other].values():
-            if record.name in names and record.name in PAPER:
-                changes = ", ".join(map(str, record.changes(PAPER[record.name])))
+            printed = printed_record(record)
+            if record.name in names and printed is not None:
+                changes = ", ".join(map(str, record.changes(printed)))
                 console.print(f"--preset {other} {record.name}: {changes}", highlight=False, soft_wrap=True)
 
 
@@ -90,16 +101,29 @@ def _table(records: list[Record], preset: str) -> Table:
     for r in records:
         net = r.architecture
         eps = f"  ε {net.eps}" if isinstance(net, LayeredNet) and net.eps else ""
-        reported = [
-            f"{method.upper():4} {spread(x.test, x.test_std)[:-2]} ({x.train:.2f})" for method, x in r.reported.items()
-        ]
+        reported = [f"{method.upper():4} {x}" for method, x in r.reported.items()]
         what = [
             f"{net}, {getattr(net, 'activation', 'own')}, {r.init}",
             f"T {r.T}  K {r.K}  β {r.beta}{eps}  {r.epochs} epochs",
             "  ".join(f"{name} {rate}" for name, rate in r.learning_rates.items()),
+            *([", ".join(special)] if (special := _special(r)) else []),
         ]
-        table.add_row(r.name, "\n".join(what), "\n".join(reported) or "--")
+        table.add_row(_broken(r.name), "\n".join(what), "\n".join(reported) or "--")
     return table
+
+
+def _special(record: Record) -> list[str]:
+    """What a record does otherwise than the paper's: how it begins, how it nudges."""
+    start = [] if record.start == "zero" else [f"{record.start} start"]
+    return start + ([] if record.estimator == "one-sided" else [record.estimator])
+
+
+def _broken(name: str) -> str:
+    """A long name on two lines, broken behind a hyphen, so that the other columns keep their width."""
+    if len(name) <= 14 or "-" not in name:
+        return name
+    cut = min((i + 1 for i, c in enumerate(name) if c == "-"), key=lambda i: abs(i - len(name) / 2))
+    return f"{name[:cut]}\n{name[cut:]}"
 
 
 @app.command("train")
@@ -122,6 +146,8 @@ def train_record(
     estimator: Annotated[str | None, typer.Option(help=f"The form of EP: {', '.join(ESTIMATORS)}.")] = None,
     points: Annotated[int | None, typer.Option(help="Of the circle of holomorphic EP.")] = None,
     nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
+    start: Annotated[str | None, typer.Option(help="Free phase from zero, persistent or initialised states.")] = None,
+    initialiser_rate: Annotated[float | None, typer.Option(help="Of an initialiser; below 2.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim.")] = None,
     optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9, repeatable.")] = None,
     engine: Engine = None,
@@ -133,6 +159,7 @@ def train_record(
     train_error_every: Annotated[int | None, typer.Option(help="Measure the train error every N epochs.")] = None,
     checkpoint_every: Annotated[float | None, typer.Option(help="Seconds between checkpoints in an epoch.")] = None,
     stacked: Annotated[bool | None, typer.Option(help="Trials side by side. [default: where faster]")] = None,
+    states: Annotated[str | None, typer.Option(help="Keep persistent states on the device, or on the cpu.")] = None,
     model: Model = None,
     quiet: Quiet = False,
     as_json: Json = None,

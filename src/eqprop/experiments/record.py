@@ -41,11 +41,18 @@ METHODS: dict[str, Callable[[Record], Estimator]] = {
 
 @dataclass(frozen=True)
 class Reported:
-    """Errors in percent over five trials as the paper prints them  [table-results]."""
+    """Errors in percent as the paper prints them, over five trials  [table-results].
+
+    What is published without a deviation or a train error has None there.
+    """
 
     test: float
-    test_std: float
-    train: float
+    test_std: float | None = None
+    train: float | None = None
+
+    def __str__(self) -> str:
+        spread = "" if self.test_std is None else f" ± {self.test_std:.2f}"
+        return f"{self.test:.2f}{spread}" + ("" if self.train is None else f" ({self.train:.2f})")
 
 
 class Change(NamedTuple):

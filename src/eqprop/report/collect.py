@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.record import Record, Reported
-from eqprop.experiments.training_records import PAPER, PRESETS
+from eqprop.experiments.training_records import PRESETS, PRINTED, printed_record
 from eqprop.training.folder import is_run, sessions
 from eqprop.training.metrics import Line, read_metrics
 from eqprop.training.plan import read_plan
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def reported(self) -> dict[str, Reported]:
-        printed = PAPER.get(self.record.name)
+        printed = printed_record(self.record)
         return {} if printed is None else dict(printed.reported)
 
     @property
@@ -122,7 +122,7 @@ def read_run(folder: Path) -> Run:
 
 def _order(run: Run) -> tuple[int, int, str, str]:
     """As in the paper's table; presets in their order; a user's own behind, by name."""
-    names = list(PAPER)
+    names = list(PRINTED)
     place = names.index(run.record.name) if run.record.name in names else len(names)
     preset = PRESETS.index(run.record.preset) if run.record.preset in PRESETS else len(PRESETS)
     return place, preset, run.record.name, str(run.folder)

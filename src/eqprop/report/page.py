@@ -9,6 +9,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from eqprop.experiments.beyond_records import LITERATURE
 from eqprop.files import write_text
 from eqprop.report.collect import Contents, Point, Run, collect
 from eqprop.report.curves import Series, draw, hover_data, series
@@ -87,8 +88,23 @@ def _table(table: list[Row]) -> str:
         "lies within two of the paper’s standard deviations of the paper’s mean, or below.</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>method</th><th>ours</th><th>paper</th>'
         "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
-        f"{body}</table></div></section>\n"
+        f"{body}{_literature(table)}</table></div></section>\n"
     )
+
+
+def _literature(table: list[Row]) -> str:
+    """What the paper found in the literature, below its rows where there are any; rows that were trained are above."""
+    trained = {row.run.record.name for row in table}
+    if not any(row.reported for row in table):
+        return ""
+    found = [row for row in LITERATURE if row.record not in trained]
+    lines = "".join(
+        f'<tr><th scope="row">{escape(row.source)}</th><td class="text">EP</td><td>–</td><td>{row.errors}</td>'
+        f'<td class="text soft">literature</td><td></td>'
+        f"<td>{row.epochs}</td><td>{row.T}</td><td>{row.K or '–'}</td></tr>\n"
+        for row in found
+    )
+    return f'<tbody class="literature">{lines}</tbody>\n' if lines else ""
 
 
 def _rows_of_run(table: list[Row]) -> str:
@@ -107,7 +123,7 @@ def _row(row: Row, name: str) -> str:
     cells = [
         f'<td class="text">{row.method.upper()}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
-        f"<td>{'–' if paper is None else f'{paper.test:.2f} ± {paper.test_std:.2f} ({paper.train:.2f})'}</td>",
+        f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
         f"<td>{0 if row.test is None else row.test.epoch} of {record.epochs}</td>",
