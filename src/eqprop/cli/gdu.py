@@ -35,7 +35,7 @@ def gdu(
     drop_unsettled: Annotated[bool, typer.Option("--drop-unsettled", help="Leave out what has not settled.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    data: Annotated[Path | None, typer.Option(help="IDX files a run folder was trained on, if not MNIST.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data of a run folder, if it is elsewhere now.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:

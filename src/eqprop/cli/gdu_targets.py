@@ -43,7 +43,7 @@ class Wishes:
     seed: int | None = None
     dtype: str = "float64"
     device: str = "cpu"
-    data: Path | None = None
+    data: str | None = None
     nudge: NudgePlace | None = None
 
 
@@ -115,7 +115,7 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
     """Trained weights: trial 0 of the first method, at the record's T, K and beta, on images it was trained on."""
     from eqprop.training import load
     from eqprop.training.folder import is_run
-    from eqprop.training.plan import read_images, read_plan
+    from eqprop.training.plan import read_images, read_plan, recorded_source
 
     if not is_run(folder):
         raise FileNotFoundError(
@@ -124,7 +124,7 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
         )
     record, settings, plain = read_plan(folder)
     model = load(folder)
-    images = read_images(wishes.data, replace(settings, device="cpu"))
+    images = read_images(wishes.data or recorded_source(plain["data"]), replace(settings, device="cpu"))
     if images.sha256 != plain["data"].get("sha256"):
         raise ValueError(
             f"{folder} was trained on {plain['data'].get('name')}, and these images ({images.name}) are others. "

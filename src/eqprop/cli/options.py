@@ -21,6 +21,7 @@ from eqprop.experiments.record import EVERY_OTHER
 from eqprop.experiments.training_records import PRINTED
 from eqprop.files import write_text
 from eqprop.training import Stopped, Watch
+from eqprop.training.plan import read_plan
 from eqprop.training.watch import Events, Lines, Several
 
 
@@ -133,7 +134,8 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     table = Table(title=f"{summary['name']} ({summary['preset']}), {summary['engine']} on {summary['device']}")
     for heading in ("method", "test error", "train error", "paper: test", "paper: train"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    printed = PRINTED.get(summary["name"])
+    data = read_plan(folder)[2]["data"].get("set") or "mnist"
+    printed = PRINTED.get(summary["name"]) if data == "mnist" else None
     for method, result in summary["methods"].items():
         reported = None if printed is None else printed.reported.get(method)
         table.add_row(

@@ -30,7 +30,7 @@ from eqprop.training import Result, evaluate, resume, train
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
-Data = Annotated[str | None, typer.Option(help="A directory of IDX files. [default: the shipped MNIST]")]
+Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]

@@ -149,17 +149,27 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
     return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)
 
 
+def find_file(directory: Path, name: str) -> Path | None:
+    """One of `FILES` in a directory, in any of its spellings, plain before compressed; None if it is not there."""
+    there = (directory / candidate for candidate in _spellings(name))
+    return next((path for path in there if path.is_file()), None)
+
+
+def _spellings(name: str) -> list[str]:
+    return [f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx"))]
+
+
 def _find(directory: Path, name: str) -> Path:
     if not directory.is_dir():
         raise FileNotFoundError(f"There is no directory {directory}. Give the directory that holds {', '.join(FILES)}.")
-    candidates = [f"{spelling}{end}" for end in ("", ".gz") for spelling in (name, name.replace("-idx", ".idx"))]
-    for candidate in candidates:
-        if (directory / candidate).is_file():
-            return directory / candidate
+    found = find_file(directory, name)
+    if found is not None:
+        return found
     there = sorted(entry.name for entry in directory.iterdir())
     listing = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "") if there else "nothing"
+    expected = ", ".join(_spellings(name))
     raise FileNotFoundError(
-        f"{directory} has no {name}: it holds {listing}. Expected one of {', '.join(candidates)}. Put the file there."
+        f"{directory} has no {name}: it holds {listing}. Expected one of {expected}. Put the file there."
     )
 
 

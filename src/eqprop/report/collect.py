@@ -46,12 +46,20 @@ class Run:
     def title(self) -> str:
         schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
         nudge = "" if self.record.nudge == "outside" else f", nudge {self.record.nudge}"
-        return f"{self.record.name} ({self.record.preset}{schedule}{nudge})"
+        data = f", {self.other_data}" if self.other_data else ""
+        return f"{self.record.name} ({self.record.preset}{schedule}{nudge}{data})"
 
     @property
     def reported(self) -> dict[str, Reported]:
+        """What the paper has for this row; nothing for another data set than the paper's."""
         printed = printed_record(self.record)
-        return {} if printed is None else dict(printed.reported)
+        return {} if printed is None or self.other_data else dict(printed.reported)
+
+    @property
+    def other_data(self) -> str | None:
+        """The name of the data set, where it is one that is not the paper's."""
+        name = self.plain.get("data", {}).get("set")
+        return None if name == "mnist" else name
 
     @property
     def changes(self) -> list[str]:

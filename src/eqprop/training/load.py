@@ -20,7 +20,7 @@ from eqprop.relax import Phase, relax
 from eqprop.starts import Start
 from eqprop.training.checkpoint import Checkpoint, read_checkpoint
 from eqprop.training.measure import Measure
-from eqprop.training.plan import Leg, Plan, read_images, read_plan
+from eqprop.training.plan import Leg, Plan, read_images, read_plan, recorded_source
 from eqprop.training.settings import Settings
 from eqprop.training.starting import make_start, restore_start
 
@@ -115,7 +115,7 @@ def evaluate(
     folder = Path(folder)
     record, settings, plain = read_plan(folder)
     settings = replace(settings, device=device or settings.device)
-    images = read_images(plain["data"].get("directory") if data is None else data, settings)
+    images = read_images(recorded_source(plain["data"]) if data is None else data, settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for method in settings.methods:
         for trial in range(settings.trials):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Images, idx_directory, mnist, one_hot, split_validation
+from eqprop.data import Images, one_hot, open_set, set_name, split_validation
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, choose
 from eqprop.estimators import Estimator
@@ -44,7 +44,7 @@ class Plan:
     """A run, decided.
 
     images      on the device          own     builds a network of the user's own
-    source      the directory the data came from; None for the shipped MNIST, or for data given as tensors
+    source      the name of the data set or the directory it came from; None for data given as tensors
     identity    the digest of the record.json of the run, which ties checkpoints to it
     """
 
@@ -106,7 +106,7 @@ class Plan:
             "record": to_plain(self.record),
             "changes_from_paper": None if printed is None else [str(c) for c in self.record.changes(printed)],
             "settings": self.settings.to_plain(),
-            "data": {**describe(self.images), "directory": self.source},
+            "data": {**describe(self.images), **_whence(self.source)},
         }
 
 
@@ -138,16 +138,14 @@ def run_digest(plain: Mapping[str, Any]) -> str:
 
 
 def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
-    """MNIST as shipped, a directory of IDX files, or a set at hand; on the device, cut as the settings say."""
+    """A set by name (None: MNIST), in a directory, or at hand; on the device, cut as the settings say."""
     if isinstance(source, Images):
         images = replace(
             source,
             **{name: getattr(source, name).to(settings.device) for name in ("train_x", "train_y", "test_x", "test_y")},
         )
-    elif source is None:
-        images = mnist(settings.device)
     else:
-        images = idx_directory(source, settings.device)
+        images = open_set(source, settings.device)
     if settings.validation:
         images = split_validation(images, settings.validation)
     if settings.samples is not None:
@@ -158,9 +156,23 @@ def read_images(source: Images | str | Path | None, settings: Settings) -> Image
     return images
 
 
-def directory(source: Images | str | Path | None) -> str | None:
-    """Where data was read from, as it is recorded."""
-    return None if source is None or isinstance(source, Images) else str(Path(source).resolve())
+def where_from(source: Images | str | Path | None) -> str | None:
+    """Where data was read from, as it is recorded: the name of a set, or a directory; None for tensors."""
+    if isinstance(source, Images):
+        return None
+    name = set_name(source)
+    return str(Path(str(source)).resolve()) if name is None else name
+
+
+def _whence(source: str | None) -> dict[str, str | None]:
+    name = None if source is None else set_name(source)
+    return {"set": name, "directory": source if name is None else None}
+
+
+def recorded_source(data: Mapping[str, Any]) -> str | None:
+    """Where the data of a run is to be found again, from what its record.json says of it."""
+    source = data.get("set") or data.get("directory")
+    return None if source is None else str(source)
 
 
 def make_plan(

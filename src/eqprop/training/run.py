@@ -29,7 +29,16 @@ from eqprop.training.folder import (
 )
 from eqprop.training.interruption import Interruption
 from eqprop.training.loop import Loop
-from eqprop.training.plan import Plan, describe, directory, make_plan, read_images, read_plan, run_digest
+from eqprop.training.plan import (
+    Plan,
+    describe,
+    make_plan,
+    read_images,
+    read_plan,
+    recorded_source,
+    run_digest,
+    where_from,
+)
 from eqprop.training.result import Result, summarise
 from eqprop.training.settings import Settings, split_methods
 from eqprop.training.watch import Watch
@@ -53,7 +62,7 @@ def train(
     """Train a record, by name, from a TOML file or as it is, in a new run folder.
 
     out         the run folder; by default runs/NAME-DATE-TIME
-    data        None for the shipped MNIST, a directory of IDX files, or an `eqprop.data.Images`
+    data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, or an `eqprop.data.Images`
     model       a function seed -> network, for a network of one's own
     watch       is told how it goes (see `eqprop.training.watch`); by default nobody is
     only        train these of the methods now and leave the others to `resume`
@@ -65,7 +74,7 @@ def train(
     chosen, settings = resolve(record, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     with _threads(settings):
-        plan = make_plan(chosen, settings, read_images(data, settings), model, directory(data))
+        plan = make_plan(chosen, settings, read_images(data, settings), model, where_from(data))
         folder = default_folder(chosen.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder):
@@ -100,7 +109,7 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with _threads(here), locked(folder):
-        images = read_images(plain["data"].get("directory") if data is None else data, here)
+        images = read_images(recorded_source(plain["data"]) if data is None else data, here)
         _check_same_data(images, plain["data"], folder)
         plan = Plan(record, here, images, model, run_digest(plain))
         # The engine a run was begun with, unless it moves to a device that engine may not know.
