@@ -236,7 +236,7 @@ def is_analytic(case: Case, holomorphic: HolomorphicEP) -> bool:
 def holomorphic_ep_is_the_limit_of_small_beta(case: Case) -> None:
     """Also away from a steady state, where Phi telescopes: what moves without the nudge drops out of the circle."""
     model, cost, x, y = case.model, case.cost, case.x, case.y
-    holomorphic = HolomorphicEP(T=0, K=K, beta=0.05, points=10)
+    holomorphic = HolomorphicEP(T=0, K=K, beta=1e-3, points=6)
     if not isinstance(model, PrimitiveDynamics) or not is_analytic(case, holomorphic):
         return
     free = relax(model, x, 20)

@@ -16,7 +16,7 @@ ORDER_IN_BETA = 0.15
 next term is smaller by a power of beta, a few hundredths there, times a ratio of derivatives."""
 
 HOLOMORPHIC = 1e-9
-"""The circle of holomorphic EP against the exact derivative: beta^N is far below, rounding 1e-16 / beta adds 1e-15."""
+"""The circle of holomorphic EP against the exact derivative: beta^N is far below, rounding 1e-16 / beta adds 1e-13."""
 
 GDU_AT_SMALL_BETA = 1e-5
 """The theorem's error at beta = 1e-6. It is about beta; rounding adds 1e-16 / beta."""
