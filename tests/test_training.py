@@ -295,7 +295,8 @@ def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
     summary = train(SMALL, tmp_path / "run", data=images, epochs=2).summary
     assert list(summary) == ["name", "preset", "engine", "device", "seconds", "methods"]
     ep = summary["methods"]["ep"]
-    assert list(ep) == ["trials", "test_error_mean", "test_error_std", "train_error_mean"]
+    assert list(ep) == ["estimator", "trials", "test_error_mean", "test_error_std", "train_error_mean"]
+    assert ep["estimator"] == "one-sided"
     assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged"]
     assert len(ep["trials"][0]["test_error"]) == len(ep["trials"][0]["train_error"]) == 2
     assert ep["test_error_std"] is None

@@ -139,7 +139,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     for method, result in summary["methods"].items():
         reported = None if printed is None else printed.reported.get(method)
         table.add_row(
-            method,
+            " ".join(filter(None, (method, result.get("estimator")))),
             spread(result["test_error_mean"], result["test_error_std"]),
             spread(result["train_error_mean"], None),
             spread(reported.test, reported.test_std) if reported else "--",

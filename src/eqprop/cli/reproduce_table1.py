@@ -164,7 +164,7 @@ def results_table(found: Sequence[Row]) -> Table:
         ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
         table.add_row(
             row.run.title,
-            row.method,
+            row.run.record.label(row.method),
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
             "--" if paper is None else str(paper),
             f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",

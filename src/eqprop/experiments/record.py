@@ -141,6 +141,10 @@ class Record:
         names = list(names)
         return replace(made, rates=self.rates(names)) if names and isinstance(made, ContinualEP) else made
 
+    def label(self, method: str) -> str:
+        """EP, BPTT or RBP, and the form of EP where it is not the paper's."""
+        return method.upper() + (f" {self.estimator}" if method == "ep" and self.estimator != "one-sided" else "")
+
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
         """The network of one trial with its initial weights, the same whatever the method and the device."""
         seed = self.seed + trial

@@ -46,8 +46,9 @@ class Run:
     def title(self) -> str:
         schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
         nudge = "" if self.record.nudge == "outside" else f", nudge {self.record.nudge}"
+        form = "" if self.record.estimator == "one-sided" else f", {self.record.estimator}"
         data = f", {self.other_data}" if self.other_data else ""
-        return f"{self.record.name} ({self.record.preset}{schedule}{nudge}{data})"
+        return f"{self.record.name} ({self.record.preset}{form}{schedule}{nudge}{data})"
 
     @property
     def reported(self) -> dict[str, Reported]:

@@ -121,7 +121,7 @@ def _row(row: Row, name: str) -> str:
     record, paper = row.run.record, row.reported
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
-        f'<td class="text">{row.method.upper()}</td>',
+        f'<td class="text">{escape(record.label(row.method))}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
         f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',

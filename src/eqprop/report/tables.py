@@ -69,6 +69,7 @@ HEADINGS = (
     "name",
     "preset",
     "method",
+    "estimator",
     "test_error_mean",
     "test_error_std",
     "train_error_mean",
@@ -99,6 +100,7 @@ def to_csv(table: list[Row]) -> str:
                 record.name,
                 record.preset,
                 row.method,
+                record.estimator if row.method == "ep" else "",
                 *(["", ""] if test is None else [test.mean, "" if test.std is None else test.std]),
                 "" if train is None else train.mean,
                 0 if test is None else test.trials,
@@ -129,7 +131,7 @@ def to_latex(table: list[Row]) -> str:
         record, paper = row.run.record, row.reported
         cells = [
             _escape(f"{record.name} ({record.preset})"),
-            row.method.upper(),
+            _escape(record.label(row.method)),
             _spread(row.test),
             "--" if row.train is None else f"$({row.train.mean:.2f})$",
             "--" if paper is None else _number(paper.test, paper.test_std),

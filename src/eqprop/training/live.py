@@ -26,7 +26,7 @@ class Display(Watch):
         self.status = Progress(0, 0, (), 0.0, 0.0)
         self.tests: dict[tuple[str, int], tuple[float | None, float | None]] = {}
         self.bars = Bars(
-            TextColumn("{task.description:>10}"), BarColumn(bar_width=None), MofNCompleteColumn(), expand=True
+            TextColumn("{task.description:>14}"), BarColumn(bar_width=None), MofNCompleteColumn(), expand=True
         )
         self.epochs: TaskID = self.bars.add_task("epochs")
         self.iterations: TaskID = self.bars.add_task("iterations")
@@ -45,7 +45,8 @@ class Display(Watch):
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         assert self.plan is not None, "begin comes first"
         self.leg = leg
-        self.bars.update(self.epochs, total=self.plan.record.epochs, completed=epoch, description=leg.method)
+        label = self.plan.record.label(leg.method)
+        self.bars.update(self.epochs, total=self.plan.record.epochs, completed=epoch, description=label)
         self.bars.update(self.iterations, total=self.plan.iterations, completed=0, description=engine)
 
     def progress(self, progress: Progress) -> None:

@@ -42,7 +42,7 @@ def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
         "device": plan.settings.device,
         "seconds": round(seconds, 3),
         "methods": {
-            method: _method([line for line in lines if line["method"] == method], plan)
+            method: _method(method, [line for line in lines if line["method"] == method], plan)
             for method in plan.settings.methods
         },
     }
@@ -54,10 +54,11 @@ def name_engines(engines: Mapping[str, str]) -> str:
     return names.pop() if len(names) == 1 else ", ".join(f"{method}: {name}" for method, name in engines.items())
 
 
-def _method(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
+def _method(method: str, lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
     trials = [_trial([x for x in lines if x["trial"] == t], plan.record.seed + t) for t in range(plan.settings.trials)]
     good = [t for t in trials if not t["diverged"] and t["test_error"]]
     return {
+        **({"estimator": plan.record.estimator} if method == "ep" else {}),
         "trials": trials,
         "test_error_mean": mean([t["test_error"][-1] for t in good]),
         "test_error_std": deviation([t["test_error"][-1] for t in good]),

@@ -80,9 +80,11 @@ class Lines(Watch):
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.epochs = 0
+        self.labels: dict[str, str] = {}
 
     def begin(self, plan: Plan, folder: Path) -> None:
         self.epochs = plan.record.epochs
+        self.labels = {method: plan.record.label(method) for method in plan.settings.methods}
         settings = plan.settings
         together = "side by side" if settings.stacked else "one after the other"
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
@@ -93,7 +95,8 @@ class Lines(Watch):
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
-        self._say(f"{leg.method}, {trials}, engine {engine}" + (f", from epoch {epoch + 1}" if epoch else ""))
+        label, begun = self.labels[leg.method], f", from epoch {epoch + 1}" if epoch else ""
+        self._say(f"{label}, {trials}, engine {engine}{begun}")
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         if not lines:
