@@ -43,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": LIBRARY | RECORDS | {"experiments"},
     "report": LIBRARY | RECORDS | {"experiments", "training"},
     "benchmarks": LIBRARY | RECORDS | {"experiments", "training"},
+    "tuning": LIBRARY | RECORDS | {"experiments", "training"},
     "eqprop": LIBRARY | {"version", "experiments", "training"},
-    "cli": LIBRARY | RECORDS | {"experiments", "training", "report", "benchmarks", "eqprop"},
+    "cli": LIBRARY | RECORDS | {"experiments", "training", "report", "benchmarks", "tuning", "eqprop"},
     "__main__": {"cli"},
 }
 

@@ -1,3 +1,3 @@
 """Importing this module registers every command; each module below adds its own to the application."""
 
-from eqprop.cli import bench, demo, gdu, report, reproduce, reproduce_table1, train  # noqa: F401
+from eqprop.cli import bench, demo, gdu, report, reproduce, reproduce_table1, train, tune  # noqa: F401

@@ -1,0 +1,162 @@
+"""Looking at a network: how it settles, where its gradients die out, which beta EP's gradient bears.
+
+The network is looked at in the precision it is trained with; the exact gradient is computed in float64 from the same
+weights, with a longer free phase, by BPTT.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.estimators import BPTT
+from eqprop.estimators.base import trainable
+from eqprop.experiments.record import Record
+from eqprop.relax import Phase, Schedule, prepare, relax
+from eqprop.state import distance
+from eqprop.tuning.curves import Agreement, Residuals, Scales, Sizes
+
+MOST = 0.9
+"""The share of the samples that must have settled: single ones may never, in a 2-cycle."""
+
+LOOK_EVERY = 20
+"""Steps between two looks at whether anything still moves."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Mini-batches of training samples to look at, each (B, ...) with its targets (B, classes)."""
+
+    x: tuple[Tensor, ...]
+    y: tuple[Tensor, ...]
+
+    def all_x(self) -> Tensor:
+        return torch.cat(self.x)
+
+    def double(self) -> Batches:
+        return Batches(tuple(x.double() for x in self.x), tuple(y.double() for y in self.y))
+
+
+@torch.no_grad()
+def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> Residuals:
+    """|F(x, s_t) - s_t| of each sample, t = 0, ..., longest, or until not one bit moves  [eq:1st-phase]."""
+    s, drive = prepare(model, x, None, None), model.drive(x)
+    columns: list[Tensor] = []
+    for t in range(longest + 1):
+        new = model.step(drive, s)
+        columns.append(distance(new, s, model.sample_dims(x)))
+        if t % LOOK_EVERY == 0 and not float(columns[-1].max()) > 0.0:
+            break
+        s = new if schedule == "synchronous" else model.half_step(drive, s, (t + 1) % 2)
+    table = torch.stack(columns).double()  # (t, B)
+    if not bool(torch.isfinite(table).all()):
+        raise ArithmeticError(
+            f"The free phase of {type(model).__name__} is not finite. Lower eps, or take other initial weights "
+            "(--init default)."
+        )
+    most = table.sort(1).values[:, min(int(MOST * table.shape[1]), table.shape[1] - 1)]
+    return Residuals(_plain(table.median(1).values), _plain(most), _plain(table.max(1).values))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact gradients of the mini-batches, in float64, and what they are made of."""
+
+    sizes: Sizes
+    gradients: tuple[dict[str, Tensor], ...]
+
+
+def exact_gradients(model: Dynamics, cost: Cost, batches: Batches, longest: int, steps: int) -> Exact:
+    """nabla_W(t) for t < steps at the end of a free phase of `longest` steps, and their sum  [eq:total-gradient]."""
+    wide, cost = copy.deepcopy(model).double(), copy.deepcopy(cost).double()
+    estimator = BPTT(max(longest, steps), steps)
+    squares: dict[str, Tensor] = {}
+    gradients = []
+    for x, y in zip(batches.double().x, batches.double().y, strict=True):
+        free = relax(wide, x, Phase(estimator.T, stop="settled"), keep=steps)
+        total: dict[str, Tensor] = {}
+        norms: dict[str, list[Tensor]] = {}
+        for step in estimator.steps(wide, cost, x, y, free):
+            for name, g in step.synapses.items():
+                total[name] = total[name] + g if name in total else g
+                norms.setdefault(name, []).append(g.norm())
+        gradients.append(total)
+        for name, values in norms.items():
+            mean = torch.stack(values).square() / len(batches.x)
+            squares[name] = squares[name] + mean if name in squares else mean
+    shown = weight_names(model)
+    return Exact(Sizes({name: _plain(squares[name].sqrt()) for name in shown}), tuple(gradients))
+
+
+def agreement(
+    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, record: Record, betas: Sequence[float]
+) -> Agreement:
+    """EP as the record trains, at each of these betas, against the exact gradients."""
+    names = weight_names(model)
+    sign: dict[str, list[float]] = {name: [] for name in names}
+    cosine: dict[str, list[float]] = {name: [] for name in names}
+    for beta in betas:
+        found = gradients(model, cost, batches, replace(record, beta=beta))
+        for name in names:
+            pairs = [(f[name].double(), g[name]) for f, g in zip(found, exact.gradients, strict=True)]
+            sign[name].append(sum(_same_sign(f, g) for f, g in pairs) / len(pairs))
+            cosine[name].append(sum(_cosine(f, g) for f, g in pairs) / len(pairs))
+    return Agreement(tuple(betas), {n: tuple(v) for n, v in sign.items()}, {n: tuple(v) for n, v in cosine.items()})
+
+
+def gradients(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> list[dict[str, Tensor]]:
+    """EP's gradient of each mini-batch by parameter name, from a copy of the model."""
+    found = []
+    estimator = replace(looked_through(record).make_estimator("ep"), checked=False)
+    for x, y in zip(batches.x, batches.y, strict=True):
+        own, own_cost = copy.deepcopy(model), copy.deepcopy(cost)
+        _, grads = estimator.gradient(own, own_cost, x, y)
+        names = {p: name for name, p in own.named_parameters()}
+        found.append({names[p]: g for p, g in grads.items() if p in names})
+    return found
+
+
+def looked_through(record: Record) -> Record:
+    """The record with a form of EP that gives the same gradient every time and needs no learning rates.
+
+    Random signs have the mean of both; continual EP has one-sided EP as its limit for small rates, which are not
+    known yet.
+    """
+    return replace(record, estimator="one-sided") if record.estimator in ("random-sign", "continual") else record
+
+
+def scales(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> Scales:
+    """How large each parameter is and how large its gradient, over the mini-batches."""
+    found = gradients(model, cost, batches, record)
+    mean = {name: sum(float(g[name].double().square().sum()) for g in found) / len(found) for name in found[0]}
+    return Scales(
+        {name: float(p.detach().double().norm()) for name, p in trainable(model).items()},
+        {name: value**0.5 for name, value in mean.items()},
+    )
+
+
+def weight_names(model: Dynamics) -> list[str]:
+    """The parameters of two dimensions or more; all of them, if there is none."""
+    parameters = trainable(model)
+    return [name for name, p in parameters.items() if p.dim() > 1] or list(parameters)
+
+
+def _same_sign(f: Tensor, g: Tensor) -> float:
+    alive = g != 0
+    return float(((f * g)[alive] > 0).double().mean()) if bool(alive.any()) else 1.0
+
+
+def _cosine(f: Tensor, g: Tensor) -> float:
+    lengths = float(f.norm() * g.norm())
+    return float((f * g).sum()) / lengths if 0.0 < lengths < math.inf else 0.0
+
+
+def _plain(values: Tensor) -> tuple[float, ...]:
+    return tuple(float(v) for v in values.tolist())

@@ -1,0 +1,226 @@
+"""A wider search: Optuna's sampler and pruner over short trainings, by any number of workers on one storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.data import Images
+from eqprop.experiments.architecture import Factory
+from eqprop.experiments.plain import to_plain
+from eqprop.experiments.record import Record
+from eqprop.provenance import provenance
+from eqprop.training.checkpoint import digest
+from eqprop.training.interruption import Stopped
+from eqprop.training.metrics import Line, read_metrics
+from eqprop.training.plan import describe, make_plan, read_images
+from eqprop.training.run import begin_or_resume
+from eqprop.training.settings import Settings
+from eqprop.training.watch import Progress, Watch
+from eqprop.tuning.effort import Effort, held_out, short_training
+from eqprop.tuning.probe import weight_names
+from eqprop.tuning.space import Space, own_values, space_around, suggest, to_record
+from eqprop.tuning.study import (
+    FINISHED,
+    WORKER,
+    FrozenTrial,
+    Study,
+    Trial,
+    TrialPruned,
+    TrialState,
+    adopt_orphans,
+    open_study,
+    optuna_version,
+    queue_again,
+    signed_on,
+    wait,
+)
+from eqprop.tuning.trainings import Machine
+
+TRIALS = "trials"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched and with what means. Every worker of a search is given the same.
+
+    trials      finished ones wanted in all, by all workers and sessions; with several workers a few more may end
+    storage     sqlite:///FILE or another database, or the path of a journal file
+    """
+
+    record: Record
+    folder: Path
+    images: Images
+    trials: int
+    storage: str
+    own: Factory | None = None
+    machine: Machine = field(default_factory=Machine)
+    budget: float = 600.0
+    tell: Callable[[str], None] = lambda text: None
+
+    def plan(self) -> tuple[Record, Space, Effort]:
+        """The record with its network, the ranges, and how long each trial trains."""
+        settings = Settings(device=self.machine.device, engine=self.machine.engine)
+        part = replace(settings, validation=held_out(len(self.images.train_x)))
+        plan = make_plan(self.record, part, read_images(self.images, part), self.own)
+        space = space_around(plan.record, weight_names(plan.network((0,))))
+        return plan.record, space, short_training(plan, self.budget, self.trials)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best trial as a record, and the document about all of them."""
+
+    record: Record
+    document: dict[str, Any]
+
+
+def study_of(search: Search, record: Record, space: Space, effort: Effort) -> tuple[Study, Effort]:
+    """The study in the storage and how long its trials train; a new one begins with the record's own values.
+
+    A study that is there keeps its effort: more trials are then a larger number and nothing else.
+    """
+    settings = {"record": digest(to_plain(record)), "space": digest(space.plain()), "data": search.images.sha256}
+    study = open_study(search.storage, f"eqprop {record.name}", record.seed, settings)
+    if "effort" not in study.user_attrs:
+        study.set_user_attr("effort", effort.plain())
+    study.enqueue_trial(own_values(record, space), skip_if_exists=True)
+    return study, Effort(**study.user_attrs["effort"])
+
+
+def search(wanted: Search) -> Found:
+    """Work on the study until it has its trials, alone or beside other workers; then tell the best."""
+    record, space, effort = wanted.plan()
+    study, effort = study_of(wanted, record, space, effort)
+    with signed_on(wanted.folder) as worker:
+        objective = Objective(wanted, record, space, effort, worker)
+        while (finished := count(study, *FINISHED)) < wanted.trials:
+            for number in adopt_orphans(study, wanted.folder):
+                wanted.tell(f"trial {number} was left by a worker that ended; it goes on")
+            if finished + count(study, TrialState.RUNNING) >= wanted.trials:
+                wanted.tell(f"{finished} of {wanted.trials} trials done; waiting for other workers")
+                wait()
+                continue
+            study.optimize(objective, n_trials=1)
+    return found(wanted, study, record, space, effort)
+
+
+def count(study: Study, *states: TrialState) -> int:
+    return len(study.get_trials(deepcopy=False, states=states))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The held-out error after a short training with a trial's values.
+
+    The run folder is named by the values: a trial that is begun again finds what was done for it.
+    """
+
+    search: Search
+    record: Record
+    space: Space
+    effort: Effort
+    worker: str
+
+    def __call__(self, trial: Trial) -> float:
+        trial.set_user_attr(WORKER, self.worker)
+        values = suggest(trial, self.space)
+        record = replace(to_record(self.record, values), epochs=self.effort.epochs)
+        folder = self.search.folder / TRIALS / digest(to_plain(record))[:16]
+        trial.set_user_attr("folder", str(folder.relative_to(self.search.folder)))
+        report = Report(trial, self.search.tell)
+        report.past(read_metrics(folder))
+        try:
+            result = begin_or_resume(
+                record,
+                folder,
+                watch=report,
+                methods="ep",
+                samples=self.effort.samples,
+                validation=self.effort.validation,
+                data=self.search.images,
+                model=self.search.own,
+                **asdict(self.search.machine),
+            )
+        except Stopped:
+            queue_again(trial.study, trial.params)
+            raise
+        except BlockingIOError as error:
+            raise TrialPruned("another worker has the same values") from error
+        trained = result.summary["methods"]["ep"]["trials"][0]
+        if trained["diverged"]:
+            trial.set_user_attr("diverged", True)
+            raise TrialPruned("diverged")
+        trial.set_user_attr("train_error", trained["train_error"][-1])
+        trial.set_user_attr("seconds", result.summary["seconds"])
+        return float(trained["test_error"][-1])
+
+
+class Report(Watch):
+    """Tells the study the held-out error of every epoch, and ends a trial that its pruner gives up."""
+
+    def __init__(self, trial: Trial, tell: Callable[[str], None]) -> None:
+        self.trial, self.tell = trial, tell
+
+    def past(self, lines: Sequence[Line]) -> None:
+        """Epochs done before, by whoever began the trial."""
+        for line in lines:
+            self._report(line)
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        for line in lines:
+            self._report(line)
+            self.tell(f"trial {self.trial.number}: epoch {line['epoch']}, held-out error {_percent(line)}")
+        if self.trial.should_prune():
+            raise TrialPruned("worse than half of the others")
+
+    def _report(self, line: Line) -> None:
+        if line["test_error"] is not None:
+            self.trial.report(line["test_error"], line["epoch"])
+
+
+def found(wanted: Search, study: Study, record: Record, space: Space, effort: Effort) -> Found:
+    """The best of the finished trials, and all of them as plain values."""
+    if count(study, TrialState.COMPLETE) == 0:
+        raise ArithmeticError(
+            f"None of the {count(study, *FINISHED)} trials was trained to its end: they diverged. Take initial weights "
+            "that settle (--init default), or smaller learning rates to search around (--lr of a record of your own)."
+        )
+    best = study.best_trial
+    chosen = replace(to_record(record, best.params), preset="own", reported={})
+    document = {
+        "name": record.name,
+        "seed": record.seed,
+        "budget": wanted.budget,
+        "effort": effort.plain(),
+        "space": space.plain(),
+        "data": describe(wanted.images),
+        "best": best.number,
+        "held_out_error": best.value,
+        "record": to_plain(chosen),
+        "trials": [_plain_trial(trial) for trial in study.get_trials(deepcopy=False)],
+        "optuna": optuna_version(),
+        "provenance": provenance(torch.device(wanted.machine.device)),
+    }
+    return Found(chosen, document)
+
+
+def _plain_trial(trial: FrozenTrial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "state": trial.state.name.lower(),
+        "values": trial.params,
+        "held_out_error": trial.value if trial.state is TrialState.COMPLETE else None,
+        "by_epoch": list(trial.intermediate_values.values()),
+        "diverged": trial.user_attrs.get("diverged", False),
+        "train_error": trial.user_attrs.get("train_error"),
+        "folder": trial.user_attrs.get("folder"),
+    }
+
+
+def _percent(line: Line) -> str:
+    return "--" if line["test_error"] is None else f"{line['test_error']:.2f} %"

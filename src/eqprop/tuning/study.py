@@ -1,0 +1,205 @@
+"""The study of a search: its storage, its sampler, and the trials that a worker left when it died.
+
+Optuna is optional and loaded here alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+try:
+    import optuna
+    from optuna import TrialPruned
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler, TPESampler
+    from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial, TrialState
+except ImportError as error:
+    raise ImportError(
+        "A search needs Optuna 5 or newer, which is not installed: pip install 'eqprop[tune]'. Without it, eqprop tune "
+        "NAME follows the paper's recipe."
+    ) from error
+
+__all__ = ["FrozenTrial", "Study", "Trial", "TrialPruned", "TrialState", "adopt_orphans", "open_study", "signed_on"]
+
+HEARTBEAT, GRACE = 10, 60
+"""Seconds between two signs of life in a database, and without one until a trial counts as abandoned."""
+
+YOUNG = timedelta(seconds=2)
+"""A trial that has just begun may not say yet whose it is."""
+
+NAMELESS = timedelta(seconds=60)
+"""A trial that does not say whose it is after so long never will: its worker died at once."""
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+SETTINGS, WORKER, WORKERS = "settings", "worker", "workers"
+
+
+def open_storage(where: str) -> BaseStorage:
+    """A database by URL, such as sqlite:///study.db, with signs of life; or a journal file."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if "://" in where:
+                return RDBStorage(
+                    where,
+                    engine_kwargs={"connect_args": {"timeout": 60}} if where.startswith("sqlite") else None,
+                    heartbeat_interval=HEARTBEAT,
+                    grace_period=GRACE,
+                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+                )
+            # Absolute: the lock beside it must name the same file wherever a worker stands.
+            path = Path(where).resolve()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+    except Exception as error:
+        raise ValueError(
+            f"Cannot open the storage {where!r}: {_first_line(error)}. Give sqlite:///FILE, another database as a URL, "
+            "or the path of a journal file."
+        ) from error
+
+
+def open_study(where: str, name: str, seed: int, settings: Mapping[str, Any]) -> Study:
+    """The study of that name, made if it is not there. One with other settings is an error."""
+    storage = open_storage(where)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=5)
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=name, sampler=Seeded(seed), pruner=pruner, load_if_exists=True
+        )
+    except Exception as error:
+        raise ValueError(f"The storage {where!r} holds no study that can be read: {_first_line(error)}.") from error
+    there = study.user_attrs.get(SETTINGS)
+    if there is None:
+        study.set_user_attr(SETTINGS, dict(settings))
+    elif there != dict(settings):
+        other = [key for key in {*there, *settings} if there.get(key) != settings.get(key)]
+        raise ValueError(
+            f"The study {name!r} in {where} was begun with other settings ({', '.join(sorted(other))}). Go on with "
+            "those, or give another --storage."
+        )
+    return study
+
+
+class Seeded(BaseSampler):
+    """Optuna's TPE sampler with a seed of its own for every trial, made from the search's seed and the trial's place.
+
+    A search by one worker then draws the same whether or not it was stopped and begun again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def _of(self, study: Study, trial: FrozenTrial) -> TPESampler:
+        # Trials that failed are begun again under a new number and are no draw of their own.
+        failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+        place = trial.number - sum(other.number < trial.number for other in failed)
+        digest = hashlib.sha256(f"eqprop search {self.seed} {place}".encode()).digest()
+        return TPESampler(seed=int.from_bytes(digest[:4], "big"), multivariate=False, constant_liar=True)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._of(study, trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._of(study, trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._of(study, trial).sample_independent(study, trial, param_name, param_distribution)
+
+
+@contextmanager
+def signed_on(folder: Path) -> Iterator[str]:
+    """The name of a worker, whose lock file is held for as long as its process lives, however it ends."""
+    name = uuid.uuid4().hex
+    path = folder / WORKERS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield name
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def is_gone(folder: Path, worker: str) -> bool:
+    """Whether a worker that signed on in this folder has died. Of one that never did, nothing is known: False."""
+    try:
+        handle = os.open(folder / WORKERS / worker, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def adopt_orphans(study: Study, folder: Path) -> list[int]:
+    """Queue again the trials whose workers died; their run folders let them go on. Returns their numbers.
+
+    Works without signs of life in the storage, on the machine of the worker; elsewhere a database's heartbeat does it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
+    adopted = []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if _is_orphan(trial, folder) and _fail(study, trial):
+            queue_again(study, trial.params)
+            adopted.append(trial.number)
+    return adopted
+
+
+def _is_orphan(trial: FrozenTrial, folder: Path) -> bool:
+    age = datetime.now() - (trial.datetime_start or datetime.now())
+    owner = trial.user_attrs.get(WORKER)
+    if owner is None:
+        return age > NAMELESS
+    return age > YOUNG and is_gone(folder, owner)
+
+
+def _fail(study: Study, trial: FrozenTrial) -> bool:
+    """Whether it was this process that put an end to the trial, and not another at the same time."""
+    try:
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
+        return False
+    return True
+
+
+def queue_again(study: Study, values: Mapping[str, Any]) -> None:
+    if values:
+        study.enqueue_trial(dict(values))
+
+
+def wait(seconds: float = 0.5) -> None:
+    time.sleep(seconds)
+
+
+def optuna_version() -> str:
+    return str(optuna.__version__)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,238 @@
+"""The search with Optuna: the same draws whoever draws them, several workers, and workers that die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tune import call
+from training_runs import SMALL, environment, few_images, finish, kill, start, write_idx
+
+from eqprop.experiments.plain import find_record
+from eqprop.experiments.record import Record
+from eqprop.tuning.search import Found, Search, search
+from eqprop.tuning.space import own_values, space_around, to_record
+from eqprop.tuning.study import TrialState, is_gone, open_storage, signed_on
+
+STORAGES = ("journal", "sqlite")
+
+
+def wanted(folder: Path, trials: int, record: Record = SMALL, **options: Any) -> Search:
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"images": few_images(1200, 50), "storage": str(folder / "study.journal"), "budget": 0.05 * 3} | options
+    return Search(record, folder, trials=trials, **given)
+
+
+def drawn(found: Found) -> list[tuple[Any, ...]]:
+    """What was tried and what came out, of the trials that ended."""
+    ended = [t for t in found.document["trials"] if t["state"] in ("complete", "pruned")]
+    return [(t["values"], t["state"], t["held_out_error"], t["by_epoch"]) for t in ended]
+
+
+def test_the_space_holds_the_record_and_values_come_back() -> None:
+    space = space_around(SMALL, ["W01", "W12"])
+    assert space.T == (2, 32)
+    assert space.rates["W12"] == (SMALL.learning_rates["W12"] / 10, SMALL.learning_rates["W12"] * 10)
+    assert to_record(SMALL, own_values(SMALL, space)) == SMALL
+    assert to_record(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return search(wanted(tmp_path_factory.mktemp("six"), 6))
+
+
+def test_a_search_begins_with_the_record_and_ends_with_its_best(six: Found) -> None:
+    trials = six.document["trials"]
+    assert len(trials) == 6
+    assert to_record(SMALL, trials[0]["values"]) == SMALL
+    errors = {t["number"]: t["held_out_error"] for t in trials if t["held_out_error"] is not None}
+    assert errors[six.document["best"]] == min(errors.values()) == six.document["held_out_error"]
+    assert six.record == replace(to_record(SMALL, trials[six.document["best"]]["values"]), preset="own")
+    assert len({json.dumps(t["values"]) for t in trials}) == 6
+
+
+def test_a_search_in_two_sessions_draws_as_in_one(six: Found, tmp_path: Path) -> None:
+    search(wanted(tmp_path, 2))
+    assert drawn(search(wanted(tmp_path, 6))) == drawn(six)
+    other = search(wanted(tmp_path / "seed", 2, replace(SMALL, seed=1)))
+    assert other.document["trials"][1]["values"] != six.document["trials"][1]["values"]
+
+
+def test_a_search_that_was_stopped_takes_its_trial_up_again(six: Found, tmp_path: Path) -> None:
+    from eqprop.training.interruption import Stopped
+
+    def stop(text: str) -> None:
+        if text.startswith("trial 2: epoch 1"):
+            raise Stopped("asked to", 130)
+
+    with pytest.raises(Stopped):
+        search(wanted(tmp_path, 6, tell=stop))
+    again = search(wanted(tmp_path, 6))
+    assert drawn(again) == drawn(six)
+    assert [t["state"] for t in again.document["trials"]].count("fail") == 1
+
+
+def test_trials_that_diverge_are_given_up_and_none_left_is_told(tmp_path: Path) -> None:
+    hot = replace(SMALL, learning_rates={"W12": 1e30, "W01": 1e30})
+    with pytest.raises(ArithmeticError, match="None of the 2 trials was trained to its end"):
+        search(wanted(tmp_path, 2, hot))
+
+
+def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
+    with signed_on(tmp_path) as worker:
+        assert not is_gone(tmp_path, worker)
+    assert not is_gone(tmp_path, worker)
+    code = (
+        "import sys, time; from pathlib import Path; from eqprop.tuning.study import signed_on\n"
+        "with signed_on(Path(sys.argv[1])) as name: print(name, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    name = process.stdout.readline().strip()
+    assert not is_gone(tmp_path, name)
+    kill(process)
+    assert is_gone(tmp_path, name)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and a record with enough to do that a worker can be caught at it."""
+    folder = tmp_path_factory.mktemp("place")
+    write_idx(folder / "data", few_images(1200, 50))
+    (folder / "small.toml").write_text(
+        "T = 30\nK = 10\nbeta = 0.2\nepochs = 20\n[architecture]\nsizes = [10, 64, 784]\n[learning_rates]\n"
+        "W12 = 0.1\nW01 = 0.05\n"
+    )
+    return folder
+
+
+def words(place: Path, out: Path, storage: str, trials: int) -> list[object]:
+    where = out / "study.journal" if storage == "journal" else f"sqlite:///{out.parent / 'study.db'}"
+    common = ["tune", place / "small.toml", "--data", place / "data", "--out", out, "--threads", 1]
+    return [*common, "--search", trials, "--storage", where, "--budget", 10, "--engine", "eager"]
+
+
+def running(out: Path, storage: str, least: int, seconds: float = 90.0) -> dict[str, Any]:
+    """Wait until so many trials run at once, each at least an epoch in; their values by worker."""
+    where = str(out / "study.journal") if storage == "journal" else f"sqlite:///{out.parent / 'study.db'}"
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        if not (out / "request.json").exists() or (storage == "journal" and not Path(where).exists()):
+            continue
+        try:
+            import optuna
+
+            study = optuna.load_study(study_name="eqprop small", storage=open_storage(where))
+        except (KeyError, ValueError, ImportError):
+            continue
+        found = study.get_trials(states=(TrialState.RUNNING,))
+        begun = {t.user_attrs["worker"]: t.params for t in found if t.intermediate_values and "worker" in t.user_attrs}
+        if len(begun) >= least:
+            return begun
+    raise AssertionError("no trial was seen running")
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path) -> None:
+    """The survivor finishes the search, the dead one's trial included, from its checkpoint."""
+    out = tmp_path / "out"
+    one = start(*words(place, out, storage, 5))
+    other = start(*words(place, out, storage, 5))
+    begun = running(out, storage, 2)
+    dead = next(p.name for p in (out / "workers").iterdir() if p.read_text().strip() == str(one.pid))
+    kill(one)
+    printed, complaint = other.communicate(timeout=180)
+    assert other.returncode == 0, complaint
+    document = json.loads((out / "search.json").read_text())
+    states = [t["state"] for t in document["trials"]]
+    assert states.count("complete") + states.count("pruned") == 5
+    assert states.count("fail") == 1
+    again = [t for t in document["trials"] if t["values"] == begun[dead]]
+    assert sorted(t["state"] for t in again)[1] == "fail" or "fail" in {t["state"] for t in again}
+    assert {t["state"] for t in again} & {"complete", "pruned"}
+    sessions = json.loads((out / again[-1]["folder"] / "environment.json").read_text())["sessions"]
+    assert len(sessions) == 2
+    assert "eqprop train" in printed
+    assert document["record"]["T"] == find_record(out / "best.toml").T
+
+
+def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed" / "out"
+    process = start(*words(place, out, "sqlite", 3))
+    running(out, "sqlite", 1)
+    kill(process)
+    time.sleep(2.1)
+    done = finish(*words(place, out, "sqlite", 3))
+    assert done.returncode == 0, done.stderr
+    whole = tmp_path / "whole" / "out"
+    assert finish(*words(place, whole, "sqlite", 3)).returncode == 0
+    killed, never = (json.loads((folder / "search.json").read_text()) for folder in (out, whole))
+
+    def ended(document: dict[str, Any]) -> list[tuple[Any, ...]]:
+        trials = [t for t in document["trials"] if t["state"] in ("complete", "pruned")]
+        return [(t["values"], t["held_out_error"], t["by_epoch"]) for t in trials]
+
+    assert ended(killed) == ended(never)
+    assert killed["record"] == never["record"]
+
+
+def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = finish(*words(place, out, "journal", 4), "--workers", 2, timeout=180)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((out / "search.json").read_text())
+    import optuna
+
+    study = optuna.load_study(study_name="eqprop small", storage=open_storage(str(out / "study.journal")))
+    assert len({t.user_attrs["worker"] for t in study.trials if t.state.is_finished()}) == 2
+    states = [t["state"] for t in document["trials"]]
+    assert states.count("complete") + states.count("pruned") >= 4
+
+
+def test_without_optuna_the_search_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['optuna'] = None; sys.argv = ['eqprop', 'tune', 'P-1h', '--search', '3', "
+        f"'--out', {str(tmp_path / 'out')!r}]; from eqprop.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'eqprop[tune]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("storage", "complaint"),
+    [
+        ("sqlite:///no/such/folder/study.db", "Cannot open the storage"),
+        ("nosuchdatabase://x", "Cannot open the storage"),
+        ("garbage.journal", "garbage.journal"),
+    ],
+)
+def test_a_bad_storage_is_told(
+    storage: str,
+    complaint: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage.journal").write_text("this is no journal\nnor is this\n")
+    asked = ("tune", place / "small.toml", "--data", place / "data", "--out", "out", "--search", 2, "--threads", 1)
+    assert call(monkeypatch, *asked, "--storage", storage) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:
+    search(wanted(tmp_path, 1))
+    with pytest.raises(ValueError, match=r"begun with other settings \(record, space\)"):
+        search(wanted(tmp_path, 2, replace(SMALL, T=12)))
