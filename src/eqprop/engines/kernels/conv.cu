@@ -1,0 +1,455 @@
+// Whole training iterations of nets with two convolutions and one fully connected readout. Three kernels follow each other:
+//   relax    one block a (network, sample): the image's drive, all T + K steps, BPTT's way back, what the sample teaches
+//   gather   the gradient of the filters W01 from the maps that `relax` leaves
+//   update   every parameter, and the counts
+// See conv_net.cuh for the sizes it is compiled with.
+
+#include "conv_net.cuh"
+#include "conv_learn.cuh"
+#include "conv_products.cuh"
+#include "conv_image.cuh"
+
+struct Small {
+  float s0[16], target[16], error[16], gain[16], bias[16];
+  float partial[8][16], residual[8];
+  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether the output moved
+};
+
+// What all warps tell, the same in every thread, and known to be.
+__device__ __forceinline__ int told_by_all(const unsigned char *bits, int lane) {
+  return __reduce_or_sync(~0u, lane < 9 ? bits[lane] : 0);
+}
+
+// z += W01 * (what is told of h1), in one go or, where it is large, column by column, so that sums stay short.
+template <class Value>
+__device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, float (&z)[16],
+                                     unsigned (&lost)[8], Value value) {
+  const unsigned base = shared_address(memory);
+  const float unit = 1.0f / (WEIGHT_SCALE * scale);
+#pragma unroll 1
+  for (int again = 0; again < (bits & REST ? 2 : 1); again++) {
+    if (again) {
+      tell_h1(memory, seat, told, scale, value);
+      show_to_products();
+      __syncthreads();
+    }
+    const bool apart = !again && bits & REST, low = !again && bits & LOW;
+#pragma unroll 1
+    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
+      const Columns columns = {apart ? dx : (low ? 0 : 5), apart ? 5 : 1};
+      float f[32], sum[16];
+#pragma unroll
+      for (int i = 0; i < 32; i++) f[i] = 0.f;
+      convolve(f, base, seat.group, columns);
+      join_halves(memory, seat, f, sum);
+#pragma unroll
+      for (int i = 0; i < 16; i += 2) add_exactly(z[i], z[i + 1], lost[i / 2], sum[i] * unit, sum[i + 1] * unit);
+    }
+  }
+}
+
+// total += W01^T (what is told of the unpooled h0), likewise.
+__device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, float (&total)[UNITS],
+                                     unsigned (&lost)[UNITS / 2], const float (&h0)[4], unsigned where) {
+  const unsigned base = shared_address(memory);
+  const float unit = 1.0f / (WEIGHT_SCALE * scale);
+#pragma unroll 1
+  for (int again = 0; again < (bits & REST ? 2 : 1); again++) {
+    if (again) {
+      tell_u(memory, seat, told, scale, h0, where);
+      show_to_products();
+      __syncthreads();
+    }
+    const bool apart = !again && bits & REST, low = !again && bits & LOW;
+#pragma unroll 1
+    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
+      const Columns columns = {apart ? dx : (low ? 0 : 5), apart ? 5 : 1};
+      Shares shares;
+      transpose(shares, base, seat, columns);
+      join_shares(memory, seat, shares);
+#pragma unroll
+      for (int i = 0; i < UNITS; i += 2) add_exactly(total[i], total[i + 1], lost[i / 2], shares.own[i] * unit, shares.own[i + 1] * unit);
+    }
+  }
+}
+
+// The maximum of each zone, the first in the order of rows, and where it is.
+__device__ __forceinline__ unsigned pool(const float (&z)[16], float (&value)[4]) {
+  unsigned where = 0;
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    const int e = u >> 1, p = u & 1;
+    value[u] = z[8 * p + 2 * e];
+    unsigned k = 0;
+#pragma unroll
+    for (int q = 1; q < 4; q++) {
+      const float v = z[8 * p + 4 * (q >> 1) + 2 * e + (q & 1)];
+      if (v > value[u] || v != v) value[u] = v, k = q;
+    }
+    where |= k << (2 * u);
+  }
+  return where;
+}
+
+__device__ __forceinline__ float at(const float (&z)[16], int u, unsigned where) {
+  const int e = u >> 1, p = u & 1, k = where >> (2 * u) & 3;
+  const float top = k & 1 ? z[8 * p + 2 * e + 1] : z[8 * p + 2 * e];
+  const float bottom = k & 1 ? z[8 * p + 4 + 2 * e + 1] : z[8 * p + 4 + 2 * e];
+  return k & 2 ? bottom : top;
+}
+
+// The weights Wfc of a thread's four units of h0, which wait in device memory: the products need the registers.
+__device__ __forceinline__ void fetch(float (&w)[NO][4], const float4 *from) {
+#pragma unroll
+  for (int k = 0; k < NO; k++)
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(w[k][0]), "=f"(w[k][1]), "=f"(w[k][2]), "=f"(w[k][3])
+                 : "l"(from + k * THREADS));
+}
+
+// Halves of the lanes keep halves of 2 HALF sums.
+template <int HALF> __device__ __forceinline__ void fold(float (&v)[16], int lane) {
+  const bool upper = lane & (2 * HALF);
+#pragma unroll
+  for (int i = 0; i < HALF; i++) {
+    const float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
+    v[i] = kept + __shfl_xor_sync(~0u, sent, 2 * HALF);
+  }
+}
+
+// Each warp's part of Wfc h0 into shared memory.
+__device__ __forceinline__ void read_out(Small &m, const Seat &seat, const float (&w)[NO][4], const float (&h0)[4]) {
+  float v[16];
+#pragma unroll
+  for (int k = 0; k < 16; k++) v[k] = 0.f;
+#pragma unroll
+  for (int k = 0; k < NO; k++) v[k] = (w[k][0] * h0[0] + w[k][1] * h0[1]) + (w[k][2] * h0[2] + w[k][3] * h0[3]);
+  fold<8>(v, seat.lane);
+  fold<4>(v, seat.lane);
+  fold<2>(v, seat.lane);
+  fold<1>(v, seat.lane);
+  v[0] += __shfl_xor_sync(~0u, v[0], 1);
+  if (!(seat.lane & 1)) m.partial[4 * seat.group + seat.warp][seat.lane >> 1] = v[0];
+}
+
+__device__ __forceinline__ float sum_of_warps(const Small &m, int k) {
+  float sum = 0.f;
+#pragma unroll
+  for (int w = 0; w < 8; w++) sum += m.partial[w][k];
+  return sum;
+}
+
+__device__ __forceinline__ void put_parts(unsigned char *to, size_t low, float v) {
+  const unsigned short high = half_of(v * PAIR_SCALE);
+  *(unsigned short *)to = high;
+  *(unsigned short *)(to + low) = half_of(fmaf(v, PAIR_SCALE, -float_of(high)));
+}
+
+// Maps of a pair for `gather`, pair 0 or 1.
+template <class Value> __device__ __forceinline__ void leave_h(unsigned char *pairs, const Seat &seat, int pair, Value value) {
+#pragma unroll
+  for (int i = 0; i < UNITS; i++)
+    if (i / 4 < seat.tiles)
+      put_parts(pairs + 2 * pair * PAIR_H + ((seat.row >> 3) + (i >> 1 & 1)) * GROUP1 + (seat.place(i / 4) + (i & 1)) * 16 + (seat.row & 7) * 2,
+                PAIR_H, value(i));
+}
+template <class Value> __device__ __forceinline__ void leave_u(unsigned char *pairs, const Seat &seat, int pair, Value value) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int u = i / 4, k = i % 4, place = (4 * seat.group + 2 * (u & 1) + (k >> 1)) * 8 + 2 * seat.c + (k & 1);
+    put_parts(pairs + 4 * PAIR_H + 2 * pair * PAIR_U + ((2 * seat.warp + (u >> 1)) * 64 + place) * 16 + (seat.lane >> 2) * 2, PAIR_U,
+              value(u, k));
+  }
+}
+
+template <class Value>
+__device__ void leave_state(float *to, const Seat &seat, const Small &m, const float (&h0)[4], Value h1) {
+  if (threadIdx.x < 16) to[threadIdx.x] = m.s0[threadIdx.x];
+#pragma unroll
+  for (int u = 0; u < 4; u++) to[16 + seat.zone(u)] = h0[u];
+#pragma unroll
+  for (int i = 0; i < UNITS; i++)
+    if (i / 4 < seat.tiles) to[16 + WIDE + (seat.row + 8 * (i >> 1 & 1)) * PLACES + seat.place(i / 4) + (i & 1)] = h1(i);
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset) {
+  // The reduction tells the compiler that all threads go the same way, without which products would wait for each other.
+  if (__reduce_or_sync(~0u, a.counters->it + offset >= a.counters->n)) return;
+  extern __shared__ __align__(128) unsigned char memory[];
+  Small &m = *(Small *)(memory + SMALL);
+  const Seat seat(threadIdx.x);
+  const int tid = threadIdx.x, cell = blockIdx.x, r = cell / B, T = a.T, K = a.K;
+  const int sample = a.order[(size_t)(a.counters->it + offset) * a.R * B + cell];
+  const unsigned live = seat.live(), zones = seat.live_zones();
+  const unsigned base = shared_address(memory);
+  for (int i = tid; i < 2 * HALF_BYTES / 16; i += THREADS) copy_16(base + i * 16, a.packed + (size_t)r * 2 * HALF_BYTES + i * 16);
+
+  float total[UNITS], z[16], h0[4], bias[2];
+  unsigned lost[UNITS / 2], zlost[8], seen[2];
+  Told told;
+  see(a, memory, seat, live, sample, r, total, seen);
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) told.h1[i] = 0.f, lost[i / 2] = 0;
+#pragma unroll
+  for (int i = 0; i < 16; i++) z[i] = told.u[i] = 0.f, zlost[i / 2] = 0;
+#pragma unroll
+  for (int u = 0; u < 4; u++) h0[u] = 0.f;
+  float4 *weights = (float4 *)(a.gfc + (size_t)cell * NO * WIDE) + tid;
+#pragma unroll 1
+  for (int k = 0; k < NO; k++) {
+    float w[4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const int column = ((seat.wide + 8 * (u >> 1)) * H0H + 2 * seat.group + (u & 1)) * H0W + seat.c;
+      w[u] = zones >> u & 1 ? a.Wfc[((size_t)r * NO + k) * C0 * H0H * H0W + column] : 0.f;
+    }
+    weights[k * THREADS] = make_float4(w[0], w[1], w[2], w[3]);
+  }
+#pragma unroll
+  for (int e = 0; e < 2; e++) bias[e] = a.b0 && seat.wide + 8 * e < C0 ? a.b0[r * C0 + seat.wide + 8 * e] : 0.f;
+  if (tid < 16) {
+    m.s0[tid] = 0.f;
+    m.target[tid] = tid < NO ? a.targets[(size_t)sample * NO + tid] : 0.f;
+    m.heard[tid] = m.unpooled[tid] = 0;
+    m.bias[tid] = tid < NO && a.bfc ? a.bfc[r * NO + tid] : 0.f;
+  }
+  copies_done();
+  show_to_products();
+  __syncthreads();
+
+  const int plain = METHOD ? T - K : T;
+  int used = plain;                              // steps of it until nothing moved
+  float residual = 0.f;
+  int bits = 0;                                  // what is told of h1
+  unsigned where = 0;
+  bool started = false, quiet = false;
+  auto h1 = [&](int i) { return started && live >> i & 1 ? sigma(total[i]) : 0.f; };
+  float *own = a.own + (size_t)cell * a.steps * PRIVATE * THREADS + tid;
+  unsigned char *pairs = a.pairs + (size_t)cell * a.steps * PAIR_BYTES;
+#pragma unroll 1
+  for (int t = 0;; t++) {
+    float w[NO][4];
+    fetch(w, weights);
+    if (bits & MOVED) hear(memory, seat, told, bits, STATE_SCALE, z, zlost, h1);
+    float value[4];
+    where = pool(z, value);
+    if (!METHOD && t == T + K) break;
+    if (t == T) {
+      leave_state(a.states + (size_t)cell * STATE, seat, m, h0, h1);
+      if (tid == 0) {
+        int best = 0;
+        float loss = 0.f;
+        for (int k = 0; k < NO; k++) {
+          loss += 0.5f * (m.s0[k] - m.target[k]) * (m.s0[k] - m.target[k]);
+          if (m.s0[k] > m.s0[best]) best = k;
+        }
+        float *stats = stats_of(a, r) + cell % B * STATS;
+        stats[0] = best != (int)a.labels[sample];
+        stats[1] = loss;
+      }
+      if (tid < 16) m.error[tid] = METHOD ? m.s0[tid] - m.target[tid] : m.s0[tid];
+    }
+    const bool keeps = METHOD ? t >= plain && t < T : t == T;
+    float *note = own + (METHOD ? max(t - plain, 0) * PRIVATE * THREADS : 0);
+    if (keeps) {
+#if METHOD
+      leave_h(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 0, h1);
+      leave_u(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 1, [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; });
+      if (tid < 16) note[29 * THREADS] = m.s0[tid];
+#else
+#pragma unroll
+      for (int i = 0; i < UNITS; i++) note[i * THREADS] = h1(i);
+#endif
+#pragma unroll
+      for (int u = 0; u < 4; u++) note[(24 + u) * THREADS] = h0[u];
+      note[28 * THREADS] = __uint_as_float(where);
+    }
+
+    const bool looks = t == T, all = t >= plain || !a.alternating;
+    const bool even = all || !((plain - 1 - t) & 1), odd = all || !even;
+    // The output and h1 see h0 as it is, then h0 moves.
+    int tells = even ? tell_u(memory, seat, told, STATE_SCALE, h0, where) : 0;
+    if (bits & MOVED || t == 0) clear_borders(memory);
+    read_out(m, seat, w, h0);
+    const float before[4] = {h0[0], h0[1], h0[2], h0[3]};
+    if (odd) {
+#pragma unroll
+      for (int u = 0; u < 4; u++) {
+        float v = value[u] + bias[u >> 1];
+#pragma unroll
+        for (int k = 0; k < NO; k++) v = fmaf(w[k][u], m.s0[k], v);
+        const float s = zones >> u & 1 ? sigma(v) : 0.f;
+        if (looks) residual = worse(residual, fabsf(s - h0[u]));
+        if (METHOD && keeps) note[(20 + u) * THREADS] = zones >> u & 1 ? slope(v) : 0.f;
+        if (s != h0[u]) tells |= 8;
+        h0[u] = s;
+      }
+    }
+    tells = __reduce_or_sync(~0u, tells);
+    if (seat.lane == 0) m.unpooled[4 * seat.group + seat.warp] = tells;
+    show_to_products();
+    __syncthreads();
+    tells = told_by_all(m.unpooled, seat.lane);
+    if (seat.group + seat.warp == 0) {
+      // The whole warp, so that it stays together: lanes past the last output compute and drop.
+      const int k = seat.lane & 15;
+      const bool real = seat.lane < NO;
+      const float v = sum_of_warps(m, k) + m.bias[k], old = m.s0[k];
+      const float free = even ? sigma(v) : old;
+      const float s = !METHOD && t >= T ? fmaf(a.beta, m.target[k] - old, free) : free;
+      residual = looks && real ? worse(residual, fabsf(free - old)) : residual;
+      if (METHOD && keeps) note[30 * THREADS] = real ? slope(v) : 0.f;
+      if (real) m.s0[k] = s;
+      const bool moved = __any_sync(~0u, real && s != old);
+      m.heard[8] = moved ? 8 : 0;
+    }
+    bits = 0;
+    if (even) {
+      if (tells & MOVED) feel(memory, seat, told, tells, STATE_SCALE, total, lost, before, where);
+      started = true;
+      if (METHOD && keeps) {
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) note[i * THREADS] = live >> i & 1 ? slope(total[i]) : 0.f;
+      }
+      if (looks) {
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) residual = worse(residual, fabsf(h1(i) - told.h1[i]));
+      }
+      bits = tell_h1(memory, seat, told, STATE_SCALE, h1);
+    }
+    bits = __reduce_or_sync(~0u, bits);
+    if (seat.lane == 0) m.heard[4 * seat.group + seat.warp] = bits;
+    show_to_products();
+    __syncthreads();
+    bits = told_by_all(m.heard, seat.lane);
+    if (METHOD && t == T) break;
+    const bool still = !bits && !tells;
+    // At a fixed point all further steps of the phase would give the same.
+    if (t < plain && still && (all || quiet)) used = t + 1, t = plain - 1;
+    quiet = still;
+  }
+
+  float moved[UNITS], moved0[4], taught[NO][4], moved_output = 0.f;
+#if METHOD
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) total[i] = 0.f;
+#pragma unroll
+  for (int u = 0; u < 4; u++) h0[u] = 0.f;       // dL/dh0 from here on, as total is dL/dh1
+#pragma unroll 1
+  for (int t = K - 1; t >= 0; t--) {
+    float *note = own + t * PRIVATE * THREADS;
+    where = __float_as_uint(note[28 * THREADS]);
+    // The notes become what the gradients are summed from: errors in place of slopes.
+    if (tid < 16) {
+      m.gain[tid] = tid < NO ? note[30 * THREADS] * m.error[tid] : 0.f;
+      note[30 * THREADS] = m.gain[tid];
+    }
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) note[i * THREADS] = total[i] *= note[i * THREADS];
+#pragma unroll
+    for (int u = 0; u < 4; u++) note[(20 + u) * THREADS] = h0[u] *= note[(20 + u) * THREADS];
+    leave_u(pairs + (size_t)t * PAIR_BYTES, seat, 0, [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; });
+    leave_h(pairs + (size_t)t * PAIR_BYTES, seat, 1, [&](int i) { return total[i]; });
+    if (t == 0) break;
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) told.h1[i] = 0.f, lost[i / 2] = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) z[i] = told.u[i] = 0.f, zlost[i / 2] = 0;
+    tell_h1(memory, seat, told, ERROR_SCALE, [&](int i) { return total[i]; });
+    show_to_products();
+    __syncthreads();
+    float w[NO][4];
+    fetch(w, weights);
+    hear(memory, seat, told, MOVED | LOW | REST, ERROR_SCALE, z, zlost, [&](int i) { return total[i]; });
+    tell_u(memory, seat, told, ERROR_SCALE, h0, where);
+    clear_borders(memory);
+    read_out(m, seat, w, h0);
+    show_to_products();
+    __syncthreads();
+    if (tid < 16) m.error[tid] = sum_of_warps(m, tid);
+    float next[4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      next[u] = at(z, u, where);
+#pragma unroll
+      for (int k = 0; k < NO; k++) next[u] = fmaf(w[k][u], m.gain[k], next[u]);
+    }
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) total[i] = 0.f;
+    feel(memory, seat, told, MOVED | LOW | REST, ERROR_SCALE, total, lost, h0, where);
+#pragma unroll
+    for (int u = 0; u < 4; u++) h0[u] = next[u];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) moved[i] = 0.f;
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    moved0[u] = 0.f;
+#pragma unroll
+    for (int k = 0; k < NO; k++) taught[k][u] = 0.f;
+  }
+#pragma unroll 1
+  for (int t = 0; t < K; t++) {
+    const float *note = own + t * PRIVATE * THREADS, *outputs = note - tid;
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) moved[i] += note[i * THREADS];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+      const float e = note[(20 + u) * THREADS], h = note[(24 + u) * THREADS];
+      moved0[u] += e;
+#pragma unroll
+      for (int k = 0; k < NO; k++)
+        taught[k][u] = fmaf(outputs[30 * THREADS + k], h, fmaf(outputs[29 * THREADS + k], e, taught[k][u]));
+    }
+    if (tid < 16) moved_output += note[30 * THREADS];
+  }
+#else
+  leave_state(a.states + ((size_t)a.R * B + cell) * STATE, seat, m, h0, h1);
+  const unsigned free_where = __float_as_uint(own[28 * THREADS]);
+  float free0[4];
+#pragma unroll
+  for (int u = 0; u < 4; u++) free0[u] = own[(24 + u) * THREADS];
+  auto unpooled = [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; };
+  auto unpooled_free = [&](int u, int k) { return (free_where >> 2 * u & 3) == k ? free0[u] : 0.f; };
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) moved[i] = h1(i) - own[i * THREADS];
+  leave_h(pairs, seat, 0, h1);
+  leave_u(pairs, seat, 0, [&](int u, int k) { return unpooled(u, k) - unpooled_free(u, k); });
+  leave_u(pairs, seat, 1, unpooled_free);
+  leave_h(pairs, seat, 1, [&](int i) { return moved[i]; });
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    moved0[u] = h0[u] - free0[u];
+#pragma unroll
+    for (int k = 0; k < NO; k++) taught[k][u] = fmaf(m.s0[k] - m.error[k], h0[u], m.error[k] * moved0[u]);
+  }
+  if (tid < 16) moved_output = m.s0[tid] - m.error[tid];
+#endif
+
+  // What this sample teaches, and whether all of it is finite.
+  float size = fabsf(moved_output);
+  if (tid < 16) a.gs[cell * 16 + tid] = moved_output;
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    a.g0[(size_t)cell * WIDE + seat.zone(u)] = moved0[u];
+    size += fabsf(moved0[u]);
+#pragma unroll
+    for (int k = 0; k < NO; k++) {
+      a.gfc[((size_t)cell * NO + k) * WIDE + seat.zone(u)] = taught[k][u];
+      size += fabsf(taught[k][u]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) size += fabsf(moved[i]);
+#pragma unroll
+  for (int q = 16; q; q >>= 1) residual = worse(residual, __shfl_xor_sync(~0u, residual, q));
+  if (seat.lane == 0) m.residual[4 * seat.group + seat.warp] = residual;
+  const bool good = __syncthreads_and(finite(size));
+  if (tid == 0) {
+    for (int q = 1; q < 8; q++) residual = worse(residual, m.residual[q]);
+    stats_of(a, r)[cell % B * STATS + 2] = good ? residual : __int_as_float(0x7fc00000);
+    stats_of(a, r)[cell % B * STATS + 3] = used;
+  }
+  learn_image(a, memory, seat, sample, cell, moved, seen);
+}

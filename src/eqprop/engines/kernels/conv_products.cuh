@@ -1,0 +1,200 @@
+// The convolution W01 * h1 and its transpose on the tensor cores, by differences: a layer tells its neighbour how far it has
+// moved since it told last, in halves, and the neighbour adds the products to a total that it keeps. What a half cannot hold
+// is told next time, or at once where it would matter.
+//
+// Convolution: 64 channels x 64 places; the two warpgroups take 16 channels of h1 each and exchange halves of the sums.
+// Transpose: 64 rows are 32 channels for each of two taps, dy and dy + 2, so that the second half of the rows belongs 24
+// places further on, three tiles, in the same lane of another warp. The last tap, dy = 4, has no partner: its second half is
+// dropped. Warpgroup 0 sums tiles 0 to 6, of the last tap 6 to 11; warpgroup 1 tiles 7 to 13, of the last tap 12 to 17.
+
+#define MOVED 1                        // something is told
+#define LOW 2                          // it is large enough for the low parts of the weights to matter
+#define REST 4                         // and for what halves could not hold of it
+#define LOW_ABOVE 1.52587890625e-5f    // 2^-16
+#define REST_ABOVE 2.98023223876953125e-8f   // 2^-25
+#define STATE_SCALE 16384.0f           // states differ by at most 2
+#define ERROR_SCALE 1024.0f
+
+struct Told { float h1[UNITS], u[16]; };         // u: unit by unit, its four places
+
+// Writes what is new of h1 and takes note of it; what the products have to do about it.
+template <class Value>
+__device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Told &told, float scale, Value value) {
+  int bits = 0;
+  const float back = 1.0f / scale;
+#pragma unroll
+  for (int j = 0; j < TILES; j++)
+    if (j < seat.tiles) {
+      unsigned char *to = memory + MAP1 + (seat.row >> 3) * GROUP1 + seat.place(j) * 16 + (seat.row & 7) * 2;
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        const int i = 4 * j + r;
+        const float v = value(i), d = v - told.h1[i];
+        const unsigned short h = half_of(d * scale);
+        told.h1[i] = fmaf(float_of(h), back, told.h1[i]);
+        *(unsigned short *)(to + (r >> 1) * GROUP1 + (r & 1) * 16) = h;
+        if (h & 0x7fff) bits |= MOVED;
+        if (fabsf(d) > LOW_ABOVE) bits |= LOW;
+        if (fabsf(v - told.h1[i]) > REST_ABOVE) bits |= REST;
+      }
+    }
+  return bits;
+}
+
+// The same of h0, unpooled: `where` holds two bits a unit, the place of its maximum.
+__device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Told &told, float scale, const float (&h0)[4],
+                                      unsigned where) {
+  int bits = 0;
+  const float back = 1.0f / scale;
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    const int e = u >> 1, zone_row = 2 * seat.group + (u & 1);
+    unsigned char *to = memory + MAPU + (2 * seat.warp + e) * GROUPU + (FRONT + 24 * zone_row + 2 * seat.c) * 16 + (seat.lane >> 2) * 2;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const float v = (where >> (2 * u) & 3) == k ? h0[u] : 0.f, d = v - told.u[4 * u + k];
+      const unsigned short h = half_of(d * scale);
+      told.u[4 * u + k] = fmaf(float_of(h), back, told.u[4 * u + k]);
+      *(unsigned short *)(to + (k >> 1) * 192 + (k & 1) * 16) = h;
+      if (h & 0x7fff) bits |= MOVED;
+      if (fabsf(d) > LOW_ABOVE) bits |= LOW;
+      if (fabsf(v - told.u[4 * u + k]) > REST_ABOVE) bits |= REST;
+    }
+  }
+  return bits;
+}
+
+// The zeros around the unpooled map, which exchanges of sums have written over.
+__device__ __forceinline__ void clear_borders(unsigned char *memory) {
+  const int per_group = FRONT + 28, all = 8 * per_group + FRONT;
+  for (int i = threadIdx.x; i < all; i += THREADS) {
+    const int group = i / per_group, k = i % per_group;
+    const int place = k < FRONT ? k : FRONT + (k - FRONT) / 4 * 12 + 8 + (k - FRONT) % 4;
+    *(uint4 *)(memory + MAPU + group * GROUPU + place * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Which columns of taps a product sums over: 0 to 4 with the low parts of the weights, 5 to 9 the same with the high parts.
+struct Columns {
+  int from, step;
+  __device__ int dx(int q) const { return q < 5 ? q : q - 5; }
+};
+
+// f += the convolution.
+__device__ __forceinline__ void convolve(float (&f)[32], unsigned base, int group, Columns columns) {
+  hold(f);
+  products_begin();
+#pragma unroll 1
+  for (int q = columns.from; q < 10; q += columns.step) {
+    const unsigned a = base + q * 5 * TAP_BYTES + group * 2048;
+    const unsigned b = base + MAP1 + group * 2 * GROUP1 + columns.dx(q) * 16;
+#pragma unroll
+    for (int slot = 0; slot < 5; slot++) {
+      const int dy = slot == 1 ? 2 : slot == 2 ? 1 : slot;
+      products_64(f, operand(a + slot * TAP_BYTES, 128, 1024), operand(b + dy * 192, 192, GROUP1));
+    }
+  }
+  products_end();
+  hold(f);
+}
+
+// Each warpgroup keeps four rows of places and gets the other's sums for them.
+__device__ __forceinline__ void join_halves(unsigned char *memory, const Seat &seat, const float (&f)[32], float (&sum)[16]) {
+  float4 *x = (float4 *)(memory + MAPU) + (threadIdx.x & 127);
+  const bool upper = seat.group;
+#pragma unroll
+  for (int i = 0; i < 16; i += 4)
+    x[(upper * 4 + i / 4) * 128] = upper ? make_float4(f[i], f[i + 1], f[i + 2], f[i + 3])
+                                         : make_float4(f[16 + i], f[17 + i], f[18 + i], f[19 + i]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 16; i += 4) {
+    const float4 o = x[(!upper * 4 + i / 4) * 128];
+    sum[i] = (upper ? f[16 + i] : f[i]) + o.x;
+    sum[i + 1] = (upper ? f[17 + i] : f[1 + i]) + o.y;
+    sum[i + 2] = (upper ? f[18 + i] : f[2 + i]) + o.z;
+    sum[i + 3] = (upper ? f[19 + i] : f[3 + i]) + o.w;
+  }
+  __syncthreads();
+}
+
+// What a thread has of the transpose: for its own tiles, and for tiles of others, handed over in two rounds.
+struct Shares { float own[UNITS], first[UNITS], then[12]; };
+
+__device__ __forceinline__ void transpose(Shares &shares, unsigned base, const Seat &seat, Columns columns) {
+  float sum[28], last[24];
+#pragma unroll
+  for (int i = 0; i < 28; i++) sum[i] = 0.f;
+#pragma unroll
+  for (int i = 0; i < 24; i++) last[i] = 0.f;
+  const unsigned told = base + MAPU + FRONT * 16 + seat.group * 56 * 16;
+  hold(sum);
+  hold(last);
+  products_begin();
+#pragma unroll 1
+  for (int q = columns.from; q < 10; q += columns.step) {
+    const unsigned a = base + q * 5 * TAP_BYTES, b = told - columns.dx(q) * 16;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const unsigned filter = a + k * 256, from = b + 2 * k * GROUPU;
+      products_56(sum, operand(filter, 1024, 128), operand(from, 128, GROUPU));
+      products_48(last, operand(filter + 4 * TAP_BYTES, 1024, 128), operand(from - seat.group * 128, 128, GROUPU));
+      products_56(sum, operand(filter + 2 * TAP_BYTES, 1024, 128), operand(from - 192, 128, GROUPU));
+    }
+  }
+  products_end();
+  hold(sum);
+  hold(last);
+  // Kinds 0 and 2 are the warps of the first taps, 1 and 3 those of the second; see Seat::first for whose tile is whose.
+  const int kind = seat.kind;
+  auto choose = [&](float a, float b, float c, float d) { return kind & 2 ? (kind & 1 ? d : c) : (kind & 1 ? b : a); };
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) {
+    shares.own[i] = choose(sum[i], sum[8 + i], i < 16 ? last[8 + i] : 0.f, i < 16 ? sum[i] : 0.f);
+    const float lower = (i < 8 ? sum[20 + i] : 0.f) + (i >= 4 ? last[i - 4] : 0.f);
+    const float upper = (i < 16 ? sum[12 + i] : 0.f) + (i >= 8 && i < 16 ? last[i - 8] : 0.f);
+    shares.first[i] = kind & 2 ? upper : lower;
+  }
+#pragma unroll
+  for (int i = 0; i < 12; i++) shares.then[i] = choose(i < 8 ? last[16 + i] : 0.f, i < 8 ? sum[i] : 0.f, sum[i], sum[16 + i]);
+}
+
+// shares.own += what the other warps have for the tiles of this thread. Meanwhile the map of h1 is free and holds nine tiles; a
+// tenth finds room behind the unpooled map.
+__device__ __forceinline__ void join_shares(unsigned char *memory, const Seat &seat, Shares &shares) {
+  float4 *x = (float4 *)(memory + MAP1) + (seat.warp & 1) * 32 + seat.lane;
+  const int tenth = (MAPU + 15 * 1024 - MAP1) / 16, kind = seat.kind;
+  auto put = [&](int slot, const float *v) { x[slot == 9 ? tenth : slot * 64] = make_float4(v[0], v[1], v[2], v[3]); };
+  auto take = [&](int slot, int j) {
+    const float4 o = x[slot == 9 ? tenth : slot * 64];
+    shares.own[4 * j] += o.x, shares.own[4 * j + 1] += o.y, shares.own[4 * j + 2] += o.z, shares.own[4 * j + 3] += o.w;
+  };
+#pragma unroll
+  for (int j = 0; j < 5; j++) {
+    if (kind == 0) put(j, shares.first + 4 * j);
+    if (kind == 2 && j < 4) put(5 + j, shares.first + 4 * j);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < 5; j++) {
+    if (kind == 1) take(j, j);
+    if (kind == 3 && j < 4) take(5 + j, j);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < 3; j++) {
+    if (kind == 0 && j < 2) put(j, shares.then + 4 * j);
+    if (kind == 2) put(2 + j, shares.then + 4 * j);
+    if (kind == 1 && j < 2) put(5 + j, shares.then + 4 * j);
+    if (kind == 3) put(7 + j, shares.then + 4 * j);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < 3; j++) {
+    if (kind == 3 && j < 2) take(j, j);
+    if (kind == 1) take(2 + j, 2 + j);
+    if (kind == 0 && j < 2) take(5 + j, 3 + j);
+    if (kind == 2) take(7 + j, j);
+  }
+  __syncthreads();
+}
