@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from eqprop import (
+    BPTT,
     EP,
     RBP,
     ContinualEP,
@@ -124,11 +125,12 @@ def test_the_bias_of_holomorphic_ep_is_exponentially_small_in_its_points(name: s
 
 @pytest.mark.parametrize("name", ["toy", "EB depth 3", "own Phi"])
 def test_holomorphic_ep_is_the_true_gradient_at_a_finite_beta(name: str) -> None:
-    """Where F = dPhi/ds: against recurrent backprop at the steady state, as BPTT's limit; symmetric EP is not there."""
+    """Where F = dPhi/ds: against recurrent backprop at the steady state, and BPTT; symmetric EP is not there."""
     net = ANALYTIC[name]()
     x, y = batch(net)
     state = settle(net, x).state
     true = gradient(RBP(0, 150), net, x, y, state)
+    assert distance(gradient(BPTT(150, 150), net, x, y, state), true) < SETTLED_GRADIENT
     assert distance(gradient(HolomorphicEP(0, 150, beta=0.1, points=24), net, x, y, state), true) < SETTLED_GRADIENT
     assert distance(gradient(EP(0, 150, beta=0.1, nudging="symmetric"), net, x, y, state), true) > 1e-6
 
