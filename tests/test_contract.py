@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, random_like, toy
 from torch import Tensor, nn
 
-from eqprop import Dynamics, PrimitiveDynamics, from_energy, from_primitive
+from eqprop import CrossEntropy, Dynamics, PrimitiveDynamics, from_energy, from_primitive
 from eqprop.models import Activation, Convolutional, Layered, Toy, stack
 from eqprop.state import State
 
@@ -32,6 +32,14 @@ SHIFTED = Activation("shifted tanh", lambda v: 0.5 + 0.5 * torch.tanh(v), lambda
 
 def case(model: Dynamics, samples: int = 3) -> Case:
     return Case(model, *batch(model, samples))
+
+
+def read_out(model: Dynamics, layer: int = 0) -> Case:
+    """The same with a softmax readout of three classes for a cost."""
+    x, _ = batch(model)
+    inputs = model.init_state(x)[layer][0].numel()
+    y = torch.nn.functional.one_hot(torch.arange(len(x)) % 3, 3).to(F64)
+    return Case(model, x, y, CrossEntropy(inputs, 3, layer, seed=1, dtype=F64))
 
 
 def example(name: str) -> ModuleType:
@@ -98,6 +106,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "conv nudged inside": lambda: case(convolutional(activation="tanh", nudge="inside")),
     "conv own activation": lambda: case(convolutional(activation=swish, bias=False)),
     "conv three layers deep": lambda: case(convolutional(channels=(2, 2, 2), flat=(3, 4), kernel=2, padding=1)),
+    "conv without flat layers": lambda: read_out(convolutional(flat=(), activation="tanh")),
+    "P read out": lambda: read_out(prototypical(3, "sigmoid")),
+    "toy read out": lambda: read_out(toy()),
+    "EB read out, a hidden layer": lambda: read_out(energy_based(3, "sigmoid"), layer=1),
     "from_transition": lambda: case(asymmetric()),
     "from_primitive": lambda: case(given_by_primitive(None)),
     "from_primitive squashed": lambda: case(given_by_primitive(torch.sigmoid)),

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "relax": {"state", "dynamics", "cost"},
     "estimators": {"state", "dynamics", "cost", "relax"},
     "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
-    "models": {"state", "derivative", "dynamics", "functional"},
+    "models": {"state", "derivative", "dynamics", "functional", "cost"},
     "starts": {"state", "dynamics"},
     "engines": {"files", "state", "dynamics", "functional", "cost", "relax", "estimators", "models", "starts"},
     "data": set(),

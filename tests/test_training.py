@@ -141,7 +141,7 @@ def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
     threads(number)
     plan = make_plan(SMALL, Settings(), images)
     try:
-        choose(engine, SMALL.build(0), plan.cost, SMALL.make_estimator("ep"))
+        choose(engine, SMALL.build(0), eqprop.SquaredError(), SMALL.make_estimator("ep"))
     except ValueError as refusal:
         pytest.skip(str(refusal))
     results = []
@@ -277,7 +277,7 @@ def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None
     for rows in epoch_order(0, 0, 400, 20):
         x, y = images.train_x[rows], eqprop.data.one_hot(images.train_y[rows], 10)
         optimizer.zero_grad()
-        free = estimator.backward(model, plan.cost, x, y)
+        free = estimator.backward(model, trainer.cost, x, y)
         optimizer.step()
         wrong += float((free.state[0].argmax(1) != images.train_y[rows]).sum())
         loss += float(0.5 * (free.state[0] - y).square().sum())

@@ -16,6 +16,7 @@ from eqprop.estimators import (
     random_sign,
 )
 from eqprop.functional import from_energy, from_primitive, from_transition
+from eqprop.models import CrossEntropy
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
 from eqprop.training import load, predict, train
@@ -27,6 +28,7 @@ __all__ = [
     "RBP",
     "ContinualEP",
     "Cost",
+    "CrossEntropy",
     "Dynamics",
     "Estimator",
     "FunctionCost",

@@ -60,6 +60,10 @@ class Cost(nn.Module):
                 f"The target y is on {y.device}; expected {s[0].device}, as the model. Convert it with .to(...)."
             )
 
+    def scores(self, s: State) -> Tensor:
+        """What the answer is read from, (B, classes): the largest is the answer. By default the output layer."""
+        return s[0]
+
     def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
         """The batch mean of dl/dtheta at fixed s, for the model's and the cost's own parameters  [eq:aux2]."""
         seen = (*theta.values(), *self.parameters()) if self.parametric else tuple(self.parameters())

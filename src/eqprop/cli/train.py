@@ -38,8 +38,8 @@ Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
 
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
-    *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed"),
-    *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "optimizer"),
+    *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed", "cost"),
+    *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "evaluation_T", "optimizer"),
 )
 SETTINGS_OPTIONS = (
     *("trials", "engine", "device", "threads", "validation", "samples"),
@@ -135,6 +135,7 @@ def train_record(
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-DATE-TIME]")] = None,
     T: Annotated[int | None, typer.Option("--T", help="Steps of the free phase.")] = None,
     K: Annotated[int | None, typer.Option("--K", help="Steps of the second phase.")] = None,
+    evaluation_T: Annotated[int | None, typer.Option("--evaluation-T", help="The same in tests. [default: T]")] = None,
     beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
@@ -146,6 +147,7 @@ def train_record(
     estimator: Annotated[str | None, typer.Option(help=f"The form of EP: {', '.join(ESTIMATORS)}.")] = None,
     points: Annotated[int | None, typer.Option(help="Of the circle of holomorphic EP.")] = None,
     nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
+    cost: Annotated[str | None, typer.Option(help="squared-error, or cross-entropy of a softmax readout.")] = None,
     start: Annotated[str | None, typer.Option(help="Free phase from zero, persistent or initialised states.")] = None,
     initialiser_rate: Annotated[float | None, typer.Option(help="Of an initialiser; below 2.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim.")] = None,

@@ -38,6 +38,8 @@ def networks_of(model: Dynamics, x: Tensor) -> int | None:
 def refuses_model(model: Dynamics) -> str | None:
     if not isinstance(model, Layered | Convolutional):
         return f"it has the layered and convolutional nets written out, not {type(model).__name__}."
+    if isinstance(model, Convolutional) and not model.flat:
+        return "its convolutional nets end in a flat layer, and this one has none."
     parameter = next(model.parameters())
     if parameter.device.type != "cpu":
         return f"the model is on {parameter.device}, not on the CPU."

@@ -73,7 +73,7 @@ class EagerRunner(Runner):
 
     def _count(self, free: Relaxation, loss: Tensor, labels: Tensor) -> None:
         tally, networks = self.tally, self.tally.bad.numel()
-        wrong = (free.state[0].argmax(-1) != labels).reshape(networks, -1)
+        wrong = (self.job.cost.scores(free.state).argmax(-1) != labels).reshape(networks, -1)
         residual = free.residual.reshape(networks, -1)
         tally.samples += wrong.shape[1]
         tally.errors += wrong.sum(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -43,6 +43,12 @@ class LayeredNet:
             dtype=dtype,
         )
 
+    def without_output(self) -> LayeredNet:
+        """The same without the output layer, whose place a readout takes."""
+        if len(self.sizes) < 3:
+            raise ValueError(f"A net of sizes {self.sizes} has no hidden layer for a readout to look at.")
+        return replace(self, sizes=self.sizes[1:])
+
     def __str__(self) -> str:
         return "-".join(str(n) for n in reversed(self.sizes))
 
@@ -76,6 +82,9 @@ class ConvolutionalNet:
             dtype=dtype,
         )
 
+    def without_output(self) -> ConvolutionalNet:
+        return replace(self, flat=self.flat[1:])
+
     def __str__(self) -> str:
         maps = "-".join(str(n) for n in reversed(self.channels))
         return f"{maps} maps of {self.kernel} x {self.kernel}, pool {self.pool}, {'-'.join(map(str, self.flat[::-1]))}"
@@ -96,6 +105,10 @@ class OwnNet:
             f"The record describes a network of your own ({self.source}), and the function that builds it was not "
             "given. Pass model=function in Python, or --model FILE.py:FUNCTION on the command line."
         )
+
+    def without_output(self) -> OwnNet:
+        """Itself: the readout looks at its output layer."""
+        return self
 
     def __str__(self) -> str:
         return f"own model {self.source}"

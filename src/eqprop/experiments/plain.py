@@ -52,7 +52,7 @@ def read_toml(path: Path) -> Record:
     preset = values.pop("preset", "paper")
     values.setdefault("name", path.stem)
     if base is not None:
-        start = to_plain(named_record(base, preset))
+        start = to_plain(named_record(base, preset).override(cost=values.get("cost")))
         architecture = values.get("architecture", {})
         if not isinstance(architecture, dict):
             raise ValueError(f"{path}: architecture is {architecture!r}; expected a table, [architecture].")

@@ -10,15 +10,23 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.experiments.suggest import unknown
+from eqprop.models import CrossEntropy
 from eqprop.relax import Schedule, Stop
 from eqprop.starts import STARTS, StartName
 
 EVERY_OTHER = "*"
 """The learning rate of every parameter that is not named."""
+
+CostName = Literal["squared-error", "cross-entropy"]
+COSTS = ("squared-error", "cross-entropy")
+READOUT = ("Wout", "bout")
+READOUT_SEED = 1 << 32
+"""Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
 
 EstimatorName = Literal["one-sided", "symmetric", "random-sign", "holomorphic", "continual"]
 
@@ -77,9 +85,13 @@ class Record:
     estimator       which form of EP method "ep" is: a key of ESTIMATORS; its random signs are drawn from the seed
     points          of the circle of "holomorphic"
     nudge           where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
+    cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, whose weights are
+                    called Wout and bout (see `eqprop.CrossEntropy`)
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
     initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
+    evaluation_T    free steps where errors are measured; None: T. Persistent states make a training sample settle in
+                    fewer steps than one that was never seen.
     reported        what the paper reports, by method
     """
 
@@ -98,10 +110,12 @@ class Record:
     estimator: EstimatorName = "one-sided"
     points: int = 4
     nudge: NudgePlace = "outside"
+    cost: CostName = "squared-error"
     optimizer: str = "SGD"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     start: StartName = "zero"
     initialiser_rate: float = 1.0
+    evaluation_T: int | None = None
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
     reported: Mapping[str, Reported] = field(default_factory=dict)
 
@@ -109,6 +123,8 @@ class Record:
         for name in ("T", "K", "epochs", "batch"):
             _check_count(name, getattr(self, name), least=1)
         _check_count("seed", self.seed, least=0)
+        if self.evaluation_T is not None:
+            _check_count("evaluation_T", self.evaluation_T, least=1)
         if not isinstance(self.beta, int | float) or not math.isfinite(self.beta):
             raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
@@ -116,6 +132,7 @@ class Record:
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
         _check_choice("nudge", self.nudge, ("outside", "inside"))
+        _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
         if not self.learning_rates:
@@ -139,7 +156,21 @@ class Record:
             raise ValueError(unknown("method", method, METHODS))
         made = METHODS[method](self)
         names = list(names)
-        return replace(made, rates=self.rates(names)) if names and isinstance(made, ContinualEP) else made
+        if not names or not isinstance(made, ContinualEP):
+            return made
+        rates = self.rates([*names, *self.readout_names])
+        return replace(made, rates={name: rates[name] for name in names})
+
+    @property
+    def readout_names(self) -> tuple[str, ...]:
+        """The parameters of the cost."""
+        return READOUT if self.cost == "cross-entropy" else ()
+
+    def make_cost(self, trial: int, inputs: int, classes: int, dtype: torch.dtype) -> Cost:
+        """The cost of one trial; a readout has the initial weights of its seed and looks at `inputs` neurons."""
+        if self.cost == "squared-error":
+            return SquaredError()
+        return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + trial + READOUT_SEED, dtype=dtype)
 
     def label(self, method: str) -> str:
         """EP, BPTT or RBP, and the form of EP where it is not the paper's."""
@@ -193,8 +224,11 @@ class Record:
     def override(self, **fields: Any) -> Record:
         """A copy with the given fields, those that are None left alone; learning rates are added to the present ones.
 
-        A rate for "*" replaces all present ones.
+        A rate for "*" replaces all present ones. A readout takes the place of the output layer: its weights have the
+        rate of that layer's, and the layers below count from 0 anew.
         """
+        if fields.get("cost") == "cross-entropy" and self.cost != "cross-entropy":
+            return self._read_out().override(**fields)
         given = {name: value for name, value in fields.items() if value is not None}
         strange = next((name for name in given if name not in self.__dataclass_fields__), None)
         if strange is not None:
@@ -203,6 +237,23 @@ class Record:
         if rates is not None and EVERY_OTHER not in rates:
             given["learning_rates"] = {**self.learning_rates, **rates}
         return replace(self, **given)
+
+    def _read_out(self) -> Record:
+        rates = {_renamed(name, self.architecture): rate for name, rate in self.learning_rates.items()}
+        net = self.architecture.without_output()
+        return replace(self, cost="cross-entropy", architecture=net, learning_rates=rates)
+
+
+def _renamed(name: str, net: Architecture) -> str:
+    """A parameter's name where the output layer is gone: W01 -> Wout, W12 -> W01, Wfc01 -> Wout; others stay."""
+    kind = {"layered": "", "convolutional": "fc"}.get(net.kind)
+    found = None if kind is None else re.fullmatch(rf"([Wb]){kind}(\d)\d?", name)
+    if found is None:
+        return name
+    letter, n = found[1], int(found[2])
+    if n == 0:
+        return f"{letter}out"
+    return f"{letter}{kind}{n - 1}{n}" if letter == "W" else f"{letter}{kind}{n - 1}"
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -214,7 +265,9 @@ def optimizer_names() -> tuple[str, ...]:
 
 
 def _weights_of_bias(name: str) -> tuple[str, ...]:
-    """b0 -> W01 (or W0x of the toy model), bfc0 -> Wfc01, bconv1 -> Wconv12."""
+    """b0 -> W01 (or W0x of the toy model), bfc0 -> Wfc01, bconv1 -> Wconv12, bout -> Wout."""
+    if name == "bout":
+        return ("Wout",)
     bias = re.fullmatch(r"b([a-z]*)(\d+)", name)
     if bias is None:
         return ()

@@ -34,7 +34,7 @@ class Convolutional(PrimitiveDynamics):
 
     input_shape     (channels, height, width) of x
     channels        of h0, h1, ...: from the output side, as the layers are numbered; (64, 32) in the paper
-    flat            sizes of s0, s1, ...; (10,) in the paper
+    flat            sizes of s0, s1, ...; (10,) in the paper; none, (), where a readout looks at h0
     nudge           "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     """
 
@@ -67,9 +67,9 @@ class Convolutional(PrimitiveDynamics):
 
     def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:
         """The shapes of h0, h1, ..., from the input inwards, each checked to be there at all."""
-        if not self.channels or not self.flat or min(*self.channels, *self.flat) < 1:
+        if not self.channels or min((*self.channels, *self.flat)) < 1:
             raise ValueError(
-                f"channels is {self.channels} and flat is {self.flat}; expected at least one positive size in each, "
+                f"channels is {self.channels} and flat is {self.flat}; expected positive sizes, at least one channel, "
                 "from the output side, such as channels=(64, 32), flat=(10,)."
             )
         if (
@@ -171,11 +171,14 @@ class Convolutional(PrimitiveDynamics):
                 continue
             pooled = drive.visible if n == len(maps) - 1 else responses[n]
             assert pooled is not None, "computed above for every wanted layer"
-            out[first + n] = pooled.values + self._feedback(flat, maps, responses, n)
+            feedback = self._feedback(flat, maps, responses, n)
+            out[first + n] = pooled.values if feedback is None else pooled.values + feedback
         return tuple(out)
 
-    def _feedback(self, flat: State, maps: State, responses: Sequence[Pooled | None], n: int) -> Tensor:
+    def _feedback(self, flat: State, maps: State, responses: Sequence[Pooled | None], n: int) -> Tensor | None:
         """What layer h_n gets from the layer nearer the output: F^-1(Wfc^T s) or W~ * P^-1(h_{n-1})  [lma2]."""
+        if n == 0 and not flat:
+            return None
         if n == 0:
             return (flat[-1] @ self.weight(len(flat) - 1)).unflatten(-1, self.maps[0])
         pooled = responses[n - 1]
@@ -193,7 +196,7 @@ class Convolutional(PrimitiveDynamics):
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """(1/B) (P^-1(h+^n) * h+^{n+1} - P^-1(h-^n) * h-^{n+1}) for filters  [deltaconv], flat layers as [delta-fc]."""
         plus, minus = self._pairings(x, s_plus), self._pairings(x, s_minus)
-        samples = s_plus[0].shape[-2]
+        samples = x.shape[-4]
         return {name: (plus[name] - minus[name]) / samples for name in plus}
 
     def _pairings(self, x: Tensor, s: State) -> dict[str, Tensor]:

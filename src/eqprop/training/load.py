@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eqprop.cost import Cost
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.engines import choose
@@ -36,17 +37,17 @@ def load(
     method      by default the first one the run has
     model       the function a network of one's own is built with
 
-    The network carries its record as `record`, from which `predict` takes T, and as `start` the feed-forward net it was
-    initialised by, if it was.
+    The network carries its record as `record`, from which `predict` takes T, its cost as `cost`, with the readout if it
+    has one, and as `start` the feed-forward net it was initialised by, if it was.
     """
     folder = Path(folder)
     record, settings, _ = read_plan(folder)
     leg = _find_leg(settings, method or settings.methods[0], trial, folder)
     network = record.build(trial, torch.float32, model)
     checkpoint = read_checkpoint(folder / leg.folder)
-    weights = checkpoint.weights
-    for name, p in network.named_parameters():
-        saved = weights.get(f"{trial}.{name}")
+    cost = _readout(record, checkpoint, trial)
+    for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
+        saved = checkpoint.weights.get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
             raise ValueError(
                 f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). The network is built "
@@ -56,9 +57,18 @@ def load(
             p.copy_(saved)
     network.record = record  # type: ignore[assignment]
     network = network.to(device)
+    # Not as a submodule: the readout's weights are not the network's.
+    vars(network)["cost"] = cost.to(device)
     if record.start == "initialised":
         network.start = _initialiser(record, network, checkpoint, trial)  # type: ignore[assignment]
     return network
+
+
+def _readout(record: Record, checkpoint: Checkpoint, trial: int) -> Cost:
+    """The cost of a trial, as large as its saved weights are."""
+    saved = checkpoint.weights.get(f"{trial}.cost.Wout")
+    classes, inputs = (2, 1) if saved is None else saved.shape
+    return record.make_cost(trial, inputs, classes, torch.float32)
 
 
 def _number(name: str) -> int:
@@ -77,14 +87,14 @@ def _initialiser(record: Record, network: Dynamics, checkpoint: Checkpoint, tria
 
 @torch.no_grad()
 def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
-    """The class of each input: the largest output after the free phase, (B,).
+    """The class of each input: the largest output after the free phase, or of the readout, (B,).
 
     x is (B, ...) of the model's input shape, or anything that can be viewed so, such as (B, 28, 28). T is that of
     the record for a network from `load`; without one, the phase runs until nothing moves.
     """
     record = getattr(model, "record", None)
     if isinstance(record, Record) and T is None:
-        phase = Phase(record.T, record.schedule, stop="settled")
+        phase = Phase(record.evaluation_T or record.T, record.schedule, stop="settled")
     else:
         phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
     if model.input_shape is not None and x.shape[1:] != model.input_shape:
@@ -97,7 +107,9 @@ def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
         x = x.reshape(len(x), *model.input_shape)
     start = getattr(model, "start", None)
     begun = start.unseen(x) if isinstance(start, Start) else None
-    return relax(model, x, phase, begun).state[0].argmax(-1)
+    state = relax(model, x, phase, begun).state
+    cost = vars(model).get("cost")
+    return (cost.scores(state) if isinstance(cost, Cost) else state[0]).argmax(-1)
 
 
 def evaluate(
@@ -123,7 +135,13 @@ def evaluate(
             if not (folder / leg.folder).is_dir():
                 continue
             network = load(folder, method, trial, model=model, device=settings.device)
-            measure = Measure(choose(engine, network), network, record, start=getattr(network, "start", None))
+            measure = Measure(
+                choose(engine, network),
+                network,
+                record,
+                start=getattr(network, "start", None),
+                cost=vars(network)["cost"],
+            )
             x = Plan(record, settings, images).inputs(images.test_x, network)
             done = read_checkpoint(folder / leg.folder)
             entry = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine
 from eqprop.experiments.record import Record
@@ -26,6 +27,7 @@ class Measure:
     """How errors are measured: the free phase of the record, left early where not one bit moves any more.
 
     networks    how many are stacked in the model; None for one plain network
+    cost        which says what the answer is read from
     start       where free phases began in training: an initialiser serves any sample, kept states serve none but theirs
     """
 
@@ -34,10 +36,11 @@ class Measure:
     record: Record
     networks: int | None = None
     start: Start | None = None
+    cost: Cost = field(default_factory=SquaredError)
 
     @property
     def phase(self) -> Phase:
-        return Phase(self.record.T, self.record.schedule, stop="settled", checked=False)
+        return Phase(self.record.evaluation_T or self.record.T, self.record.schedule, stop="settled", checked=False)
 
     @torch.no_grad()
     def error_rates(self, x: Tensor, y: Tensor, between: Callable[[], None] = lambda: None) -> list[float]:
@@ -52,7 +55,8 @@ class Measure:
             part = x[first : first + batch]
             part = part if self.networks is None else part.expand(self.networks, *part.shape)
             begun = None if self.start is None else self.start.unseen(part)
-            outputs = self.engine.relaxation(self.model, part, self.phase, begun).state[0]  # (B, n) or (R, B, n)
+            free = self.engine.relaxation(self.model, part, self.phase, begun)
+            outputs = self.cost.scores(free.state)  # (B, classes) or (R, B, classes)
             wrong += (outputs.argmax(-1) != y[first : first + batch]).reshape(wrong.numel(), -1).sum(1)
         return [100.0 * count / len(x) for count in wrong.tolist()]
 

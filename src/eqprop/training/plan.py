@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import Cost
 from eqprop.data import Images, one_hot, open_set, set_name, split_validation
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, choose
@@ -20,7 +20,7 @@ from eqprop.experiments.architecture import Factory, OwnNet
 from eqprop.experiments.plain import from_plain, to_plain
 from eqprop.experiments.record import Record
 from eqprop.experiments.training_records import printed_record
-from eqprop.models import stack
+from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.relax import Phase, relax
 from eqprop.training.checkpoint import digest
 from eqprop.training.folder import FORMAT, RECORD, read_json
@@ -54,7 +54,6 @@ class Plan:
     own: Factory | None = None
     identity: str = ""
     source: str | None = None
-    cost: Cost = field(default_factory=SquaredError)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,10 +80,21 @@ class Plan:
         models = [self.record.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
 
+    def cost(self, model: Dynamics, trials: tuple[int, ...] = (0,)) -> Cost:
+        """The cost of these trials with its initial weights, if it has any: stacked as the networks are."""
+        x = self.inputs(self.images.train_x[:1], model)
+        x = x if model.networks is None else x.expand(model.networks, *x.shape)
+        inputs = math.prod(model.init_state(x)[0].shape[model.sample_dims(x) :])
+        costs = [self.record.make_cost(trial, inputs, self.images.classes, self.dtype).to(x.device) for trial in trials]
+        readouts = [cost for cost in costs if isinstance(cost, CrossEntropy)]
+        return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
+
     def estimator(self, method: str, model: Dynamics) -> Estimator:
         return self.record.make_estimator(method, [name for name, _ in model.named_parameters()])
 
-    def engine(self, name: str, model: Dynamics, estimator: Estimator, optimizer: torch.optim.Optimizer) -> Engine:
+    def engine(
+        self, name: str, model: Dynamics, cost: Cost, estimator: Estimator, optimizer: torch.optim.Optimizer
+    ) -> Engine:
         """The engine of that name for this run, or the fastest that serves."""
         away = self.record.start == "persistent" and self.settings.states == "cpu" and self.settings.device != "cpu"
         if away and name not in ("auto", "eager"):
@@ -92,7 +102,7 @@ class Plan:
                 f"The engine {name!r} cannot serve: the states are kept on the CPU, and it runs on "
                 f"{self.settings.device}. Keep them on the device (--states device), or use engine='auto'."
             )
-        return choose("eager" if away else name, model, self.cost, estimator, optimizer, self.record.start)
+        return choose("eager" if away else name, model, cost, estimator, optimizer, self.record.start)
 
     def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
         """Images (N, pixels) as the model takes them."""
@@ -110,10 +120,11 @@ class Plan:
         }
 
 
-def make_optimizer(record: Record, model: Dynamics) -> torch.optim.Optimizer:
-    """The record's optimizer with one group a parameter, each with its own rate."""
-    rates = record.rates(name for name, _ in model.named_parameters())
-    groups = [{"params": [p], "lr": rates[name]} for name, p in model.named_parameters()]
+def make_optimizer(record: Record, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
+    """The record's optimizer with one group a parameter, the network's then the cost's, each with its own rate."""
+    named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
+    rates = record.rates(name for name, _ in named)
+    groups = [{"params": [p], "lr": rates[name]} for name, p in named]
     chosen = getattr(torch.optim, record.optimizer)
     options = dict(record.optimizer_options)
     try:
@@ -192,10 +203,11 @@ def make_plan(
             f"A mini-batch of {record.batch} needs as many training samples; there are {len(images.train_x)}. "
             "Lower the batch, or hold out fewer samples."
         )
-    optimizer = make_optimizer(record, model)
+    cost = plan.cost(model)
+    optimizer = make_optimizer(record, model, cost)
     for method in settings.methods:
         estimator = plan.estimator(method, model)
-        plan.engine(settings.engine, model, estimator, optimizer)
+        plan.engine(settings.engine, model, cost, estimator, optimizer)
         _check_estimator(plan, estimator, model)
     stacked = _decide_stacking(plan, model)
     plan = replace(plan, settings=replace(settings, stacked=stacked))
@@ -224,7 +236,7 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
     device = plan.images.train_x.device
     x = plan.inputs(plan.images.train_x[:1], model)
     outputs = model.to(device).init_state(x)[0].shape[-1]
-    if outputs != plan.images.classes:
+    if plan.record.cost == "squared-error" and outputs != plan.images.classes:
         raise ValueError(
             f"{plan.record.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
             "Give the output layer one neuron a class."
@@ -237,7 +249,7 @@ def _check_estimator(plan: Plan, estimator: Estimator, model: Dynamics) -> None:
     """One sample is tried, so that an estimator a network cannot have is told before anything is written."""
     images = plan.images
     x = plan.inputs(images.train_x[:1], model)
-    estimator.check_serves(model, plan.cost, x, one_hot(images.train_y[:1], images.classes, plan.dtype))
+    estimator.check_serves(model, plan.cost(model), x, one_hot(images.train_y[:1], images.classes, plan.dtype))
 
 
 def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
@@ -251,14 +263,17 @@ def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
     if settings.stacked:
         return True
     pair = stack(_stackable([model, model]))
-    single, both = (
-        [
-            plan.engine(settings.engine, m, plan.estimator(method, m), make_optimizer(record, m)).name
-            for method in settings.methods
-        ]
-        for m in (model, pair)
-    )
-    return single == both
+    return _engines(plan, model, (0,)) == _engines(plan, pair, (0, 1))
+
+
+def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:
+    """The engine each method would get for this model."""
+    cost = plan.cost(model, trials)
+    optimizer = make_optimizer(plan.record, model, cost)
+    return [
+        plan.engine(plan.settings.engine, model, cost, plan.estimator(method, model), optimizer).name
+        for method in plan.settings.methods
+    ]
 
 
 def _against_stacking(model: Dynamics, record: Record) -> str | None:

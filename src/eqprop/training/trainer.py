@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from eqprop.cost import Cost
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Job, Tally
 from eqprop.estimators import EP, Signs, random_sign
-from eqprop.models import unstack
+from eqprop.models import CrossEntropy, unstack, unstack_readout
 from eqprop.training.checkpoint import Checkpoint, Position
 from eqprop.training.divergence import EXPLODED, Subject, diagnose
 from eqprop.training.measure import Measure
@@ -47,8 +48,9 @@ class Trainer:
         self.model = plan.network(leg.trials)
         self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
         self.estimator = plan.estimator(leg.method, self.model)
-        self.optimizer = make_optimizer(plan.record, self.model)
-        self.engine = plan.engine(engine or plan.settings.engine, self.model, self.estimator, self.optimizer)
+        self.cost = plan.cost(self.model, leg.trials)
+        self.optimizer = make_optimizer(plan.record, self.model, self.cost)
+        self.engine = plan.engine(engine or plan.settings.engine, self.model, self.cost, self.estimator, self.optimizer)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
         self.test_x = plan.inputs(images.test_x, self.model)
@@ -69,7 +71,7 @@ class Trainer:
     def _job(self) -> Job:
         return Job(
             self.model,
-            self.plan.cost,
+            self.cost,
             self.estimator,
             self.optimizer,
             self.x,
@@ -137,7 +139,7 @@ class Trainer:
         begun = None if self.start is None else self.start.begin(self.x[rows], rows)
         if self.networks:
             rows, begun = rows[r], None if begun is None else tuple(layer[r] for layer in begun)
-        subject = Subject(self._network(r), self.plan.cost, self.x[rows], self.targets[rows], begun)
+        subject = Subject(self._network(r), self._cost(r), self.x[rows], self.targets[rows], begun)
         estimator = self.estimator
         if isinstance(estimator, EP) and estimator.nudging == "random-sign":
             estimator = estimator.with_sign(sign)
@@ -152,11 +154,19 @@ class Trainer:
         assert isinstance(self.model, PrimitiveDynamics), "only these are stacked"
         return unstack(self.model, r)
 
+    def _cost(self, r: int) -> Cost:
+        stacked = self.networks is not None and isinstance(self.cost, CrossEntropy)
+        return unstack_readout(self.cost, r) if stacked and isinstance(self.cost, CrossEntropy) else self.cost
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Of the network and, under cost.NAME, of the cost."""
+        return [*self.model.named_parameters(), *self.cost.named_parameters(prefix="cost")]
+
     def _weights(self) -> dict[str, Tensor]:
         """TRIAL.PARAMETER -> a copy on the CPU."""
         out = {}
         for r, trial in enumerate(self.leg.trials):
-            for name, p in self.model.named_parameters():
+            for name, p in self._parameters():
                 value = p.detach() if self.networks is None else p.detach()[r]
                 out[f"{trial}.{name}"] = value.cpu().clone()
         return out
@@ -164,7 +174,7 @@ class Trainer:
     @torch.no_grad()
     def _set_weights(self, r: int, weights: dict[str, Tensor]) -> None:
         trial = self.leg.trials[r]
-        for name, p in self.model.named_parameters():
+        for name, p in self._parameters():
             place = p if self.networks is None else p[r]
             place.copy_(weights[f"{trial}.{name}"])
 
@@ -194,7 +204,10 @@ class Trainer:
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return nothing, nothing
-        plan, measure = self.plan, Measure(self.engine, self.model, self.plan.record, self.networks, self.start)
+        plan, measure = (
+            self.plan,
+            Measure(self.engine, self.model, self.plan.record, self.networks, self.start, self.cost),
+        )
         every, last = plan.settings.train_error_every, epoch == plan.record.epochs
         test: list[float | None] = [*measure.error_rates(self.test_x, plan.images.test_y, between)]
         if not (last or (every and epoch % every == 0)):

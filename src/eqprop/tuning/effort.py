@@ -73,7 +73,7 @@ def count_work(plan: Plan) -> Work:
         record = looked_through(replace(plan.record, T=T, K=1))
         estimator = replace(record.make_estimator("ep"), checked=False)
         with FlopCounterMode(display=False) as counter:
-            estimator.gradient(copy.deepcopy(model), copy.deepcopy(plan.cost).cpu(), x, y)
+            estimator.gradient(copy.deepcopy(model), copy.deepcopy(plan.cost(model)).cpu(), x, y)
         counts.append(float(counter.get_total_flops()))
     step = counts[1] - counts[0]
     # A step also passes over every neuron a few times, which the counter of products does not see.

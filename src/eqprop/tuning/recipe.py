@@ -84,7 +84,7 @@ class Recipe:
 
     def look(self, model: Dynamics, weights: str) -> None:
         """Measure at these weights; T, K and beta follow from all looks so far."""
-        batches, cost, tell = self.batches(model), self.plan.cost, self.request.tell
+        batches, cost, tell = self.batches(model), self.plan.cost(model), self.request.tell
         tell(f"residuals at the {weights}")
         settling = residuals(model, batches.all_x(), self.record.schedule, decide.T_RANGE[1])
         self.decide(decide.free_steps([*(look.residuals for look in self.looks), settling]))

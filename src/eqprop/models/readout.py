@@ -1,0 +1,109 @@
+"""Cross-entropy of a softmax readout, whose weights are learnt and which is not a part of the dynamics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from eqprop.cost import Cost
+from eqprop.models.initial import Init, Wanted, add_parameters
+from eqprop.state import State
+
+
+@final
+class CrossEntropy(Cost):
+    """l = -sum_c y_c log p_c, p = softmax(Wout s + bout), where s is one layer, flattened.
+
+    The readout sees the layer and does not act on it: only the nudge does, -beta dl/ds = beta Wout^T (y - p). Wout and
+    bout are parameters of the cost. Their gradient is dl/dWout at the free state, whichever estimator is used: the
+    theorem's term of a cost that depends on parameters  [sec:index-shift].
+
+    inputs      neurons of the layer read
+    classes     y has one number a class: one-hot rows, or any probabilities
+    layer       which one is read; 0 is the last of the dynamics
+    init, seed  as of the models
+
+    Where networks are stacked, `stack_readouts` gives them one cost.
+    """
+
+    Wout: nn.Parameter
+    bout: nn.Parameter
+
+    def __init__(
+        self,
+        inputs: int,
+        classes: int,
+        layer: int = 0,
+        *,
+        init: Init = "default",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if inputs < 1 or classes < 2 or layer < 0:
+            raise ValueError(
+                f"CrossEntropy got inputs={inputs}, classes={classes}, layer={layer}; expected at least one neuron, "
+                "two classes, and the number of a layer, 0 the last."
+            )
+        self.inputs, self.classes, self.layer = inputs, classes, layer
+        wanted = [Wanted("Wout", (classes, inputs), inputs, classes), Wanted("bout", (classes,), inputs, classes)]
+        add_parameters(self, wanted, init, seed, dtype)
+
+    def scores(self, s: State) -> Tensor:
+        """Wout s + bout, (B, classes) or (R, B, classes)."""
+        return self._seen(s) @ self.Wout.mT + self.bout.unsqueeze(-2)
+
+    def _seen(self, s: State) -> Tensor:
+        return s[self.layer].flatten(self.Wout.dim() - 1)
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        z = self.scores(s)
+        return y.sum(-1) * _log_sum_exp(z) - (y * z).sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """Wout^T (p - y) for the layer that is read."""
+        z = self.scores(s)
+        p = torch.exp(z - _log_sum_exp(z).unsqueeze(-1))
+        force = (y.sum(-1, keepdim=True) * p - y) @ self.Wout
+        return tuple(force.view_as(v) if n == self.layer else None for n, v in enumerate(s))
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        if self.layer >= len(s) or self._seen(s).shape[-1] != self.inputs:
+            got = [tuple(v.shape[self.Wout.dim() - 1 :]) for v in s]
+            raise ValueError(
+                f"The readout takes {self.inputs} neurons of layer {self.layer}; the layers are {got}. Give "
+                "CrossEntropy the number of neurons of the layer it reads."
+            )
+        expected = (*s[0].shape[: self.Wout.dim() - 1], self.classes)
+        if tuple(y.shape) != expected or not (y.is_floating_point() or y.is_complex()):
+            raise ValueError(
+                f"The target y is {y.dtype} of shape {tuple(y.shape)}; expected numbers of shape {expected}, one a "
+                "class. Labels become one-hot rows with eqprop.data.one_hot."
+            )
+
+
+def stack_readouts(costs: Sequence[CrossEntropy]) -> CrossEntropy:
+    """One readout a network for networks that are stacked: its parameters carry a leading dimension."""
+    stacked = copy.deepcopy(costs[0])
+    for name in ("Wout", "bout"):
+        setattr(stacked, name, nn.Parameter(torch.stack([getattr(c, name).detach() for c in costs])))
+    return stacked
+
+
+def unstack_readout(cost: CrossEntropy, r: int) -> CrossEntropy:
+    """The readout of network r."""
+    single = copy.deepcopy(cost)
+    for name in ("Wout", "bout"):
+        setattr(single, name, nn.Parameter(getattr(cost, name).detach()[r].clone()))
+    return single
+
+
+def _log_sum_exp(z: Tensor) -> Tensor:
+    """log sum_c exp z_c, also of complex numbers: the shift that keeps exp in range is real and falls out again."""
+    shift = z.real.detach().amax(-1, keepdim=True)
+    return torch.log(torch.exp(z - shift).sum(-1)) + shift.squeeze(-1)
