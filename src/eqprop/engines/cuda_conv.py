@@ -12,7 +12,7 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import nvrtc
-from eqprop.engines.base import Engine, Job, Runner, Tally, learning_rates, needs_plain_sgd
+from eqprop.engines.base import Engine, Job, Runner, Tally, learning_rates, needs_plain_sgd, nudges_otherwise
 from eqprop.engines.cuda_graph import GraphRunner
 from eqprop.engines.cuda_job import LONGEST_RUN
 from eqprop.estimators import BPTT, EP, Estimator
@@ -229,7 +229,9 @@ class Conv(Engine):
             return f"its cost is the squared error, and the cost is {type(cost).__name__}."
         if estimator is not None and type(estimator) not in (EP, BPTT):
             return f"it computes EP and BPTT, and the estimator is {type(estimator).__name__}."
-        return needs_plain_sgd(optimizer)
+        if model.nudge == "inside" and not isinstance(estimator, BPTT):
+            return "its nudge stands outside sigma, and the model has it inside."
+        return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         return relax(model, x, phase, state)
