@@ -406,6 +406,9 @@ def test_a_sign_is_for_random_sign_nudging_only() -> None:
     x, y = batch(net)
     with pytest.raises(ValueError, match="A sign of beta was given to symmetric nudging"):
         EP(3, 2, nudging="symmetric").gradient(net, COST, x, y, sign=-1.0)
+    for sign in (0.5, torch.ones(2)):
+        with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of 1, one a network"):
+            EP(3, 2, nudging="random-sign").gradient(net, COST, x, y, sign=sign)  # type: ignore[arg-type]
 
 
 def test_the_free_phase_is_that_of_the_estimator() -> None:

@@ -22,13 +22,16 @@ from eqprop import EP, ContinualEP, Estimator, HolomorphicEP, SquaredError, rand
 from eqprop.data import Images
 from eqprop.engines import Job
 from eqprop.engines.cpu import Cpu
+from eqprop.engines.cuda_conv import Conv
+from eqprop.engines.cuda_deep import Deep
 from eqprop.engines.cuda_graph import Graph
+from eqprop.engines.cuda_one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.plain import from_plain, to_plain
 from eqprop.experiments.record import ESTIMATORS, Record
-from eqprop.models import Layered, stack
+from eqprop.models import Convolutional, Layered, stack
 from eqprop.report.page import write_report
 from eqprop.training import Stopped, resume, train
 from eqprop.training.watch import Progress, Watch
@@ -202,6 +205,18 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
         ends.append([p.detach().cpu() for p in job.model.parameters()])
     assert_close(ends[0], ends[1], rtol=0.0, atol=1e-10)
     assert_close(ends[1], ends[2], rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.gpu
+def test_the_kernels_refuse_the_forms_they_do_not_know() -> None:
+    """Where the one-sided form is served, so that the reason is the form and not the machine."""
+    one, two = Layered((10, 64, 784), seed=0).cuda(), Layered((10, 64, 64, 784), seed=0).cuda()
+    nets = {OneHidden: one, Deep: two, Conv: Convolutional(seed=0).cuda()}
+    for engine, net in nets.items():
+        assert engine().refuses(net, SquaredError(), EP(20, 4)) is None
+        for form in (EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4), ContinualEP(20, 4)):
+            assert engine().refuses(net, SquaredError(), form) is not None
+            assert Graph().refuses(net, SquaredError(), form) is None
 
 
 def test_signs_are_bits_of_a_hash() -> None:

@@ -130,11 +130,13 @@ class EP(Estimator):
             return 1.0
         if given is None:
             # As dropout does: torch.manual_seed makes it repeatable.
-            given = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
-            given = given.to(next(model.parameters()).device) if model.networks else float(given)
-        elif isinstance(given, Tensor) and model.networks is None:
-            given = given.reshape(())
-        return given
+            drawn = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
+            return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)
+        wanted = model.networks or 1
+        right = given.numel() == wanted if isinstance(given, Tensor) else given in (1, -1)
+        if not right:
+            raise ValueError(f"The sign of beta is {given}; expected 1 or -1, or a tensor of {wanted}, one a network.")
+        return given.reshape(() if model.networks is None else (wanted,)) if isinstance(given, Tensor) else given
 
 
 def _update(model: Dynamics, x: Tensor, before: State, after: State, unit: Sign) -> Step:
