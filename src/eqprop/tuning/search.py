@@ -33,6 +33,7 @@ from eqprop.tuning.study import (
     TrialPruned,
     TrialState,
     adopt_orphans,
+    alone,
     open_study,
     optuna_version,
     queue_again,
@@ -85,10 +86,11 @@ def study_of(search: Search, record: Record, space: Space, effort: Effort) -> tu
     A study that is there keeps its effort: more trials are then a larger number and nothing else.
     """
     settings = {"record": digest(to_plain(record)), "space": digest(space.plain()), "data": search.images.sha256}
-    study = open_study(search.storage, f"eqprop {record.name}", record.seed, settings)
-    if "effort" not in study.user_attrs:
-        study.set_user_attr("effort", effort.plain())
-    study.enqueue_trial(own_values(record, space), skip_if_exists=True)
+    with alone(search.folder):
+        study = open_study(search.storage, f"eqprop {record.name}", record.seed, settings)
+        if "effort" not in study.user_attrs:
+            study.set_user_attr("effort", effort.plain())
+        study.enqueue_trial(own_values(record, space), skip_if_exists=True)
     return study, Effort(**study.user_attrs["effort"])
 
 

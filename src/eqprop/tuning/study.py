@@ -17,6 +17,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from eqprop.training.folder import LOCK
+
 try:
     import optuna
     from optuna import TrialPruned
@@ -32,7 +34,7 @@ except ImportError as error:
         "NAME follows the paper's recipe."
     ) from error
 
-__all__ = ["FrozenTrial", "Study", "Trial", "TrialPruned", "TrialState", "adopt_orphans", "open_study", "signed_on"]
+__all__ = ["FrozenTrial", "Study", "Trial", "TrialPruned", "TrialState", "adopt_orphans", "alone", "open_study"]
 
 HEARTBEAT, GRACE = 10, 60
 """Seconds between two signs of life in a database, and without one until a trial counts as abandoned."""
@@ -122,6 +124,17 @@ class Seeded(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         return self._of(study, trial).sample_independent(study, trial, param_name, param_distribution)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Among the workers of this folder one at a time; the others wait."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
