@@ -13,7 +13,7 @@ from nets import F64, LONG, batch, convolutional, energy_based, gap, gather, pro
 from tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
 from torch import Tensor, nn
 from torch.testing import assert_close
-from training_runs import SMALL, assert_same_bits, few_images
+from training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx
 
 from eqprop import (
     BPTT,
@@ -32,9 +32,12 @@ from eqprop import (
     predict,
     train,
 )
+from eqprop.cli.gdu_targets import Wishes, subject
 from eqprop.data import one_hot
 from eqprop.engines.cpu import Cpu
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
+from eqprop.experiments.gdu_records import gdu_record
+from eqprop.experiments.gdu_run import Subject, run, same_settings
 from eqprop.experiments.plain import from_plain, read_toml, to_plain
 from eqprop.experiments.training_records import PAPER
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
@@ -295,3 +298,34 @@ def test_one_network_built_with_and_without_the_option() -> None:
     conv = PAPER["P-conv"].override(cost="cross-entropy").build(0)
     assert isinstance(conv, Convolutional)
     assert conv.layer_names == ("h0", "h1")
+
+
+def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
+    record = gdu_record("toy").override(cost="cross-entropy", T=300, K=5, batch=4)
+    document, _ = run(Subject.of_record(record, F64))
+    assert document["cost"] == "cross-entropy"
+    assert document["budget"]["outcome"] == "holds"
+    assert same_settings(document, record, "float64", drop_unsettled=False)
+    assert not same_settings(document, record.override(cost="squared-error"), "float64", drop_unsettled=False)
+    assert gdu_record("P-2h").override(cost="cross-entropy").build(F64).layer_names == ("s0", "s1")
+    assert gdu_record("P-conv").override(cost="cross-entropy").build(F64).layer_names == ("h0", "h1")
+
+
+def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path) -> None:
+    done = finish("gdu", "P-1h", "--T", 60, "--batch", 2, "--nudge", "inside", "--cost", "cross-entropy", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    found = summary(done.stdout)
+    assert (found["nudge"], found["cost"]) == ("inside", "cross-entropy")
+    wrong = finish("gdu", "P-1h", "--cost", "entropy")
+    assert wrong.returncode == 2
+    assert "Did you mean 'cross-entropy'?" in wrong.stderr
+
+
+def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
+    images = write_idx(tmp_path / "data", few_images())
+    train(small(epochs=1), tmp_path / "run", data=images)
+    found = subject(str(tmp_path / "run"), Wishes(batch=4))
+    assert isinstance(found.cost, CrossEntropy)
+    assert torch.equal(found.cost.Wout.float(), vars(load(tmp_path / "run"))["cost"].Wout)
+    with pytest.raises(ValueError, match="brings its own cost"):
+        subject(str(tmp_path / "run"), Wishes(batch=4, cost="cross-entropy"))

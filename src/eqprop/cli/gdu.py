@@ -29,6 +29,7 @@ def gdu(
     beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
     init: Annotated[str | None, typer.Option(help="Initial weights of a record: default or glorot.")] = None,
     nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
+    cost: Annotated[str | None, typer.Option(help="Of a record: squared-error or cross-entropy.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, samples and probes.")] = None,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -49,7 +50,7 @@ def gdu(
     check_out(out)
     if threads is not None:
         torch.set_num_threads(threads)
-    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, cast(NudgePlace | None, nudge))
+    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, cast(NudgePlace | None, nudge), cost)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with own_code(Path(target.rpartition(":")[0])) if is_own(target) else nullcontext():
         chosen = subject(target, wishes)

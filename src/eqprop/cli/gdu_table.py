@@ -27,6 +27,8 @@ def _heading(d: Mapping[str, Any]) -> str:
     phases = f"T = {d['T']}, K = {d['K']}, beta = {d['beta']:g}"
     if d.get("nudge") == "inside":
         phases += " inside sigma"
+    if d.get("cost", "squared-error") != "squared-error":
+        phases += f", {d['cost']}"
     return f"{d['name']} ({d['preset']}): {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cli import EXPECTED_ERRORS
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import Cost
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
 from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
@@ -45,6 +45,7 @@ class Wishes:
     device: str = "cpu"
     data: str | None = None
     nudge: NudgePlace | None = None
+    cost: str | None = None
 
 
 def subject(target: str, wishes: Wishes) -> Subject:
@@ -61,7 +62,7 @@ def subject(target: str, wishes: Wishes) -> Subject:
             f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
             f"{', '.join(GDU_RECORDS['paper'])}."
         )
-    names = ("T", "K", "beta", "init", "nudge", "batch", "seed")
+    names = ("T", "K", "beta", "init", "nudge", "cost", "batch", "seed")
     record = gdu_record(target, wishes.preset).override(**{name: getattr(wishes, name) for name in names})
     return Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
 
@@ -93,6 +94,8 @@ def _fitted(found: Subject, wishes: Wishes) -> Subject:
     """A subject that does not come from a record, with the options applied."""
     if wishes.init is not None:
         raise ValueError(f"--init belongs to records; {found.name} brings its own weights. Leave it out.")
+    if wishes.cost is not None:
+        raise ValueError(f"--cost belongs to records; {found.name} brings its own cost. Leave it out.")
     if wishes.batch is not None and not 1 <= wishes.batch <= len(found.x):
         raise ValueError(f"--batch is {wishes.batch}; {found.name} gives {len(found.x)} samples.")
     if wishes.nudge is not None:
@@ -138,7 +141,7 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
         name=record.name,
         preset=wishes.preset,
         model=model,
-        cost=SquaredError(),
+        cost=vars(model)["cost"],
         x=x,
         y=one_hot(labels, images.classes, x.dtype),
         T=record.T,

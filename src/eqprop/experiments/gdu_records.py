@@ -15,9 +15,10 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
+from eqprop.experiments.record import COSTS, READOUT_SEED, CostName
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER, Convention
-from eqprop.models import Convolutional, Layered, Toy
+from eqprop.models import Convolutional, CrossEntropy, Layered, Toy
 
 Kind = Literal["toy", "energy-based", "prototypical", "convolutional"]
 InitName = Literal["default", "glorot"]
@@ -32,6 +33,7 @@ class GduRecord:
     batch           samples over which the processes are averaged before their distance is taken
     init            "default" is PyTorch's, with which the published figures are reached; the paper is silent
     output_slope    energy-based: False leaves sigma' out at the output, as the authors' code does
+    cost            "cross-entropy": a softmax readout takes the place of the output layer (the toy model keeps its own)
     nudge           prototypical: "inside" puts the nudge into sigma's argument; the paper has it outside
     seed            of the weights and of the batch
     reported        what the paper says about the RMSE, in its own words or close to them
@@ -49,6 +51,7 @@ class GduRecord:
     init: InitName = "default"
     output_slope: bool = True
     nudge: NudgePlace = "outside"
+    cost: CostName = "squared-error"
     seed: int = 0
     preset: str = "paper"
     reported: str = ""
@@ -56,6 +59,8 @@ class GduRecord:
     def __post_init__(self) -> None:
         if self.init not in ("default", "glorot"):
             raise ValueError(f"init is {self.init!r}; expected 'default' (PyTorch's) or 'glorot'.")
+        if self.cost not in COSTS:
+            raise ValueError(unknown("cost", self.cost, COSTS))
         if not isinstance(self.batch, int) or self.batch < 1:
             raise ValueError(f"batch is {self.batch!r}; expected a number of samples, 1 or more.")
         if not isinstance(self.seed, int) or self.seed < 0:
@@ -79,10 +84,11 @@ class GduRecord:
         if self.kind == "toy":
             assert self.eps is not None, "a row of the table: energy-based nets have a step"
             return Toy((5, 50, 10), self.activation, eps=self.eps, init=self.init, seed=self.seed, dtype=dtype)
+        outputs = (10,) if self.cost == "squared-error" else ()
         if self.kind == "convolutional":
-            return Convolutional(activation=self.activation, init=self.init, seed=self.seed, dtype=dtype)
+            return Convolutional(flat=outputs, activation=self.activation, init=self.init, seed=self.seed, dtype=dtype)
         return Layered(
-            (10, *self.hidden, 784),
+            (*outputs, *self.hidden, 784),
             self.kind,
             self.activation,
             eps=self.eps,
@@ -97,12 +103,19 @@ class GduRecord:
         if self.kind == "toy":
             source = torch.Generator().manual_seed(self.seed)
             x = torch.rand(self.batch, 10, generator=source, dtype=torch.float64).to(dtype)
-            return SquaredError(), x, one_hot(torch.randint(5, (self.batch,), generator=source), 5, dtype)
+            labels = torch.randint(5, (self.batch,), generator=source)
+            return self._cost(x, 5, dtype), x, one_hot(labels, 5, dtype)
         images = mnist(dtype=dtype)
         x, labels = images.sample(self.batch, self.seed)
         if self.kind == "convolutional":
             x = x.view(-1, 1, 28, 28)
-        return SquaredError(), x, one_hot(labels, 10, dtype)
+        return self._cost(x, 10, dtype), x, one_hot(labels, 10, dtype)
+
+    def _cost(self, x: Tensor, classes: int, dtype: torch.dtype) -> Cost:
+        if self.cost == "squared-error":
+            return SquaredError()
+        inputs = self._network(dtype).init_state(x)[0][0].numel()
+        return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + READOUT_SEED, dtype=dtype)
 
 
 def _rows() -> tuple[GduRecord, ...]:

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.gdu_records import GduRecord
 from eqprop.gdu import Convention, Options, Report, compare
+from eqprop.models import CrossEntropy
 from eqprop.provenance import provenance
 
 FORMAT = 1
+NAMES: dict[type[Cost], str] = {SquaredError: "squared-error", CrossEntropy: "cross-entropy"}
+"""The costs of records as documents call them; one's own goes by the name of its class."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -44,7 +47,7 @@ class Subject:
             name=record.name,
             preset=record.preset,
             model=model,
-            cost=cost,
+            cost=cost.to(device),
             x=x.to(device),
             y=y.to(device),
             T=record.T,
@@ -78,6 +81,7 @@ def document(subject: Subject, report: Report, drop_unsettled: bool) -> dict[str
         "seed": subject.seed,
         "init": subject.init,
         "nudge": getattr(subject.model, "nudge", "outside"),
+        "cost": NAMES.get(type(subject.cost), type(subject.cost).__name__),
         "drop_unsettled": drop_unsettled,
     }
     return {**head, **found, "format": FORMAT, "provenance": provenance(subject.x.device)}
@@ -98,5 +102,5 @@ def same_settings(document: dict[str, Any], record: GduRecord, dtype: str, drop_
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
-    same_nudge = document.get("nudge", "outside") == record.nudge
-    return same_nudge and all(document.get(key) == value for key, value in wanted.items())
+    found = (document.get("nudge", "outside"), document.get("cost", "squared-error"))
+    return found == (record.nudge, record.cost) and all(document.get(key) == value for key, value in wanted.items())
