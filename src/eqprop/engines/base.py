@@ -104,9 +104,6 @@ class Engine(ABC):
 
     name: str
 
-    as_float32: bool = True
-    """Whether its weight updates err at most twice as much as torch's own float32; "auto" takes no other."""
-
     starts: tuple[StartName, ...] = ("zero",)
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 

@@ -8,6 +8,7 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine
 from eqprop.engines.cpu import Cpu
+from eqprop.engines.cuda_conv import Conv
 from eqprop.engines.cuda_deep import Deep
 from eqprop.engines.cuda_graph import Graph
 from eqprop.engines.cuda_one_hidden import OneHidden
@@ -18,7 +19,7 @@ from eqprop.starts import StartName
 
 def _engines() -> list[Engine]:
     """Every engine, the fastest first; the last serves everything."""
-    return [OneHidden(), Deep(), Graph(), Cpu(), Eager()]
+    return [OneHidden(), Deep(), Conv(), Graph(), Cpu(), Eager()]
 
 
 def engine_names() -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def choose(
     optimizer: torch.optim.Optimizer | None = None,
     start: StartName = "zero",
 ) -> Engine:
-    """The engine of that name, or with "auto" the first as good as float32 that does not refuse.
+    """The engine of that name, or with "auto" the first that does not refuse.
 
     start       where the free phases of training begin; a job with such a `start` is only given to an engine that
                 was chosen for it
@@ -46,7 +47,7 @@ def choose(
 
     engines = _engines()
     if name == "auto":
-        return next(engine for engine in engines if engine.as_float32 and refusal(engine) is None)
+        return next(engine for engine in engines if refusal(engine) is None)
     for engine in engines:
         if engine.name == name:
             reason = refusal(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -18,14 +19,21 @@ from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
 LAYERS = 5
-SLOTS = 4
 WARPS = 8
-THREADS = 256
-WIDE = 40
-WIDEST = 72
-"""Tiles of 16 inputs: up to WIDE a block holds three tiles of units, up to WIDEST two (see kernels/deep.cu)."""
+THREADS = 32 * WARPS
+WIDEST = 32
+"""Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
+CLUSTERS = (1, 2, 4, 8, 16)
+SAMPLES = 7
+"""Samples a cluster runs: the columns of a tensor-core product but one, which carries flags."""
+SCRATCH, KEPT = 3 * 640 * 4 + 1024, 6
+"""Bytes a warp needs while it loads its weights, and vectors of the outputs' state (kernels/tile.cuh)."""
+SHARED_BYTES = 232_448
+"""Of a block on a device with clusters."""
 
 _Pointers = ctypes.c_void_p * LAYERS
+Role = tuple[int, int, int]
+"""Layer, tile, part."""
 
 
 class _Args(ctypes.Structure):
@@ -35,10 +43,10 @@ class _Args(ctypes.Structure):
         ("job", JobArgs),
         ("W", ctypes.c_void_p * 4),
         ("b", ctypes.c_void_p * 4),
-        *((name, _Pointers) for name in ("packets", "rates", "errors", "states", "inputs", "s", "t")),
+        *((name, _Pointers) for name in ("rates", "errors", "states", "inputs", "s", "t")),
         ("moved", ctypes.c_void_p),
         ("roles", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("blocks", "first", "packet_count", "moved_count")),
+        ("moved_count", ctypes.c_int),
         ("lr", ctypes.c_float * 4),
         ("lrb", ctypes.c_float * 4),
     ]
@@ -48,28 +56,120 @@ def _tiles(units: int) -> int:
     return -(-units // 16)
 
 
-def _input_tiles(model: Layered, n: int) -> int:
-    """Tiles of 16 units that layer n hears: its moving neighbours."""
-    return sum(_tiles(model.sizes[m]) for m in (n - 1, n + 1) if 0 <= m < model.depth)
+@dataclass(frozen=True)
+class Layout:
+    """Which warp of which block of a cluster holds which tile.
+
+    blocks        for each block its roles: (layer, tile, part), at most WARPS; a layer between two hidden ones has two
+                  parts a tile, side by side at an even place
+    output_rank   the block whose warps of even layers run the outputs besides
+    sizes         of the layers that move, output first
+    """
+
+    blocks: tuple[tuple[Role, ...], ...]
+    output_rank: int
+    sizes: tuple[int, ...]
+
+    def layers_of(self, rank: int) -> set[int]:
+        return {role[0] for role in self.blocks[rank]} | ({0} if rank == self.output_rank else set())
+
+    def heard(self, rank: int) -> set[int]:
+        """The layers a block is told of."""
+        return {m for n in self.layers_of(rank) for m in (n - 1, n + 1) if 0 <= m < len(self.sizes)}
+
+    def listeners(self, n: int) -> int:
+        """The blocks that are told of layer n, which lie side by side: the first, and 256 times their number."""
+        ranks = [rank for rank in range(len(self.blocks)) if n in self.heard(rank)]
+        assert ranks == list(range(ranks[0], ranks[-1] + 1))
+        return ranks[0] + 256 * len(ranks)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the block with the outputs holds layer 1 too."""
+        return 1 in self.layers_of(self.output_rank)
+
+    @property
+    def output_warps(self) -> int:
+        return sum(role[0] % 2 == 0 for role in self.blocks[self.output_rank])
+
+    @property
+    def places(self) -> list[int]:
+        """Where a layer's tiles begin in a block's area: layers that some block hears both lie apart."""
+        mixed = any({m % 2 for m in self.heard(rank)} == {0, 1} for rank in range(len(self.blocks)))
+        starts, ends = [], [0, 0]
+        for n, size in enumerate(self.sizes):
+            parity = 0 if mixed else n % 2
+            starts.append(ends[parity])
+            ends[parity] += _even(_tiles(size))
+        return starts
+
+    @property
+    def most(self) -> int:
+        return _even(max(_tiles(size) for size in self.sizes))
+
+    @property
+    def area(self) -> int:
+        """Tiles of a block's area, so wide that every warp can read `most` tiles of what it hears."""
+        return max(place + self.most for place in self.places)
+
+    @property
+    def shared_bytes(self) -> int:
+        """As kernels/tile.cuh lays it out."""
+        outputs, extras = (2 * self.sizes[0] + 1) * (self.most * 32 + 16), WARPS * 512
+        weights = WARPS * self.most * 512 + (outputs + extras if self.mixed else max(outputs, extras))
+        shares = 2 * WARPS * (256 + 32 * max(0, self.sizes[0] - 8))
+        board = 2 * self.area * 512 + WARPS * 512 + shares + KEPT * 512 + 4 * LAYERS * 8
+        return weights + max(board, WARPS * SCRATCH)
+
+    def table(self) -> list[list[int]]:
+        """`roles` of deep.cu: layer, tile, part, barriers it makes ready (1: its source's, 2: the outputs')."""
+        rows = []
+        for block in self.blocks:
+            armed: set[int] = set()
+            roles = [*block, *[(-1, 0, 0)] * (WARPS - len(block))]
+            for n, tile, part in roles:
+                source = n - 1 if part or n == len(self.sizes) - 1 else n + 1
+                hears = [source] if n != 1 else [source, 0]
+                arms = sum(1 << i for i, m in enumerate(hears) if n >= 0 and m not in armed)
+                armed.update(hears if n >= 0 else [])
+                rows.append([n, tile, part, arms])
+        return rows
 
 
-def roles(model: Layered, batch: int) -> list[tuple[int, int, int]]:
-    """Which block of a network runs what: (layer, first tile, tiles)."""
-    out = []
-    for n in range(model.depth):
-        most = min(3 if _input_tiles(model, n) <= WIDE else 2, THREADS // (4 * batch))
-        count = _tiles(model.sizes[n])
-        blocks = -(-count // most)
-        edges = [count * i // blocks for i in range(blocks + 1)]
-        out += [(n, first, last - first) for first, last in pairwise(edges)]
-    return out
+def _even(count: int) -> int:
+    return count + count % 2
 
 
-def groups(networks: int, most: int) -> list[tuple[int, int]]:
-    """Networks in launches of at most `most`, as even as can be: (first, number)."""
-    launches = -(-networks // most)
-    edges = [networks * i // launches for i in range(launches + 1)]
-    return [(first, last - first) for first, last in pairwise(edges)]
+def layout(sizes: tuple[int, ...]) -> Layout | None:
+    """The smallest cluster that holds the layers that move; None if none does.
+
+    Layers of even and of odd number live in different blocks, so that a block is told of few tiles.
+    """
+    depth = len(sizes)
+    units: list[list[tuple[Role, ...]]] = [[], []]
+    for n in range(1, depth):
+        parts = 2 if 2 <= n < depth - 1 else 1
+        units[n % 2] += [tuple((n, tile, part) for part in range(parts)) for tile in range(_tiles(sizes[n]))]
+    weight = [sum(map(len, u)) for u in units]
+    for blocks in CLUSTERS:
+        if blocks == 1:
+            if depth == LAYERS:
+                continue  # its pairs of warps could not all begin at an even place
+            shares = [[(*_share_out(units[0], 1)[0], *_share_out(units[1], 1)[0])]]
+        else:
+            even = min(range(1, blocks), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (blocks - k))))
+            shares = [_share_out(units[0], even), _share_out(units[1], blocks - even)]
+        found = Layout(tuple(block for share in shares for block in share), 0, sizes)
+        if max(map(len, found.blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
+            return found
+    return None
+
+
+def _share_out(units: list[tuple[Role, ...]], blocks: int) -> list[tuple[Role, ...]]:
+    """The units in order over blocks, as even as can be; pairs first, so that they begin at an even warp."""
+    edges = [len(units) * i // blocks for i in range(blocks + 1)]
+    shares = [sorted(units[a:b], key=len, reverse=True) for a, b in pairwise(edges)]
+    return [tuple(role for unit in share for role in unit) for share in shares]
 
 
 class DeepRunner(KernelRunner):
@@ -77,28 +177,27 @@ class DeepRunner(KernelRunner):
 
     def build(self) -> None:
         model, R, B, depth = self.model, self.networks, self.batch, self.model.depth
-        widest = max(_input_tiles(model, n) for n in range(depth))
-        sizes = {f"N{n}": model.sizes[n] if n < depth else 0 for n in range(LAYERS)}
-        self.compile("deep.cu", sizes | {"DEPTH": depth, "WIDEST": widest, "QUICK": 0})
-        self.relax = self.module.kernel("relax", _shared_bytes(widest, B))
+        plan = layout(model.sizes[:depth])
+        assert plan is not None, "refused otherwise"
+        self.cluster, self.sample_groups = len(plan.blocks), -(-B // SAMPLES)
+        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
+        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
+        definitions |= {"DEPTH": depth, "QUICK": 0, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
+        definitions |= {"OUTPUT_RANK": plan.output_rank, "OUTPUT_WARPS": plan.output_warps, "MIXED": int(plan.mixed)}
+        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area})
+        self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
-        table = roles(model, B)
-        self.roles = torch.tensor(table, dtype=torch.int32, device=self.device)
-        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self.groups = groups(R, processors // len(table))
+        self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
         self._lay_out()
         tiles = sum(-(-model.sizes[n] // 64) * -(-model.sizes[n + 1] // 64) for n in range(depth - 1))
         self.blocks = self.input_blocks + tiles * R + R
-        self.launches = [self._arguments(first, len(table)) for first, _ in self.groups]
+        self.arguments = self._arguments()
 
     def _lay_out(self) -> None:
         model, R, B, K = self.model, self.networks, self.batch, self.job.estimator.K
         bptt = isinstance(self.job.estimator, BPTT)
         tiles = [_tiles(model.sizes[n]) for n in range(model.depth)]
-        each = [SLOTS * R * count * -(-B // 8) * 32 for count in tiles]
-        self.packets = self.buffer(sum(each), 4, dtype=torch.int32)
-        self.packet_starts = [sum(each[:n]) for n in range(model.depth)]
-        self.moved = self.buffer(R, self.job.estimator.T // 16 + 2, dtype=torch.int32)
+        self.moved = self.buffer(R * self.sample_groups, self.job.estimator.T // 16 + 2, dtype=torch.int32)
 
         def layers(slots: int, wanted: bool = True) -> list[Tensor]:
             return [self.buffer(slots, R, B, count * 16) for count in tiles] if wanted else []
@@ -112,7 +211,7 @@ class DeepRunner(KernelRunner):
             "t": layers(1),
         }
 
-    def _arguments(self, first: int, blocks: int) -> _Args:
+    def _arguments(self) -> _Args:
         model, rates = self.model, learning_rates(self.job)
         inner = range(model.depth - 1)
         pointers = {name: _Pointers(*(t.data_ptr() for t in tensors)) for name, tensors in self.layers.items()}
@@ -120,22 +219,18 @@ class DeepRunner(KernelRunner):
             job=self.job_args(),
             W=(ctypes.c_void_p * 4)(*(model.weight(n).data_ptr() for n in inner)),
             b=(ctypes.c_void_p * 4)(*(model.get_parameter(f"b{n}").data_ptr() for n in inner if model.bias)),
-            packets=_Pointers(*(self.packets[start:].data_ptr() for start in self.packet_starts)),
             **pointers,
             moved=self.moved.data_ptr(),
             roles=self.roles.data_ptr(),
-            blocks=blocks,
-            first=first,
-            packet_count=len(self.packets),
             moved_count=self.moved.shape[1],
             lr=(ctypes.c_float * 4)(*(rates[f"W{n}{n + 1}"] for n in inner)),
             lrb=(ctypes.c_float * 4)(*(rates.get(f"b{n}", 0.0) for n in inner)),
         )
 
     def launch(self, i: int) -> None:
-        self.update.launch(self.blocks, 256, [self.launches[0], ctypes.c_int(i)])
-        for (_, count), arguments in zip(self.groups, self.launches, strict=True):
-            self.relax.launch(len(self.roles) * count, THREADS, [arguments, ctypes.c_int(i)], together=True)
+        arguments = [self.arguments, ctypes.c_int(i)]
+        self.update.launch(self.blocks, 256, arguments)
+        self.relax.launch(self.cluster * self.sample_groups * self.networks, THREADS, arguments, cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones."""
@@ -146,20 +241,8 @@ class DeepRunner(KernelRunner):
         return free, last
 
 
-def _shared_bytes(widest: int, batch: int) -> int:
-    """Shared memory of a block: the low halves of its weights, and two pages of partial sums.
-
-    The high halves pass through the pages on their way to registers.
-    """
-    plans = [(3, WIDE // WARPS)] + ([(2, -(-widest // WARPS))] if widest > WIDE else [])
-    pages = 2 * WARPS * -(-batch // 8) * 192 * 4
-    return max(WARPS * m * k * 512 + max(m * pages, WARPS * m * k * 512) for m, k in plans)
-
-
 class Deep(Engine):
     name = "cuda-deep"
-    # Weights are carried with 22 bits: on long chains the state is off by 2.4 times what float32 is (EB-2h on an H200).
-    as_float32 = False
 
     def refuses(
         self,
@@ -173,14 +256,18 @@ class Deep(Engine):
         assert isinstance(model, Layered), "refused otherwise"
         if not 3 <= model.depth <= LAYERS:
             return f"it runs nets with two to four hidden layers, and the sizes are {model.sizes}."
-        if max(_input_tiles(model, n) for n in range(model.depth)) > WIDEST:
-            return f"a layer's neighbours may have {16 * WIDEST} units together, and the sizes are {model.sizes}."
+        if max(map(_tiles, model.sizes[:-1])) > WIDEST:
+            return f"a hidden layer may have {16 * WIDEST} units, and the sizes are {model.sizes}."
+        if layout(model.sizes[:-1]) is None:
+            return (
+                f"the hidden layers must fit {CLUSTERS[-1]} blocks (three of 512 units do, four of 256), "
+                f"and the sizes are {model.sizes}."
+            )
         properties = torch.cuda.get_device_properties(model.weight(0).device)
-        if properties.major < 8 or getattr(properties, "shared_memory_per_block_optin", 0) < _shared_bytes(WIDEST, 24):
+        if properties.major < 9:
+            return f"{properties.name} has no clusters of blocks (compute capability 9.0 or newer is needed)."
+        if getattr(properties, "shared_memory_per_block_optin", 0) < SHARED_BYTES:
             return f"{properties.name} has too little shared memory for its blocks."
-        needed = len(roles(model, 20))
-        if needed > properties.multi_processor_count:
-            return f"a network needs {needed} blocks at once, and the device has {properties.multi_processor_count}."
         return None
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:

@@ -35,24 +35,29 @@ class Kernel:
         self.handle, self.name, self.shared = handle, name, shared
 
     def launch(
-        self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False, together: bool = False
+        self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False, cluster: int = 1
     ) -> None:
         """Start it on torch's current stream; arguments are passed by value.
 
         `early` lets it start before the kernel before it has ended: it must then wait itself (griddepcontrol.wait)
-        before it touches what that kernel writes. `together` is for blocks that wait for each other: all of them
-        become resident at once, or the launch fails.
+        before it touches what that kernel writes. Blocks of a `cluster` are resident together and reach each other's
+        shared memory.
         """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        attribute = _Attribute(id=_COOPERATIVE if together else _PROGRAMMATIC_SERIALIZATION, value=(1,))
+        wanted = [_Attribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1))] if cluster > 1 else []
+        wanted += [_Attribute(id=_PROGRAMMATIC_SERIALIZATION, value=(1,))] if early else []
         config = _Config(blocks, 1, 1, threads, 1, 1, self.shared, torch.cuda.current_stream().cuda_stream)
-        config.attributes, config.count = ctypes.pointer(attribute), int(early or together)
+        config.attributes, config.count = (_Attribute * len(wanted))(*wanted), len(wanted)
         status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None)
         _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
 
 
-_COOPERATIVE = 2
+_CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_SERIALIZATION = 6
+_MAX_DYNAMIC_SHARED = 8
+_NON_PORTABLE_CLUSTER = 14
+PORTABLE_CLUSTER = 8
+"""Blocks of a cluster that every device with clusters can hold; more must be asked for."""
 
 
 class _Attribute(ctypes.Structure):
@@ -85,14 +90,16 @@ class Module:
         image = _compiled(source, options)
         _check(_driver().cuModuleLoadData(ctypes.byref(self.handle), image), f"{source} could not be loaded")
 
-    def kernel(self, name: str, shared: int = 0) -> Kernel:
-        """A kernel by name, allowed `shared` bytes of dynamic shared memory."""
+    def kernel(self, name: str, shared: int = 0, cluster: int = 1) -> Kernel:
+        """A kernel by name, allowed `shared` bytes of dynamic shared memory and clusters of that many blocks."""
         handle = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(handle), self.handle, name.encode()), f"No kernel {name}")
-        max_dynamic_shared = 8
         if shared > 48 * 1024:
-            status = _driver().cuFuncSetAttribute(handle, max_dynamic_shared, shared)
+            status = _driver().cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED, shared)
             _check(status, f"The kernel {name} needs {shared} bytes of shared memory")
+        if cluster > PORTABLE_CLUSTER:
+            status = _driver().cuFuncSetAttribute(handle, _NON_PORTABLE_CLUSTER, 1)
+            _check(status, f"The kernel {name} needs clusters of {cluster} blocks")
         return Kernel(handle, name, shared)
 
 
