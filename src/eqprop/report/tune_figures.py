@@ -92,17 +92,28 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
 
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
-    _errors(ax, points)
     chosen = record["learning_rates"]
     _marked(ax, max(chosen.values()), ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
     ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
+    tried = [p[0] for p in points]
+    ax.set_xticks(tried, [f"{rate:g}" for rate in tried])
+    ax.set_xticks([], minor=True)
+    _errors(ax, points)
 
 
 def _steps(ax: Axes, trainings: Sequence[Mapping[str, Any]], name: str, chosen: int) -> None:
-    points = sorted((t[name], t["train"], t["held_out"]) for t in trainings)
-    _errors(ax, points)
+    """The lowest error at each T or K, the other being what it was at the time."""
+    from matplotlib.ticker import MaxNLocator
+
+    best: dict[int, Mapping[str, Any]] = {}
+    for training in trainings:
+        there = best.get(training[name])
+        if there is None or training["train"] < there["train"]:
+            best[training[name]] = training
     _marked(ax, chosen, f"{name} {chosen}")
     ax.set(xlabel=name, title=f"Short trainings: {name} smaller")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _errors(ax, sorted((steps, t["train"], t["held_out"]) for steps, t in best.items()))
 
 
 def _errors(ax: Axes, points: Sequence[tuple[float, float, float]]) -> None:

@@ -168,13 +168,10 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
     """T and K in turn to seven tenths, until for each the training error rises."""
     first = trainings.run(recipe.record, f"T-{recipe.record.T}-K-{recipe.record.K}")
     lowest, samples = first.train, trainings.effort.samples
-    # A record that has fewer steps than the paper's ranges has a reason to.
-    asked = recipe.request.record
-    least = {"T": min(decide.T_RANGE[0], asked.T), "K": min(decide.K_RANGE[0], asked.K)}
     stopped: dict[str, str] = {}
     while len(stopped) < 2:
         for name in [n for n in ("T", "K") if n not in stopped]:
-            record = smaller(recipe.record, name, least[name])
+            record = smaller(recipe.record, name)
             if record is None:
                 # K as large as T keeps T from shrinking until K does.
                 if name == "K" or "K" in stopped:
@@ -192,10 +189,10 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
         recipe.decide(Decision(name, now, f"{began}. Then {stopped[name]}"))
 
 
-def smaller(record: Record, name: str, least: int) -> Record | None:
-    """The record with seven tenths of T or K, but no fewer than `least`, and T no fewer than K; None if it has them."""
+def smaller(record: Record, name: str) -> Record | None:
+    """The record with seven tenths of T or K; None where that is no fewer: K is 1 at least, T no less than K."""
     now = getattr(record, name)
-    below = max(int(now * decide.SHRINK), least, record.K if name == "T" else 1)
+    below = max(int(now * decide.SHRINK), record.K if name == "T" else 1)
     return record.override(**{name: below}) if below < now else None
 
 
