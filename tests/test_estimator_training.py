@@ -96,6 +96,23 @@ class StopAfter(Watch):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class Told(Watch):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def test_parameters_that_move_too_fast_during_the_second_phase_are_warned_of(tmp_path: Path, images: Images) -> None:
+    fast, slow = Told(), Told()
+    options: dict[str, Any] = {"data": images, "estimator": "continual", "epochs": 1, "samples": 40, "T": 20, "K": 10}
+    train(SMALL, tmp_path / "fast", watch=fast, **options)
+    train(SMALL, tmp_path / "slow", watch=slow, learning_rates={"*": 1e-4}, **options)
+    assert any("far from EP at these learning rates" in text and "Lower the rates" in text for text in fast.warnings)
+    assert not any("far from EP" in text for text in slow.warnings)
+
+
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
     runs: Path, tmp_path: Path, images: Images, form: str

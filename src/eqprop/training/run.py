@@ -17,6 +17,7 @@ from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.files import write_json
 from eqprop.provenance import provenance
+from eqprop.training import moving
 from eqprop.training.folder import (
     RECORD,
     RESULT,
@@ -79,7 +80,10 @@ def train(
         prepare_new(folder)
         with locked(folder):
             _write(folder / RECORD, plan.plain(), folder)
-            return _work(plan, folder, watch or Watch(), Turn(only=only))
+            told = watch or Watch()
+            if (problem := moving.warning(plan)) is not None:
+                told.warn(problem)
+            return _work(plan, folder, told, Turn(only=only))
 
 
 def resume(
