@@ -62,9 +62,9 @@ _BEYOND = (
 )
 
 BEYOND: dict[str, Record] = {record.name: record for record in _BEYOND}
-"""As published, in this project's units. Their beta (1 and 0.5) and rates (0.4, 0.1, 0.01 and 0.1, 0.05) belong to their
-codes' cost |s0 - y|^2; with half of it, as here, the same nudges and updates take twice the beta and twice the rates. K of
-initialised EP, which its paper leaves open, is its code's."""
+"""As published, in this project's units. Their beta (1 and 0.5) and rates (0.4, 0.1, 0.01 and 0.1, 0.05) belong to the
+cost |s0 - y|^2 of their codes; with half of it, as here, the same nudges and updates take twice the beta and twice the
+rates. K of initialised EP, which its paper leaves open, is its code's."""
 
 BEYOND_AUTHORS: dict[str, Record] = {
     "scellier-bengio-2017": replace(BEYOND["scellier-bengio-2017"], T=150, preset="authors"),
