@@ -1,0 +1,201 @@
+"""Fill the measured blocks of docs/beyond.md from results/, and draw its figure: no number on it is typed.
+
+python docs/make_beyond_page.py --collect RUN...    run folders into results/beyond, a file each
+python docs/make_beyond_page.py --draw              RMSE against beta, from results/gdu/inside
+python docs/make_beyond_page.py                     rewrite the marked blocks
+python docs/make_beyond_page.py --check             say whether they are up to date
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eqprop.files import write_bytes, write_json, write_text
+from eqprop.report.drawing import BLUE, ORANGE, drawn, new_figure, save
+from eqprop.training.folder import RECORD, RESULT, read_json, sessions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "beyond.md"
+BEYOND, INSIDE = ROOT / "results" / "beyond", ROOT / "results" / "gdu" / "inside"
+BETAS = (0.1, 0.01, 0.001, 0.0001)
+NETS, NUDGES = ("P-1h", "P-2h"), ("outside", "inside")
+EPOCHS = (1, 5, 10, 15, 20, 30)
+"""Whole runs are shown at these epochs, where they have come so far."""
+
+Document = dict[str, Any]
+
+
+def collect(folders: list[str]) -> None:
+    """A run as one file: result, record, data and provenance."""
+    for folder in map(Path, folders):
+        plain = read_json(folder / RECORD, "the record of the run")
+        first = sessions(folder)[0]
+        content = {
+            **read_json(folder / RESULT, "the result of the run"),
+            "record": plain["record"],
+            "changes_from_paper": plain["changes_from_paper"],
+            "settings": plain["settings"],
+            "data": {key: value for key, value in plain["data"].items() if key != "directory"},
+            "provenance": first["provenance"],
+        }
+        write_json(BEYOND / f"{folder.name}.json", content)
+        print(BEYOND / f"{folder.name}.json")
+
+
+def read(path: Path) -> Document:
+    content: Document = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def compared(net: str, nudge: str, beta: float) -> Document:
+    return read(INSIDE / f"{net}-{nudge}-{beta:g}.json")
+
+
+def synapses(document: Document) -> float:
+    return float(document["budget"]["parts"]["synapses"]["rmse"])
+
+
+def draw() -> None:
+    for ending, content in save(figure()).items():
+        write_bytes(INSIDE / f"beta.{ending}", content)
+
+
+@drawn
+def figure() -> Figure:
+    """A panel a net, the mean RMSE of its synapses against beta with the nudge outside and inside."""
+    figure = new_figure(7.0, 2.8)
+    for ax, net in zip(figure.subplots(1, len(NETS), sharey=True), NETS, strict=True):
+        for nudge, colour, marker in zip(NUDGES, (ORANGE, BLUE), ("o", "s"), strict=True):
+            values = [synapses(compared(net, nudge, beta)) for beta in BETAS]
+            ax.loglog(BETAS, values, color=colour, marker=marker, markersize=4, label=f"nudge {nudge} sigma")
+        ax.set(title=net, xlabel=r"$\beta$")
+    figure.axes[0].set_ylabel("RMSE of the synapses")
+    figure.axes[0].legend()
+    return figure
+
+
+def gdu_block() -> str:
+    head = [
+        "| net | nudge | " + " | ".join(f"beta {beta:g}" for beta in BETAS) + " | largest part at the smallest beta |",
+        "|---|---|" + "---:|" * len(BETAS) + "---|",
+    ]
+    rows = []
+    for net in NETS:
+        for nudge in NUDGES:
+            found = [compared(net, nudge, beta) for beta in BETAS]
+            parts = {k: v for k, v in found[-1]["budget"]["parts"]["synapses"].items() if k != "rmse" and v is not None}
+            largest = max(parts, key=lambda name: parts[name])
+            errors = " | ".join(f"{synapses(d):.1e}" for d in found)
+            rows.append(f"| {net} | {nudge} | {errors} | {largest} ({parts[largest]:.1e}) |")
+    return "\n".join([*head, *rows])
+
+
+def _mean(document: Document, method: str, kind: str, epoch: int) -> float | None:
+    values = [t[kind][epoch - 1] for t in document["methods"][method]["trials"] if len(t[kind]) >= epoch]
+    return sum(values) / len(values) if values else None
+
+
+def training_rows() -> list[tuple[str, Document, str]]:
+    names = (("EP, nudge outside", "p1h-outside", "ep"), ("EP, nudge inside", "p1h-inside", "ep"))
+    return [(label, read(BEYOND / f"{n}.json"), m) for label, n, m in (*names, ("BPTT", "p1h-bptt", "bptt"))]
+
+
+def training_block() -> str:
+    """Test error and, in parentheses, running train error, in percent."""
+    rows = training_rows()
+    longest = max(len(t["test_error"]) for _, d, m in rows for t in d["methods"][m]["trials"])
+    shown = [epoch for epoch in EPOCHS if epoch <= longest]
+    head = ["| test % (train %) after epoch | " + " | ".join(map(str, shown)) + " | seeds |"]
+    head.append("|---|" + "---:|" * len(shown) + "---|")
+    lines = []
+    for label, document, method in rows:
+        cells = []
+        for epoch in shown:
+            test, train = (_mean(document, method, kind, epoch) for kind in ("test_error", "train_error"))
+            cells.append("" if test is None or train is None else f"{test:.2f} ({train:.2f})")
+        seeds = ", ".join(str(t["seed"]) for t in document["methods"][method]["trials"])
+        lines.append(f"| {label} | {' | '.join(cells)} | {seeds} |")
+    return "\n".join([*head, *lines])
+
+
+def reading_block() -> str:
+    """The train errors side by side at the last epoch that all three have."""
+    rows = training_rows()
+    last = min(len(t["train_error"]) for _, d, m in rows for t in d["methods"][m]["trials"])
+    errors = ", ".join(f"{label} {_mean(d, m, 'train_error', last):.2f} %" for label, d, m in rows)
+    return f"Running train error after {last} epochs: {errors}."
+
+
+def cross_entropy_block() -> str:
+    head = ["| GDU with cross-entropy | nudge | beta | RMSE of the synapses | verdict |", "|---|---|---:|---:|---|"]
+    rows = []
+    for path in sorted(INSIDE.glob("*-cross-entropy.json")):
+        d = read(path)
+        rows.append(f"| {d['name']} | {d['nudge']} | {d['beta']:g} | {synapses(d):.1e} | {d['budget']['outcome']} |")
+    return "\n".join([*head, *rows, "", *_runs("p1h-ce*.json", "P-1h with cross-entropy on MNIST")])
+
+
+def data_block() -> str:
+    return "\n".join(_runs("fashion*.json", "P-1h, EP, Fashion-MNIST"))
+
+
+def _runs(pattern: str, what: str) -> list[str]:
+    head = [f"| {what} | epochs | seeds | test error | running train error | engine |", "|---|---:|---|---:|---:|---|"]
+    rows = []
+    for path in sorted(BEYOND.glob(pattern)):
+        d = read(path)
+        found = d["methods"]["ep"]
+        record = d["record"]
+        setting = f"T {record['T']}, K {record['K']}, beta {record['beta']:g}, nudge {record['nudge']}"
+        epochs = len(found["trials"][0]["test_error"])
+        seeds = ", ".join(str(t["seed"]) for t in found["trials"])
+        errors = f"{found['test_error_mean']:.2f} % | {found['train_error_mean']:.2f} %"
+        rows.append(f"| {setting} | {epochs} | {seeds} | {errors} | {d['engine']} |")
+    return [*head, *rows]
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "gdu": gdu_block,
+    "training": training_block,
+    "reading": reading_block,
+    "cross entropy": cross_entropy_block,
+    "data": data_block,
+}
+
+
+def filled(page: str) -> str:
+    """The page with every marked block made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        if found[1] not in BLOCKS:
+            raise ValueError(f"{PAGE.name} has a block {found[1]!r} that nothing fills; expected {', '.join(BLOCKS)}.")
+        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if words[:1] == ["--collect"]:
+        collect(words[1:])
+        return
+    if words == ["--draw"]:
+        draw()
+        return
+    page = PAGE.read_text(encoding="utf-8")
+    new = filled(page)
+    if words == ["--check"]:
+        sys.exit(0 if new == page else f"{PAGE.name} is not what results/ says. Run: python docs/make_beyond_page.py")
+    write_text(PAGE, new)
+
+
+if __name__ == "__main__":
+    main()

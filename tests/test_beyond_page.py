@@ -1,0 +1,64 @@
+"""docs/beyond.md says what results/beyond and results/gdu/inside say, and they say what is claimed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "beyond.md"
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_beyond_page", ROOT / "docs" / "make_beyond_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert maker.filled(page) == page
+    assert set(re.findall(r"<!-- (?!end)([a-z ]+) -->", page)) == set(maker.BLOCKS)
+
+
+def test_every_picture_is_there() -> None:
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert len(pictures) == 2
+    for picture in pictures:
+        path = (PAGE.parent / picture).resolve()
+        assert path.is_file()
+        assert path.with_suffix(".pdf").is_file()
+
+
+def test_inside_the_error_goes_with_beta_and_outside_it_stays(maker: ModuleType) -> None:
+    for net in maker.NETS:
+        inside, outside = (
+            [maker.synapses(maker.compared(net, nudge, beta)) for beta in maker.BETAS]
+            for nudge in ("inside", "outside")
+        )
+        assert inside[1] / inside[2] == pytest.approx(10.0, rel=0.3)
+        assert outside[2] / outside[3] == pytest.approx(1.0, rel=0.1)
+        assert maker.compared(net, "inside", maker.BETAS[-1])["budget"]["parts"]["synapses"]["output_slope"] == 0.0
+
+
+def test_runs_differ_in_nothing_but_what_they_say(maker: ModuleType) -> None:
+    (_, outside, _), (_, inside, _), (_, bptt, _) = maker.training_rows()
+    assert inside["changes_from_paper"] == ["nudge inside instead of outside"]
+    assert outside["changes_from_paper"] == []
+    assert [t["seed"] for t in inside["methods"]["ep"]["trials"]] == [
+        t["seed"] for t in outside["methods"]["ep"]["trials"]
+    ]
+    assert bptt["data"]["sha256"] == inside["data"]["sha256"] == outside["data"]["sha256"]
+
+
+def test_a_block_that_nobody_fills_is_noticed(maker: ModuleType) -> None:
+    with pytest.raises(ValueError, match="has a block 'no such block'"):
+        maker.filled("<!-- no such block -->\n<!-- end -->")
