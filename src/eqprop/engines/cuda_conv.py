@@ -241,7 +241,7 @@ class Conv(Engine):
 
 
 def _refuses_net(model: Convolutional) -> str | None:
-    parameter = model.get_parameter("Wfc01")
+    parameter = model.get_parameter("Wconv01")
     if parameter.device.type != "cuda" or parameter.dtype != torch.float32:
         return f"it computes in float32 on a CUDA device, and the model is {parameter.dtype} on {parameter.device}."
     if torch.cuda.get_device_capability(parameter.device)[0] != 9:
