@@ -134,7 +134,8 @@ def test_updates_are_near_float32(net, setting):
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(10, 64, 48), (10, 64, 48, 32)])
 @pytest.mark.parametrize("setting", ["P sigmoid", "EB clipped"])
-def test_states_of_both_phases(sizes, setting):
+def test_states_of_both_phases(sizes, setting, monkeypatch):
+    monkeypatch.setattr(KernelRunner, "keeps_states", True)
     networks, batch = 2, 7
     model = build(sizes, setting, networks)
     estimator = EP(T=30, K=5, beta=0.4)

@@ -207,8 +207,8 @@ class DeepRunner(KernelRunner):
             "errors": layers(K, bptt),
             "states": layers(K, bptt and model.energy_based),
             "inputs": layers(K, bptt and model.energy_based),
-            "s": layers(1),
-            "t": layers(1),
+            "s": layers(1, self.keeps_states),
+            "t": layers(1, self.keeps_states),
         }
 
     def _arguments(self) -> _Args:
@@ -233,7 +233,7 @@ class DeepRunner(KernelRunner):
         self.relax.launch(self.cluster * self.sample_groups * self.networks, THREADS, arguments, cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
-        """The free states of the last iteration and, after EP, the nudged ones."""
+        """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""
         free, last = (
             tuple(t[0, ..., : self.model.sizes[n]].clone() for n, t in enumerate(self.layers[name]))
             for name in ("s", "t")

@@ -48,6 +48,8 @@ class KernelRunner(Runner):
     """
 
     iterations_per_graph = 50
+    keeps_states = False
+    """Whether the kernels write the states of both phases for `states`; training does not need them."""
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.model, Layered), "refused otherwise"

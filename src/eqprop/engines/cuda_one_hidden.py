@@ -43,11 +43,10 @@ class OneHiddenRunner(KernelRunner):
         self.buffers = {
             "u0": self.buffer(R, B, 16),
             "g01": self.buffer(R, B, outputs, self.padded),
-            "s1": self.buffer(R, B, self.padded),
-            "s0": self.buffer(R, B, 16),
-            "t1": self.buffer(R, B, self.padded),
-            "t0": self.buffer(R, B, 16),
         }
+        if self.keeps_states:
+            self.buffers |= {name: self.buffer(R, B, self.padded) for name in ("s1", "t1")}
+            self.buffers |= {name: self.buffer(R, B, 16) for name in ("s0", "t0")}
         rates = learning_rates(self.job)
         self.arguments = _Args(
             job=self.job_args(),
@@ -65,7 +64,7 @@ class OneHiddenRunner(KernelRunner):
         self.relax.launch(self.networks * self.batch, self.threads, arguments, early=not self.model.energy_based)
 
     def states(self) -> tuple[State, State]:
-        """The free states of the last iteration and, after EP, the nudged ones."""
+        """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""
         outputs, hidden, _ = self.model.sizes
         free, last = (
             (self.buffers[a][..., :outputs].clone(), self.buffers[b][..., :hidden].clone())

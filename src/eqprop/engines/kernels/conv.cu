@@ -8,169 +8,7 @@
 #include "conv_learn.cuh"
 #include "conv_products.cuh"
 #include "conv_image.cuh"
-
-struct Small {
-  float s0[16], target[16], error[16], gain[16], bias[16];
-  float partial[8][16], residual[8];
-  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether the output moved
-};
-
-// What all warps tell, the same in every thread, and known to be.
-__device__ __forceinline__ int told_by_all(const unsigned char *bits, int lane) {
-  return __reduce_or_sync(~0u, lane < 9 ? bits[lane] : 0);
-}
-
-// z += W01 * (what is told of h1), in one go or, where it is large, column by column, so that sums stay short.
-template <class Value>
-__device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, float (&z)[16],
-                                     unsigned (&lost)[8], Value value) {
-  const unsigned base = shared_address(memory);
-  const float unit = 1.0f / (WEIGHT_SCALE * scale);
-#pragma unroll 1
-  for (int again = 0; again < (bits & REST ? 2 : 1); again++) {
-    if (again) {
-      tell_h1(memory, seat, told, scale, value);
-      show_to_products();
-      __syncthreads();
-    }
-    const bool apart = !again && bits & REST, low = !again && bits & LOW;
-#pragma unroll 1
-    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
-      const Columns columns = {apart ? dx : (low ? 0 : 5), apart ? 5 : 1};
-      float f[32], sum[16];
-#pragma unroll
-      for (int i = 0; i < 32; i++) f[i] = 0.f;
-      convolve(f, base, seat.group, columns);
-      join_halves(memory, seat, f, sum);
-#pragma unroll
-      for (int i = 0; i < 16; i += 2) add_exactly(z[i], z[i + 1], lost[i / 2], sum[i] * unit, sum[i + 1] * unit);
-    }
-  }
-}
-
-// total += W01^T (what is told of the unpooled h0), likewise.
-__device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, float (&total)[UNITS],
-                                     unsigned (&lost)[UNITS / 2], const float (&h0)[4], unsigned where) {
-  const unsigned base = shared_address(memory);
-  const float unit = 1.0f / (WEIGHT_SCALE * scale);
-#pragma unroll 1
-  for (int again = 0; again < (bits & REST ? 2 : 1); again++) {
-    if (again) {
-      tell_u(memory, seat, told, scale, h0, where);
-      show_to_products();
-      __syncthreads();
-    }
-    const bool apart = !again && bits & REST, low = !again && bits & LOW;
-#pragma unroll 1
-    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
-      const Columns columns = {apart ? dx : (low ? 0 : 5), apart ? 5 : 1};
-      Shares shares;
-      transpose(shares, base, seat, columns);
-      join_shares(memory, seat, shares);
-#pragma unroll
-      for (int i = 0; i < UNITS; i += 2) add_exactly(total[i], total[i + 1], lost[i / 2], shares.own[i] * unit, shares.own[i + 1] * unit);
-    }
-  }
-}
-
-// The maximum of each zone, the first in the order of rows, and where it is.
-__device__ __forceinline__ unsigned pool(const float (&z)[16], float (&value)[4]) {
-  unsigned where = 0;
-#pragma unroll
-  for (int u = 0; u < 4; u++) {
-    const int e = u >> 1, p = u & 1;
-    value[u] = z[8 * p + 2 * e];
-    unsigned k = 0;
-#pragma unroll
-    for (int q = 1; q < 4; q++) {
-      const float v = z[8 * p + 4 * (q >> 1) + 2 * e + (q & 1)];
-      if (v > value[u] || v != v) value[u] = v, k = q;
-    }
-    where |= k << (2 * u);
-  }
-  return where;
-}
-
-__device__ __forceinline__ float at(const float (&z)[16], int u, unsigned where) {
-  const int e = u >> 1, p = u & 1, k = where >> (2 * u) & 3;
-  const float top = k & 1 ? z[8 * p + 2 * e + 1] : z[8 * p + 2 * e];
-  const float bottom = k & 1 ? z[8 * p + 4 + 2 * e + 1] : z[8 * p + 4 + 2 * e];
-  return k & 2 ? bottom : top;
-}
-
-// The weights Wfc of a thread's four units of h0, which wait in device memory: the products need the registers.
-__device__ __forceinline__ void fetch(float (&w)[NO][4], const float4 *from) {
-#pragma unroll
-  for (int k = 0; k < NO; k++)
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(w[k][0]), "=f"(w[k][1]), "=f"(w[k][2]), "=f"(w[k][3])
-                 : "l"(from + k * THREADS));
-}
-
-// Halves of the lanes keep halves of 2 HALF sums.
-template <int HALF> __device__ __forceinline__ void fold(float (&v)[16], int lane) {
-  const bool upper = lane & (2 * HALF);
-#pragma unroll
-  for (int i = 0; i < HALF; i++) {
-    const float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
-    v[i] = kept + __shfl_xor_sync(~0u, sent, 2 * HALF);
-  }
-}
-
-// Each warp's part of Wfc h0 into shared memory.
-__device__ __forceinline__ void read_out(Small &m, const Seat &seat, const float (&w)[NO][4], const float (&h0)[4]) {
-  float v[16];
-#pragma unroll
-  for (int k = 0; k < 16; k++) v[k] = 0.f;
-#pragma unroll
-  for (int k = 0; k < NO; k++) v[k] = (w[k][0] * h0[0] + w[k][1] * h0[1]) + (w[k][2] * h0[2] + w[k][3] * h0[3]);
-  fold<8>(v, seat.lane);
-  fold<4>(v, seat.lane);
-  fold<2>(v, seat.lane);
-  fold<1>(v, seat.lane);
-  v[0] += __shfl_xor_sync(~0u, v[0], 1);
-  if (!(seat.lane & 1)) m.partial[4 * seat.group + seat.warp][seat.lane >> 1] = v[0];
-}
-
-__device__ __forceinline__ float sum_of_warps(const Small &m, int k) {
-  float sum = 0.f;
-#pragma unroll
-  for (int w = 0; w < 8; w++) sum += m.partial[w][k];
-  return sum;
-}
-
-__device__ __forceinline__ void put_parts(unsigned char *to, size_t low, float v) {
-  const unsigned short high = half_of(v * PAIR_SCALE);
-  *(unsigned short *)to = high;
-  *(unsigned short *)(to + low) = half_of(fmaf(v, PAIR_SCALE, -float_of(high)));
-}
-
-// Maps of a pair for `gather`, pair 0 or 1.
-template <class Value> __device__ __forceinline__ void leave_h(unsigned char *pairs, const Seat &seat, int pair, Value value) {
-#pragma unroll
-  for (int i = 0; i < UNITS; i++)
-    if (i / 4 < seat.tiles)
-      put_parts(pairs + 2 * pair * PAIR_H + ((seat.row >> 3) + (i >> 1 & 1)) * GROUP1 + (seat.place(i / 4) + (i & 1)) * 16 + (seat.row & 7) * 2,
-                PAIR_H, value(i));
-}
-template <class Value> __device__ __forceinline__ void leave_u(unsigned char *pairs, const Seat &seat, int pair, Value value) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
-    const int u = i / 4, k = i % 4, place = (4 * seat.group + 2 * (u & 1) + (k >> 1)) * 8 + 2 * seat.c + (k & 1);
-    put_parts(pairs + 4 * PAIR_H + 2 * pair * PAIR_U + ((2 * seat.warp + (u >> 1)) * 64 + place) * 16 + (seat.lane >> 2) * 2, PAIR_U,
-              value(u, k));
-  }
-}
-
-template <class Value>
-__device__ void leave_state(float *to, const Seat &seat, const Small &m, const float (&h0)[4], Value h1) {
-  if (threadIdx.x < 16) to[threadIdx.x] = m.s0[threadIdx.x];
-#pragma unroll
-  for (int u = 0; u < 4; u++) to[16 + seat.zone(u)] = h0[u];
-#pragma unroll
-  for (int i = 0; i < UNITS; i++)
-    if (i / 4 < seat.tiles) to[16 + WIDE + (seat.row + 8 * (i >> 1 & 1)) * PLACES + seat.place(i / 4) + (i & 1)] = h1(i);
-}
+#include "conv_step.cuh"
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset) {
   // The reduction tells the compiler that all threads go the same way, without which products would wait for each other.
@@ -223,19 +61,25 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   int bits = 0;                                  // what is told of h1
   unsigned where = 0;
   bool started = false, quiet = false;
-  auto h1 = [&](int i) { return started && live >> i & 1 ? sigma(total[i]) : 0.f; };
+  auto h1 = [&](int i) { return FULL1 || live >> i & 1 ? sigma(total[i]) : 0.f; };
+  auto h1_now = [&](int i) { return started ? h1(i) : 0.f; };
+  float w[NO][4];
+  fetch(w, weights);
   float *own = a.own + (size_t)cell * a.steps * PRIVATE * THREADS + tid;
   unsigned char *pairs = a.pairs + (size_t)cell * a.steps * PAIR_BYTES;
+  Care care = free_care();
 #pragma unroll 1
   for (int t = 0;; t++) {
-    float w[NO][4];
-    fetch(w, weights);
-    if (bits & MOVED) hear(memory, seat, told, bits, STATE_SCALE, z, zlost, h1);
+    if (bits & MOVED) hear(memory, seat, told, bits, STATE_SCALE, care, z, zlost, h1);
     float value[4];
     where = pool(z, value);
     if (!METHOD && t == T + K) break;
+    if (!METHOD && t == T) {
+      absorb(told, h1_now, h0, where);
+      care = nudged_care();
+    }
     if (t == T) {
-      leave_state(a.states + (size_t)cell * STATE, seat, m, h0, h1);
+      leave_state(a.states + (size_t)cell * STATE, seat, m, h0, h1_now);
       if (tid == 0) {
         int best = 0;
         float loss = 0.f;
@@ -253,12 +97,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     float *note = own + (METHOD ? max(t - plain, 0) * PRIVATE * THREADS : 0);
     if (keeps) {
 #if METHOD
-      leave_h(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 0, h1);
+      leave_h(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 0, h1_now);
       leave_u(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 1, [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; });
       if (tid < 16) note[29 * THREADS] = m.s0[tid];
 #else
 #pragma unroll
-      for (int i = 0; i < UNITS; i++) note[i * THREADS] = h1(i);
+      for (int i = 0; i < UNITS; i++) note[i * THREADS] = h1_now(i);
 #endif
 #pragma unroll
       for (int u = 0; u < 4; u++) note[(24 + u) * THREADS] = h0[u];
@@ -268,7 +112,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     const bool looks = t == T, all = t >= plain || !a.alternating;
     const bool even = all || !((plain - 1 - t) & 1), odd = all || !even;
     // The output and h1 see h0 as it is, then h0 moves.
-    int tells = even ? tell_u(memory, seat, told, STATE_SCALE, h0, where) : 0;
+    int tells = even ? tell_u(memory, seat, told, STATE_SCALE, care, h0, where) : 0;
     if (bits & MOVED || t == 0) clear_borders(memory);
     read_out(m, seat, w, h0);
     const float before[4] = {h0[0], h0[1], h0[2], h0[3]};
@@ -281,7 +125,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
         const float s = zones >> u & 1 ? sigma(v) : 0.f;
         if (looks) residual = worse(residual, fabsf(s - h0[u]));
         if (METHOD && keeps) note[(20 + u) * THREADS] = zones >> u & 1 ? slope(v) : 0.f;
-        if (s != h0[u]) tells |= 8;
+        if (!(fabsf(s - h0[u]) <= STILL)) tells |= 8;
         h0[u] = s;
       }
     }
@@ -300,13 +144,16 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       residual = looks && real ? worse(residual, fabsf(free - old)) : residual;
       if (METHOD && keeps) note[30 * THREADS] = real ? slope(v) : 0.f;
       if (real) m.s0[k] = s;
-      const bool moved = __any_sync(~0u, real && s != old);
+      const bool moved = __any_sync(~0u, real && !(fabsf(s - old) <= STILL));
       m.heard[8] = moved ? 8 : 0;
     }
     bits = 0;
     if (even) {
-      if (tells & MOVED) feel(memory, seat, told, tells, STATE_SCALE, total, lost, before, where);
+      if (tells & MOVED) feel(memory, seat, told, tells, STATE_SCALE, care, total, lost, before, where);
       started = true;
+    }
+    fetch(w, weights);                           // for the next step: in the shade of what follows
+    if (even) {
       if (METHOD && keeps) {
 #pragma unroll
         for (int i = 0; i < UNITS; i++) note[i * THREADS] = live >> i & 1 ? slope(total[i]) : 0.f;
@@ -315,7 +162,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
 #pragma unroll
         for (int i = 0; i < UNITS; i++) residual = worse(residual, fabsf(h1(i) - told.h1[i]));
       }
-      bits = tell_h1(memory, seat, told, STATE_SCALE, h1);
+      bits = tell_h1(memory, seat, told, STATE_SCALE, care, h1);
     }
     bits = __reduce_or_sync(~0u, bits);
     if (seat.lane == 0) m.heard[4 * seat.group + seat.warp] = bits;
@@ -355,13 +202,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     for (int i = 0; i < UNITS; i++) told.h1[i] = 0.f, lost[i / 2] = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) z[i] = told.u[i] = 0.f, zlost[i / 2] = 0;
-    tell_h1(memory, seat, told, ERROR_SCALE, [&](int i) { return total[i]; });
+    tell_h1(memory, seat, told, ERROR_SCALE, nudged_care(), [&](int i) { return total[i]; });
     show_to_products();
     __syncthreads();
-    float w[NO][4];
     fetch(w, weights);
-    hear(memory, seat, told, MOVED | LOW | REST, ERROR_SCALE, z, zlost, [&](int i) { return total[i]; });
-    tell_u(memory, seat, told, ERROR_SCALE, h0, where);
+    hear(memory, seat, told, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), z, zlost, [&](int i) { return total[i]; });
+    tell_u(memory, seat, told, ERROR_SCALE, nudged_care(), h0, where);
     clear_borders(memory);
     read_out(m, seat, w, h0);
     show_to_products();
@@ -376,7 +222,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) total[i] = 0.f;
-    feel(memory, seat, told, MOVED | LOW | REST, ERROR_SCALE, total, lost, h0, where);
+    feel(memory, seat, told, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), total, lost, h0, where);
 #pragma unroll
     for (int u = 0; u < 4; u++) h0[u] = next[u];
   }

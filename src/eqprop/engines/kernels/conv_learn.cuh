@@ -19,6 +19,7 @@ extern "C" __global__ __launch_bounds__(LEARNERS) void gather(Args a, int offset
   if (dx >= KS) return;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const unsigned base = shared_address(memory);
+  const Operand u(base + 4 * PAIR_H, 1024, 128), h(base + dx * 16, GROUP1, 192);
   float sum[5][16];
 #pragma unroll
   for (int i = 0; i < 80; i++) sum[i / 16][i % 16] = 0.f;
@@ -43,10 +44,9 @@ extern "C" __global__ __launch_bounds__(LEARNERS) void gather(Args a, int offset
 #pragma unroll
         for (int q = 0; q < 6; q++) {
           const int pair = q & 1, low_u = q < 2, low_h = q >= 2 && q < 4;
-          const unsigned u = base + 4 * PAIR_H + (2 * pair + low_u) * PAIR_U;
-          const unsigned h = base + (2 * pair + low_h) * PAIR_H + (dy * 12 + dx) * 16;
 #pragma unroll
-          for (int k = 0; k < 4; k++) products_32(d, operand(u + k * 256, 1024, 128), operand(h + k * 384, GROUP1, 192));
+          for (int k = 0; k < 4; k++)
+            products_32(d, u.by((2 * pair + low_u) * (PAIR_U / 16) + k * 16), h.by((2 * pair + low_h) * (PAIR_H / 16) + dy * 12 + k * 24));
         }
         products_end();
         hold(d);
@@ -94,7 +94,7 @@ __device__ void update_filters(const Args &a, int r, int e) {
   for (int dy = 0; dy < KS; dy++) {
     const float *from = a.part + ((size_t)r * GROUPS * 25 + dx * 5 + dy) * 2048 + channel * 32 + below;
     float sum = 0.f;
-#pragma unroll 5
+#pragma unroll 10
     for (int g = 0; g < GROUPS; g++) sum += from[(size_t)g * 25 * 2048];
     float *w = a.W01 + (((size_t)r * C0 + channel) * C1 + below) * WINDOW + dy * KS + dx;
     *w = fmaf(unit, sum, *w);
@@ -102,12 +102,14 @@ __device__ void update_filters(const Args &a, int r, int e) {
   }
 }
 
-// w -= lr/B sum over samples of `from`, samples `apart` numbers from each other, each a sum of `run` numbers.
-__device__ __forceinline__ void descend(float *w, float lr, const float *from, int apart, int run) {
+// w -= lr/B sum over samples of `from`, samples `apart` numbers from each other, each a sum of RUN numbers.
+template <int RUN> __device__ __forceinline__ void descend(float *w, float lr, const float *from, int apart) {
   float sum = 0.f;
+#pragma unroll 10
   for (int b = 0; b < B; b++) {
     float one = 0.f;
-    for (int i = 0; i < run; i++) one += from[(size_t)b * apart + i];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) one += from[(size_t)b * apart + i];
     sum += one;
   }
   *w -= lr * (1.0f / B) * sum;
@@ -116,20 +118,20 @@ __device__ __forceinline__ void descend(float *w, float lr, const float *from, i
 __device__ void update_small(const Args &a, int r, int e) {
   const int wide = CI * WINDOW + 1, cell = r * B;
   if (e < C1 * CI * WINDOW)
-    return descend(a.W12 + (size_t)r * C1 * CI * WINDOW + e, a.lr12,
-                   a.g12 + (size_t)cell * 32 * wide + e / (CI * WINDOW) * wide + e % (CI * WINDOW), 32 * wide, 1);
+    return descend<1>(a.W12 + (size_t)r * C1 * CI * WINDOW + e, a.lr12,
+                   a.g12 + (size_t)cell * 32 * wide + e / (CI * WINDOW) * wide + e % (CI * WINDOW), 32 * wide);
   e -= C1 * CI * WINDOW;
   if (e < C1) {
-    if (a.b1) descend(a.b1 + r * C1 + e, a.lrb1, a.g12 + (size_t)cell * 32 * wide + e * wide + CI * WINDOW, 32 * wide, 1);
+    if (a.b1) descend<1>(a.b1 + r * C1 + e, a.lrb1, a.g12 + (size_t)cell * 32 * wide + e * wide + CI * WINDOW, 32 * wide);
     return;
   }
   e -= C1;
   if (e < C0) {
-    if (a.b0) descend(a.b0 + r * C0 + e, a.lrb0, a.g0 + (size_t)cell * WIDE + e * ZONES, WIDE, ZONES);
+    if (a.b0) descend<ZONES>(a.b0 + r * C0 + e, a.lrb0, a.g0 + (size_t)cell * WIDE + e * ZONES, WIDE);
     return;
   }
   e -= C0;
-  if (e < NO && a.bfc) descend(a.bfc + r * NO + e, a.lrbfc, a.gs + (size_t)cell * 16 + e, 16, 1);
+  if (e < NO && a.bfc) descend<1>(a.bfc + r * NO + e, a.lrbfc, a.gs + (size_t)cell * 16 + e, 16);
 }
 
 extern "C" __global__ __launch_bounds__(256) void update(Args a, int offset) {
@@ -145,8 +147,8 @@ extern "C" __global__ __launch_bounds__(256) void update(Args a, int offset) {
   if (block < W01_BLOCKS + WFC_BLOCKS) {
     const int units = C0 * H0H * H0W, unit = e % units, k = e / units, zone = unit % (H0H * H0W);
     if (ok && e < NO * units)
-      descend(a.Wfc + (size_t)r * NO * units + e, a.lrfc,
-              a.gfc + ((size_t)r * B * NO + k) * WIDE + unit / (H0H * H0W) * ZONES + zone / H0W * 4 + zone % H0W, NO * WIDE, 1);
+      descend<1>(a.Wfc + (size_t)r * NO * units + e, a.lrfc,
+              a.gfc + ((size_t)r * B * NO + k) * WIDE + unit / (H0H * H0W) * ZONES + zone / H0W * 4 + zone % H0W, NO * WIDE);
     return;
   }
   e -= WFC_BLOCKS * 256;

@@ -34,6 +34,8 @@
 #define PAIR_BYTES (4 * (PAIR_U + PAIR_H))
 #define PAIR_SCALE 4096.0f
 
+#define FULL1 (C1 == 32 && H1H == 12 && H1W == 12)   // h1 fills its map
+
 #define PRIVATE 32                     // numbers a thread keeps for itself at the end of the free phase, or of each step of BPTT
 #define STATE (16 + WIDE + 32 * PLACES)
 
@@ -94,16 +96,15 @@ __device__ __forceinline__ float float_of(unsigned short h) {
   return v;
 }
 
-// What sums lose, in pairs of halves: a sum's loss is at most half of its last bit, of which eleven bits are plenty.
-#define LOSS_SCALE 1073741824.0f       // 2^30
-// The totals of a pair += v with what the sums lose kept.
+// The totals of a pair += v and w, with what the sums lose kept, in two short floats: of at most half a last bit, eight bits
+// are plenty.
 __device__ __forceinline__ void add_exactly(float &first, float &second, unsigned &lost, float v, float w) {
-  v = fmaf(float_of((unsigned short)lost), 1.0f / LOSS_SCALE, v);
-  w = fmaf(float_of((unsigned short)(lost >> 16)), 1.0f / LOSS_SCALE, w);
+  v += __uint_as_float(lost << 16);
+  w += __uint_as_float(lost & 0xffff0000u);
   const float p = first + v, q = second + w;
-  v = (v - (p - first)) * LOSS_SCALE;
-  w = (w - (q - second)) * LOSS_SCALE;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(lost) : "f"(w), "f"(v));
+  v -= p - first;
+  w -= q - second;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(lost) : "f"(w), "f"(v));
   first = p;
   second = q;
 }

@@ -10,58 +10,66 @@
 #define MOVED 1                        // something is told
 #define LOW 2                          // it is large enough for the low parts of the weights to matter
 #define REST 4                         // and for what halves could not hold of it
-#define LOW_ABOVE 1.52587890625e-5f    // 2^-16
-#define REST_ABOVE 2.98023223876953125e-8f   // 2^-25
+#define FAR 16                         // and for sums to be kept short: the matrix units cut them off where float32 rounds
+#define FAR_ABOVE 0.0625f
 #define STATE_SCALE 16384.0f           // states differ by at most 2
 #define ERROR_SCALE 1024.0f
 
+// From what size on a difference counts: to be told at all, to need the low parts of the weights, to need its rest told at
+// once. In a free phase what is not told now is told later, and all of it fades as the phase settles; what a nudge does is
+// small itself and is followed closely.
+struct Care { float tell, low, rest; };
+#define STILL 5.9604644775390625e-8f   // 2^-24, a last bit of 1
+__device__ __forceinline__ Care free_care() { return {STILL, 6.103515625e-5f, 2.384185791015625e-7f}; }        // 2^-14, 2^-22
+__device__ __forceinline__ Care nudged_care() { return {0.f, 7.62939453125e-6f, 2.98023223876953125e-8f}; }    // 2^-17, 2^-25
+
 struct Told { float h1[UNITS], u[16]; };         // u: unit by unit, its four places
+
+// One number: the half that is told, from the value and what was told before.
+struct Telling {
+  float most = 0.f, rest = 0.f;
+  unsigned any = 0;
+  __device__ __forceinline__ unsigned short tell(float v, float &told, float scale, const Care &care) {
+    float d = v - told;
+    d = fabsf(d) <= care.tell ? 0.f : d;
+    const unsigned short h = half_of(d * scale);
+    told = fmaf(float_of(h), 1.0f / scale, told);
+    any |= h;
+    most = fmaxf(most, fabsf(d));
+    rest = fmaxf(rest, fabsf(v - told));
+    return h;
+  }
+  __device__ __forceinline__ int bits(const Care &care) const {
+    if (!(any & 0x7fff)) return 0;
+    return MOVED | (most > care.low ? LOW : 0) | (rest > care.rest ? REST : 0) | (most > FAR_ABOVE ? FAR : 0);
+  }
+};
 
 // Writes what is new of h1 and takes note of it; what the products have to do about it.
 template <class Value>
-__device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Told &told, float scale, Value value) {
-  int bits = 0;
-  const float back = 1.0f / scale;
+__device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care, Value value) {
+  Telling telling;
+  unsigned char *to = memory + MAP1 + (seat.row >> 3) * GROUP1 + seat.place(0) * 16 + (seat.row & 7) * 2;
 #pragma unroll
-  for (int j = 0; j < TILES; j++)
-    if (j < seat.tiles) {
-      unsigned char *to = memory + MAP1 + (seat.row >> 3) * GROUP1 + seat.place(j) * 16 + (seat.row & 7) * 2;
-#pragma unroll
-      for (int r = 0; r < 4; r++) {
-        const int i = 4 * j + r;
-        const float v = value(i), d = v - told.h1[i];
-        const unsigned short h = half_of(d * scale);
-        told.h1[i] = fmaf(float_of(h), back, told.h1[i]);
-        *(unsigned short *)(to + (r >> 1) * GROUP1 + (r & 1) * 16) = h;
-        if (h & 0x7fff) bits |= MOVED;
-        if (fabsf(d) > LOW_ABOVE) bits |= LOW;
-        if (fabsf(v - told.h1[i]) > REST_ABOVE) bits |= REST;
-      }
-    }
-  return bits;
+  for (int i = 0; i < UNITS; i++)
+    if (i < 16 || seat.tiles == 5)
+      *(unsigned short *)(to + i / 4 * 128 + (i >> 1 & 1) * GROUP1 + (i & 1) * 16) = telling.tell(value(i), told.h1[i], scale, care);
+  return telling.bits(care);
 }
 
 // The same of h0, unpooled: `where` holds two bits a unit, the place of its maximum.
-__device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Told &told, float scale, const float (&h0)[4],
-                                      unsigned where) {
-  int bits = 0;
-  const float back = 1.0f / scale;
+__device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care,
+                                      const float (&h0)[4], unsigned where) {
+  Telling telling;
+  unsigned char *to = memory + MAPU + 2 * seat.warp * GROUPU + (FRONT + 48 * seat.group + 2 * seat.c) * 16 + (seat.lane >> 2) * 2;
 #pragma unroll
-  for (int u = 0; u < 4; u++) {
-    const int e = u >> 1, zone_row = 2 * seat.group + (u & 1);
-    unsigned char *to = memory + MAPU + (2 * seat.warp + e) * GROUPU + (FRONT + 24 * zone_row + 2 * seat.c) * 16 + (seat.lane >> 2) * 2;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const float v = (where >> (2 * u) & 3) == k ? h0[u] : 0.f, d = v - told.u[4 * u + k];
-      const unsigned short h = half_of(d * scale);
-      told.u[4 * u + k] = fmaf(float_of(h), back, told.u[4 * u + k]);
-      *(unsigned short *)(to + (k >> 1) * 192 + (k & 1) * 16) = h;
-      if (h & 0x7fff) bits |= MOVED;
-      if (fabsf(d) > LOW_ABOVE) bits |= LOW;
-      if (fabsf(v - told.u[4 * u + k]) > REST_ABOVE) bits |= REST;
-    }
+  for (int i = 0; i < 16; i++) {
+    const int u = i / 4, k = i % 4;
+    const float v = (where >> (2 * u) & 3) == k ? h0[u] : 0.f;
+    *(unsigned short *)(to + (u >> 1) * GROUPU + ((u & 1) * 24 + (k >> 1) * 12 + (k & 1)) * 16) =
+        telling.tell(v, told.u[i], scale, care);
   }
-  return bits;
+  return telling.bits(care);
 }
 
 // The zeros around the unpooled map, which exchanges of sums have written over.
@@ -82,16 +90,16 @@ struct Columns {
 
 // f += the convolution.
 __device__ __forceinline__ void convolve(float (&f)[32], unsigned base, int group, Columns columns) {
+  const Operand filters(base + group * 2048, 128, 1024), told(base + MAP1 + group * 2 * GROUP1, 192, GROUP1);
   hold(f);
   products_begin();
 #pragma unroll 1
   for (int q = columns.from; q < 10; q += columns.step) {
-    const unsigned a = base + q * 5 * TAP_BYTES + group * 2048;
-    const unsigned b = base + MAP1 + group * 2 * GROUP1 + columns.dx(q) * 16;
+    const int a = q * (5 * TAP_BYTES / 16), b = columns.dx(q);
 #pragma unroll
     for (int slot = 0; slot < 5; slot++) {
       const int dy = slot == 1 ? 2 : slot == 2 ? 1 : slot;
-      products_64(f, operand(a + slot * TAP_BYTES, 128, 1024), operand(b + dy * 192, 192, GROUP1));
+      products_64(f, filters.by(a + slot * (TAP_BYTES / 16)), told.by(b + dy * 12));
     }
   }
   products_end();
@@ -118,33 +126,35 @@ __device__ __forceinline__ void join_halves(unsigned char *memory, const Seat &s
   __syncthreads();
 }
 
-// What a thread has of the transpose: for its own tiles, and for tiles of others, handed over in two rounds.
-struct Shares { float own[UNITS], first[UNITS], then[12]; };
+// Sums of the transpose as the products leave them: of the pairs of taps, and of the last tap.
+struct Sums { float pairs[28], last[24]; };
 
-__device__ __forceinline__ void transpose(Shares &shares, unsigned base, const Seat &seat, Columns columns) {
-  float sum[28], last[24];
-#pragma unroll
-  for (int i = 0; i < 28; i++) sum[i] = 0.f;
-#pragma unroll
-  for (int i = 0; i < 24; i++) last[i] = 0.f;
-  const unsigned told = base + MAPU + FRONT * 16 + seat.group * 56 * 16;
-  hold(sum);
-  hold(last);
+__device__ __forceinline__ void transpose(Sums &s, unsigned base, const Seat &seat, Columns columns) {
+  const Operand filters(base, 1024, 128), told(base + MAPU + (FRONT + seat.group * 56) * 16, 128, GROUPU);
+  const Operand told_last(base + MAPU + (FRONT + seat.group * 48) * 16, 128, GROUPU);
+  hold(s.pairs);
+  hold(s.last);
   products_begin();
 #pragma unroll 1
   for (int q = columns.from; q < 10; q += columns.step) {
-    const unsigned a = base + q * 5 * TAP_BYTES, b = told - columns.dx(q) * 16;
+    const int a = q * (5 * TAP_BYTES / 16), b = -columns.dx(q);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const unsigned filter = a + k * 256, from = b + 2 * k * GROUPU;
-      products_56(sum, operand(filter, 1024, 128), operand(from, 128, GROUPU));
-      products_48(last, operand(filter + 4 * TAP_BYTES, 1024, 128), operand(from - seat.group * 128, 128, GROUPU));
-      products_56(sum, operand(filter + 2 * TAP_BYTES, 1024, 128), operand(from - 192, 128, GROUPU));
+      const int filter = a + 16 * k, from = b + k * (GROUPU / 8);
+      products_56(s.pairs, filters.by(filter), told.by(from));
+      products_48(s.last, filters.by(filter + TAP_BYTES / 4), told_last.by(from));
+      products_56(s.pairs, filters.by(filter + TAP_BYTES / 8), told.by(from - 12));
     }
   }
   products_end();
-  hold(sum);
-  hold(last);
+  hold(s.pairs);
+  hold(s.last);
+}
+
+// What a thread has of it: for its own tiles, and for tiles of others, handed over in two rounds.
+struct Shares { float own[UNITS], first[UNITS], then[12]; };
+
+__device__ __forceinline__ void share_out(Shares &shares, const float (&sum)[28], const float (&last)[24], const Seat &seat) {
   // Kinds 0 and 2 are the warps of the first taps, 1 and 3 those of the second; see Seat::first for whose tile is whose.
   const int kind = seat.kind;
   auto choose = [&](float a, float b, float c, float d) { return kind & 2 ? (kind & 1 ? d : c) : (kind & 1 ? b : a); };

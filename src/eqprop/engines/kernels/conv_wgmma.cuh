@@ -6,10 +6,14 @@
 
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ unsigned long long operand(unsigned address, unsigned across, unsigned along) {
-  const unsigned low = (address >> 4) | (along >> 4) << 16, high = across >> 4;
-  return (unsigned long long)high << 32 | low;
-}
+// An operand by its address, the same in all threads (the reduction tells the compiler so, which then keeps it where the matrix
+// unit reads it), and the two distances. Moving it by so many pieces of sixteen bytes is one addition.
+struct Operand {
+  unsigned low, high;
+  __device__ __forceinline__ Operand(unsigned address, unsigned across, unsigned along)
+      : low(__reduce_or_sync(~0u, (address >> 4) | (along >> 4) << 16)), high(across >> 4) {}
+  __device__ __forceinline__ unsigned long long by(int pieces) const { return (unsigned long long)high << 32 | (low + pieces); }
+};
 
 // Keeps the compiler from moving what makes or uses the sums across this line.
 template <int D> __device__ __forceinline__ void hold(float (&d)[D]) {

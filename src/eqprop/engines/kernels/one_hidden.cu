@@ -84,6 +84,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   const int sample = job.order[(size_t)it * job.R * B + cell];
   const int T = job.T, K = job.K;
   const float eps = job.eps, pull = job.beta * (ENERGY ? eps : 1.0f);
+  const int label = tid == 0 ? (int)job.labels[sample] : 0;  // asked for now, so that nobody waits for it at the end
   if (tid < 16) {
     m.target[tid] = tid < NO ? job.targets[(size_t)sample * NO + tid] : 0.f;
     m.output[0][tid] = m.output[1][tid] = tid < NO ? rate(0.f) : 0.f;
@@ -296,19 +297,23 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   for (int q = 16; q; q >>= 1) residual = worse(residual, __shfl_xor_sync(~0u, residual, q));
   if (tid % 32 == 0) m.residual[tid / 32] = residual;
   bool all_good = __syncthreads_and(good);
-  if (tid == 0) {
-    float worst = 0.f, loss = 0.f;
-    for (int q = 0; q < (HIDDEN_THREADS + OUTPUT_THREADS) / 32; q++) worst = worse(worst, m.residual[q]);
-    int best = 0;
-    for (int q = 0; q < NO; q++) {
-      loss += m.loss[q];
-      if (m.free_output[q] > m.free_output[best]) best = q;
-    }
-    float *stats = stats_of(job, it, r) + cell % B * STATS;
-    stats[0] = best != (int)job.labels[sample];
-    stats[1] = loss;
-    stats[2] = all_good ? worst : __int_as_float(0x7fc00000);
+  if (tid >= 32) return;
+  float worst = tid < (HIDDEN_THREADS + OUTPUT_THREADS) / 32 ? m.residual[tid] : 0.f;
+  float loss = tid < NO ? m.loss[tid] : 0.f, top = tid < NO ? m.free_output[tid] : -__int_as_float(0x7f800000);
+  int best = tid;
+#pragma unroll
+  for (int q = 16; q; q >>= 1) {
+    worst = worse(worst, __shfl_xor_sync(~0u, worst, q));
+    loss += __shfl_xor_sync(~0u, loss, q);
+    const float other = __shfl_xor_sync(~0u, top, q);
+    const int which = __shfl_xor_sync(~0u, best, q);
+    if (other > top || (other == top && which < best)) top = other, best = which;
   }
+  if (tid) return;
+  float *stats = stats_of(job, it, r) + cell % B * STATS;
+  stats[0] = best != label;
+  stats[1] = loss;
+  stats[2] = all_good ? worst : __int_as_float(0x7fc00000);
 }
 
 // The first blocks hold a tile of the input weights each, the others a part of a network's output weights.
