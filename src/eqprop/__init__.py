@@ -1,6 +1,6 @@
 """eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
 
-from eqprop import data, gdu, models
+from eqprop import data, gdu, models, starts
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import (
@@ -54,5 +54,6 @@ __all__ = [
     "predict",
     "random_sign",
     "relax",
+    "starts",
     "train",
 ]
