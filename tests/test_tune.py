@@ -292,6 +292,9 @@ KINDS: dict[str, tuple[Record, dict[str, Any]]] = {
         {},
     ),
     "own Phi": (replace(SMALL, architecture=OwnNet("own_phi"), learning_rates={"*": 0.1}), {"own": own_phi}),
+    "persistent states, random signs": (replace(SMALL, start="persistent", estimator="random-sign"), {}),
+    "initialised, continual": (replace(SMALL, start="initialised", estimator="continual"), {}),
+    "cross-entropy": (SMALL.override(cost="cross-entropy"), {}),
     "Adam": (replace(SMALL, optimizer="Adam", learning_rates={"*": 0.1}), {}),
 }
 
@@ -305,6 +308,7 @@ def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_pat
     path.write_text(to_toml(found.record))
     assert find_record(path) == found.record
     names = [name for name, _ in found.record.build(0, own=options.get("own")).named_parameters()]
+    names += found.record.readout_names
     assert all(rate > 0 for rate in found.record.rates(names).values())
 
 

@@ -68,12 +68,13 @@ def count_work(plan: Plan) -> Work:
     x = plan.inputs(plan.images.train_x[: plan.record.batch].cpu(), model)
     y = one_hot(plan.images.train_y[: plan.record.batch].cpu(), plan.images.classes, plan.dtype)
     neurons = sum(layer.numel() for layer in model.init_state(x))
+    cost = copy.deepcopy(plan.cost(model)).cpu()
     counts = []
     for T in (1, 2):
         record = looked_through(replace(plan.record, T=T, K=1))
         estimator = replace(record.make_estimator("ep"), checked=False)
         with FlopCounterMode(display=False) as counter:
-            estimator.gradient(copy.deepcopy(model), copy.deepcopy(plan.cost(model)).cpu(), x, y)
+            estimator.gradient(copy.deepcopy(model), copy.deepcopy(cost), x, y)
         counts.append(float(counter.get_total_flops()))
     step = counts[1] - counts[0]
     # A step also passes over every neuron a few times, which the counter of products does not see.

@@ -112,14 +112,14 @@ def agreement(
 
 
 def gradients(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> list[dict[str, Tensor]]:
-    """EP's gradient of each mini-batch by parameter name, from a copy of the model."""
+    """EP's gradient of each mini-batch by parameter name, the cost's own among them, from copies of both."""
     found = []
     estimator = replace(looked_through(record).make_estimator("ep"), checked=False)
     for x, y in zip(batches.x, batches.y, strict=True):
         own, own_cost = copy.deepcopy(model), copy.deepcopy(cost)
         _, grads = estimator.gradient(own, own_cost, x, y)
-        names = {p: name for name, p in own.named_parameters()}
-        found.append({names[p]: g for p, g in grads.items() if p in names})
+        names = {p: name for name, p in (*own.named_parameters(), *own_cost.named_parameters())}
+        found.append({names[p]: g for p, g in grads.items()})
     return found
 
 
@@ -137,14 +137,14 @@ def scales(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> Sca
     found = gradients(model, cost, batches, record)
     mean = {name: sum(float(g[name].double().square().sum()) for g in found) / len(found) for name in found[0]}
     return Scales(
-        {name: float(p.detach().double().norm()) for name, p in trainable(model).items()},
+        {name: float(p.detach().double().norm()) for name, p in (trainable(model) | trainable(cost)).items()},
         {name: value**0.5 for name, value in mean.items()},
     )
 
 
-def weight_names(model: Dynamics) -> list[str]:
-    """The parameters of two dimensions or more; all of them, if there is none."""
-    parameters = trainable(model)
+def weight_names(model: Dynamics, cost: Cost | None = None) -> list[str]:
+    """The parameters of two dimensions or more, with those of a readout if asked for; all of them, if there is none."""
+    parameters = trainable(model) | ({} if cost is None else trainable(cost))
     return [name for name, p in parameters.items() if p.dim() > 1] or list(parameters)
 
 

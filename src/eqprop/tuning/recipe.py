@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from eqprop.cost import Cost
 from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
@@ -82,9 +83,9 @@ class Recipe:
         y = one_hot(labels, images.classes, self.plan.dtype)
         return Batches(self.plan.inputs(x, model).split(n), y.split(n))
 
-    def look(self, model: Dynamics, weights: str) -> None:
+    def look(self, model: Dynamics, cost: Cost, weights: str) -> None:
         """Measure at these weights; T, K and beta follow from all looks so far."""
-        batches, cost, tell = self.batches(model), self.plan.cost(model), self.request.tell
+        batches, tell = self.batches(model), self.request.tell
         tell(f"residuals at the {weights}")
         settling = residuals(model, batches.all_x(), self.record.schedule, decide.T_RANGE[1])
         self.decide(decide.free_steps([*(look.residuals for look in self.looks), settling]))
@@ -107,14 +108,15 @@ def tune(request: Request) -> Tuned:
     check_budget(request.budget)
     plan = _plan(request)
     model = plan.network((0,))
+    cost = plan.cost(model)
     recipe = Recipe(request, plan, plan.record)
-    recipe.look(model, "initial weights")
+    recipe.look(model, cost, "initial weights")
     effort = short_training(replace(plan, record=recipe.record), request.budget)
     recipe.trainings = trainings = Trainings(
         request.images, effort, request.machine, request.out / TRAININGS, request.own, request.tell
     )
-    pilot = _choose_rates(recipe, trainings, weight_names(model))
-    recipe.look(trainings.network(pilot), "trained weights")
+    pilot = _choose_rates(recipe, trainings, weight_names(model, cost))
+    recipe.look(*trainings.trained(pilot), "trained weights")
     _shrink(recipe, trainings)
     return Tuned(_named(recipe.record), _document(recipe, effort, time.monotonic() - began))
 
@@ -156,9 +158,9 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
 def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str, float]:
     """Rates of the weights; a bias takes its weight's, and what has neither the smallest of them."""
     rates = decide.rounded_rates(wanted, height)
-    names = [name for name, _ in recipe.plan.network((0,)).named_parameters()]
+    named = [name for name, _ in recipe.plan.network((0,)).named_parameters()]
     try:
-        replace(recipe.record, learning_rates=rates).rates(names)
+        replace(recipe.record, learning_rates=rates).rates([*named, *recipe.record.readout_names])
     except ValueError:
         return {**rates, EVERY_OTHER: min(rates.values())}
     return rates

@@ -68,7 +68,8 @@ class Search:
         settings = Settings(device=self.machine.device, engine=self.machine.engine)
         part = replace(settings, validation=held_out(len(self.images.train_x)))
         plan = make_plan(self.record, part, read_images(self.images, part), self.own)
-        space = space_around(plan.record, weight_names(plan.network((0,))))
+        model = plan.network((0,))
+        space = space_around(plan.record, weight_names(model, plan.cost(model)))
         return plan.record, space, short_training(plan, self.budget, self.trials)
 
 

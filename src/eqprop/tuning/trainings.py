@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from eqprop.cost import Cost
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
@@ -104,9 +105,10 @@ class Trainings:
         self.done.append(outcome)
         return outcome
 
-    def network(self, outcome: Outcome) -> Dynamics:
-        """The network a training left."""
-        return load(self.out.parent / outcome.folder, "ep", model=self.own, device=self.machine.device)
+    def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:
+        """The network a training left, and its cost."""
+        network = load(self.out.parent / outcome.folder, "ep", model=self.own, device=self.machine.device)
+        return network, vars(network)["cost"]
 
 
 def _settings(outcome: Outcome) -> tuple[int, int, float, dict[str, float]]:
