@@ -290,3 +290,9 @@ def test_words_and_devices() -> None:
     assert words("ep, bptt,ep") == ("ep", "bptt")
     assert device_named("cpu") == CPU
     assert Request(("p-1h",)).plan().records[0].name == "P-1h"
+
+
+def test_a_record_the_obvious_code_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges random-sign"):
+        bench.records_named(["P-1h", "initialised-ep"])
+    assert [record.name for record in bench.records_named([])] == list(PAPER)

@@ -96,8 +96,15 @@ class Plan:
 
 
 def records_named(names: Sequence[str], preset: str = "paper") -> tuple[Record, ...]:
-    """The records of these names, all six without any."""
-    return tuple(named_record(name, preset) for name in (names or tuple(PAPER)))
+    """The records of these names, the paper's six without any."""
+    records = tuple(named_record(name, preset) for name in (names or tuple(PAPER)))
+    for record in records:
+        if record.start != "zero" or record.estimator != "one-sided":
+            raise ValueError(
+                f"{record.name} begins its free phases {record.start} and nudges {record.estimator}; the obvious code that "
+                f"engines are measured against begins at zero and nudges one-sided. Choose among {', '.join(PAPER)}."
+            )
+    return records
 
 
 def check_device(device: torch.device) -> None:
