@@ -101,8 +101,9 @@ def records_named(names: Sequence[str], preset: str = "paper") -> tuple[Record, 
     for record in records:
         if record.start != "zero" or record.estimator != "one-sided":
             raise ValueError(
-                f"{record.name} begins its free phases {record.start} and nudges {record.estimator}; the obvious code that "
-                f"engines are measured against begins at zero and nudges one-sided. Choose among {', '.join(PAPER)}."
+                f"{record.name} begins its free phases {record.start} and nudges {record.estimator}; the obvious code "
+                "that engines are measured against begins at zero and nudges one-sided. "
+                f"Choose among {', '.join(PAPER)}."
             )
     return records
 
