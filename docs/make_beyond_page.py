@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,39 +100,60 @@ def gdu_block() -> str:
     return "\n".join([*head, *rows])
 
 
-def _mean(document: Document, method: str, kind: str, epoch: int) -> float | None:
-    values = [t[kind][epoch - 1] for t in document["methods"][method]["trials"] if len(t[kind]) >= epoch]
-    return sum(values) / len(values) if values else None
+@dataclass(frozen=True)
+class Trained:
+    """A row of the table of trainings: its trials, from one file or several."""
+
+    label: str
+    method: str
+    documents: list[Document]
+
+    @property
+    def trials(self) -> list[Document]:
+        found = [trial for d in self.documents for trial in d["methods"][self.method]["trials"]]
+        return sorted(found, key=lambda trial: trial["seed"])
+
+    @property
+    def epochs(self) -> int:
+        return min(len(trial["test_error"]) for trial in self.trials)
+
+    def mean(self, kind: str, epoch: int) -> float:
+        return statistics.fmean(trial[kind][epoch - 1] for trial in self.trials)
 
 
-def training_rows() -> list[tuple[str, Document, str]]:
-    names = (("EP, nudge outside", "p1h-outside", "ep"), ("EP, nudge inside", "p1h-inside", "ep"))
-    return [(label, read(BEYOND / f"{n}.json"), m) for label, n, m in (*names, ("BPTT", "p1h-bptt", "bptt"))]
+def trained() -> list[Trained]:
+    """Outside, inside and BPTT. Two of the outside runs are those of the README's table."""
+    older = sorted((ROOT / "results" / "training").glob("p-1h-ep-seed-[01].json"))
+    files = {
+        ("EP, nudge outside", "ep"): [*older, *sorted(BEYOND.glob("p1h-outside*.json"))],
+        ("EP, nudge inside", "ep"): sorted(BEYOND.glob("p1h-inside*.json")),
+        ("BPTT", "bptt"): sorted(BEYOND.glob("p1h-bptt*.json")),
+    }
+    return [Trained(label, method, [read(path) for path in paths]) for (label, method), paths in files.items()]
 
 
 def training_block() -> str:
     """Test error and, in parentheses, running train error, in percent."""
-    rows = training_rows()
-    longest = max(len(t["test_error"]) for _, d, m in rows for t in d["methods"][m]["trials"])
-    shown = [epoch for epoch in EPOCHS if epoch <= longest]
+    rows = trained()
+    shown = [epoch for epoch in EPOCHS if epoch <= max(row.epochs for row in rows)]
     head = ["| test % (train %) after epoch | " + " | ".join(map(str, shown)) + " | seeds |"]
     head.append("|---|" + "---:|" * len(shown) + "---|")
     lines = []
-    for label, document, method in rows:
-        cells = []
-        for epoch in shown:
-            test, train = (_mean(document, method, kind, epoch) for kind in ("test_error", "train_error"))
-            cells.append("" if test is None or train is None else f"{test:.2f} ({train:.2f})")
-        seeds = ", ".join(str(t["seed"]) for t in document["methods"][method]["trials"])
-        lines.append(f"| {label} | {' | '.join(cells)} | {seeds} |")
+    for row in rows:
+        cells = [
+            f"{row.mean('test_error', epoch):.2f} ({row.mean('train_error', epoch):.2f})" if epoch <= row.epochs else ""
+            for epoch in shown
+        ]
+        seeds = ", ".join(str(trial["seed"]) for trial in row.trials)
+        lines.append(f"| {row.label} | {' | '.join(cells)} | {seeds} |")
     return "\n".join([*head, *lines])
 
 
 def reading_block() -> str:
     """The train errors side by side at the last epoch that all three have."""
-    rows = training_rows()
-    last = min(len(t["train_error"]) for _, d, m in rows for t in d["methods"][m]["trials"])
-    errors = ", ".join(f"{label} {_mean(d, m, 'train_error', last):.2f} %" for label, d, m in rows)
+    rows = trained()
+    last = min(row.epochs for row in rows)
+    errors = ", ".join(f"{row.label} {row.mean('train_error', last):.2f} %" for row in rows)
     return f"Running train error after {last} epochs: {errors}."
 
 

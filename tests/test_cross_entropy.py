@@ -13,7 +13,7 @@ from nets import F64, LONG, batch, convolutional, energy_based, gap, gather, pro
 from tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
 from torch import Tensor, nn
 from torch.testing import assert_close
-from training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx
+from training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx, write_small_toml
 
 from eqprop import (
     BPTT,
@@ -329,3 +329,17 @@ def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tm
     assert torch.equal(found.cost.Wout.float(), vars(load(tmp_path / "run"))["cost"].Wout)
     with pytest.raises(ValueError, match="brings its own cost"):
         subject(str(tmp_path / "run"), Wishes(batch=4, cost="cross-entropy"))
+
+
+def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "data", few_images())
+    toml = write_small_toml(tmp_path / "small.toml", epochs=1)
+    options = ("--cost", "cross-entropy", "--nudge", "inside", "--lr", "Wout=0.2", "--data", data, "--json", "-")
+    done = finish("train", toml, *options, "--out", tmp_path / "run", "-q")
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout)["engine"] == "eager"
+    record = json.loads((tmp_path / "run" / "record.json").read_text())["record"]
+    assert record["learning_rates"] == {"W01": 0.1, "Wout": 0.2}
+    wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
+    assert wrong.returncode == 2
+    assert "Did you mean 'cross-entropy'?" in wrong.stderr

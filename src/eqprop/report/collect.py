@@ -47,8 +47,9 @@ class Run:
         schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
         nudge = "" if self.record.nudge == "outside" else f", nudge {self.record.nudge}"
         form = "" if self.record.estimator == "one-sided" else f", {self.record.estimator}"
+        cost = "" if self.record.cost == "squared-error" else f", {self.record.cost}"
         data = f", {self.other_data}" if self.other_data else ""
-        return f"{self.record.name} ({self.record.preset}{form}{schedule}{nudge}{data})"
+        return f"{self.record.name} ({self.record.preset}{form}{schedule}{nudge}{cost}{data})"
 
     @property
     def reported(self) -> dict[str, Reported]:
