@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,16 @@ from eqprop.experiments.record import Record
 from eqprop.training.interruption import Stopped
 from eqprop.tuning.search import Found, Search, search
 from eqprop.tuning.space import own_values, space_around, to_record
-from eqprop.tuning.study import TrialState, is_gone, open_storage, signed_on
+from eqprop.tuning.study import (
+    ATTEMPTS,
+    WORKER,
+    TrialState,
+    adopt_orphans,
+    is_gone,
+    open_storage,
+    open_study,
+    signed_on,
+)
 
 STORAGES = ("journal", "sqlite")
 
@@ -102,6 +112,23 @@ def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
     assert not is_gone(tmp_path, name)
     kill(process)
     assert is_gone(tmp_path, name)
+
+
+def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqprop.tuning.study.YOUNG", timedelta(0))
+    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
+    with signed_on(tmp_path) as alive:
+        for attempt in range(ATTEMPTS + 1):
+            trial = study.ask()
+            trial.suggest_int("T", 1, 1000)
+            trial.set_user_attr(WORKER, alive)
+            assert adopt_orphans(study, tmp_path) == []
+            dead = f"dead-{attempt}"
+            (tmp_path / "workers" / dead).touch()
+            trial.set_user_attr(WORKER, dead)
+            assert adopt_orphans(study, tmp_path) == [attempt]
+            assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
+    assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
 
 
 @pytest.fixture(scope="module")

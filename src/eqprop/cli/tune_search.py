@@ -22,7 +22,7 @@ from eqprop.experiments.toml_text import to_toml
 from eqprop.files import write_json, write_text
 from eqprop.training.plan import describe
 from eqprop.tuning.folder import prepare_folder
-from eqprop.tuning.search import Found, Search, search
+from eqprop.tuning.search import Found, Search, result, work
 
 JOURNAL, DOCUMENT, RECORD = "study.journal", "search.json", "best.toml"
 
@@ -40,9 +40,11 @@ def run_search(wish: Wish, trials: int, storage: str | None, workers: int) -> No
     try:
         with progress(wish.quiet) as tell:
             own = factory(wish.model)
-            found = search(Search(wish.record, wish.folder, images, trials, where, own, machine, wish.budget, tell))
+            wanted = Search(wish.record, wish.folder, images, trials, where, own, machine, wish.budget, tell)
+            work(wanted)
     finally:
         _end(team)
+    found = result(wanted)
     _write(wish.folder, found, wish)
     give_json(found.document, wish.as_json)
     if not wish.quiet and wish.as_json != "-":
@@ -79,8 +81,9 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
                 worker.send_signal(signal.SIGTERM)
     for worker in team:
         code = worker.wait()
-        if code < 0 and -code != signal.SIGTERM:
-            print(f"A worker was ended by signal {-code}; its trial was taken up by the others.", file=sys.stderr)
+        if code not in (0, 130, 143):
+            how = f"by signal {-code}" if code < 0 else f"with code {code}"
+            print(f"A worker ended {how}; the others did its share.", file=sys.stderr)
 
 
 def _write(folder: Path, found: Found, wish: Wish) -> None:

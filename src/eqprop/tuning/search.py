@@ -97,6 +97,12 @@ def study_of(search: Search, record: Record, space: Space, effort: Effort) -> tu
 
 def search(wanted: Search) -> Found:
     """Work on the study until it has its trials, alone or beside other workers; then tell the best."""
+    work(wanted)
+    return result(wanted)
+
+
+def work(wanted: Search) -> None:
+    """One worker: trial after trial until the study has as many as wanted."""
     record, space, effort = wanted.plan()
     study, effort = study_of(wanted, record, space, effort)
     with signed_on(wanted.folder) as worker:
@@ -109,7 +115,6 @@ def search(wanted: Search) -> Found:
                 wait()
                 continue
             study.optimize(objective, n_trials=1)
-    return found(wanted, study, record, space, effort)
 
 
 def count(study: Study, *states: TrialState) -> int:
@@ -135,7 +140,7 @@ class Objective:
         record = replace(to_record(self.record, values), epochs=self.effort.epochs)
         folder = self.search.folder / TRIALS / digest(to_plain(record))[:16]
         trial.set_user_attr("folder", str(folder.relative_to(self.search.folder)))
-        report = Report(trial, self.search.tell)
+        report = Report(trial, self.effort.epochs, self.search.tell)
         report.past(read_metrics(folder))
         try:
             result = begin_or_resume(
@@ -166,8 +171,8 @@ class Objective:
 class Report(Watch):
     """Tells the study the held-out error of every epoch, and ends a trial that its pruner gives up."""
 
-    def __init__(self, trial: Trial, tell: Callable[[str], None]) -> None:
-        self.trial, self.tell = trial, tell
+    def __init__(self, trial: Trial, epochs: int, tell: Callable[[str], None]) -> None:
+        self.trial, self.epochs, self.tell = trial, epochs, tell
 
     def past(self, lines: Sequence[Line]) -> None:
         """Epochs done before, by whoever began the trial."""
@@ -178,7 +183,8 @@ class Report(Watch):
         for line in lines:
             self._report(line)
             self.tell(f"trial {self.trial.number}: epoch {line['epoch']}, held-out error {_percent(line)}")
-        if self.trial.should_prune():
+        # After the last epoch there is nothing to be saved by giving up.
+        if progress.epoch < self.epochs and self.trial.should_prune():
             raise TrialPruned("worse than half of the others")
 
     def _report(self, line: Line) -> None:
@@ -186,12 +192,14 @@ class Report(Watch):
             self.trial.report(line["test_error"], line["epoch"])
 
 
-def found(wanted: Search, study: Study, record: Record, space: Space, effort: Effort) -> Found:
+def result(wanted: Search) -> Found:
     """The best of the finished trials, and all of them as plain values."""
+    record, space, effort = wanted.plan()
+    study, effort = study_of(wanted, record, space, effort)
     if count(study, TrialState.COMPLETE) == 0:
         raise ArithmeticError(
             f"None of the {count(study, *FINISHED)} trials was trained to its end: they diverged. Take initial weights "
-            "that settle (--init default), or smaller learning rates to search around (--lr of a record of your own)."
+            "that settle (--init default), or a record with smaller learning rates to search around."
         )
     best = study.best_trial
     chosen = replace(to_record(record, best.params), preset="own", reported={})

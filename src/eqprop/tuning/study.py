@@ -46,6 +46,9 @@ NAMELESS = timedelta(seconds=60)
 """A trial that does not say whose it is after so long never will: its worker died at once."""
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+ATTEMPTS = 3
+"""How many workers a trial may outlive: one that takes too much memory would end them all."""
+
 SETTINGS, WORKER, WORKERS = "settings", "worker", "workers"
 
 
@@ -61,7 +64,7 @@ def open_storage(where: str) -> BaseStorage:
                     engine_kwargs={"connect_args": {"timeout": 60}} if where.startswith("sqlite") else None,
                     heartbeat_interval=HEARTBEAT,
                     grace_period=GRACE,
-                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=ATTEMPTS),
                 )
             # Absolute: the lock beside it must name the same file wherever a worker stands.
             path = Path(where).resolve()
@@ -169,7 +172,7 @@ def is_gone(folder: Path, worker: str) -> bool:
 
 
 def adopt_orphans(study: Study, folder: Path) -> list[int]:
-    """Queue again the trials whose workers died; their run folders let them go on. Returns their numbers.
+    """End the trials whose workers died and queue their values again, to go on from their run folders; their numbers.
 
     Works without signs of life in the storage, on the machine of the worker; elsewhere a database's heartbeat does it.
     """
@@ -179,8 +182,10 @@ def adopt_orphans(study: Study, folder: Path) -> list[int]:
     adopted = []
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _is_orphan(trial, folder) and _fail(study, trial):
-            queue_again(study, trial.params)
             adopted.append(trial.number)
+            failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+            if sum(other.params == trial.params for other in failed) <= ATTEMPTS:
+                queue_again(study, trial.params)
     return adopted
 
 
