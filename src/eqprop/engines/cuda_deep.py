@@ -23,7 +23,7 @@ WARPS = 8
 THREADS = 32 * WARPS
 WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
-CLUSTERS = (1, 2, 4, 8, 16)
+CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
 """Samples a cluster runs: the columns of a tensor-core product but one, which carries flags."""
 SCRATCH, KEPT = 3 * 640 * 4 + 1024, 6
@@ -84,23 +84,16 @@ class Layout:
         return ranks[0] + 256 * len(ranks)
 
     @property
-    def mixed(self) -> bool:
-        """Whether the block with the outputs holds layer 1 too."""
-        return 1 in self.layers_of(self.output_rank)
-
-    @property
     def output_warps(self) -> int:
-        return sum(role[0] % 2 == 0 for role in self.blocks[self.output_rank])
+        return len(self.blocks[self.output_rank])
 
     @property
     def places(self) -> list[int]:
-        """Where a layer's tiles begin in a block's area: layers that some block hears both lie apart."""
-        mixed = any({m % 2 for m in self.heard(rank)} == {0, 1} for rank in range(len(self.blocks)))
+        """Where a layer's tiles begin in a block's area; a block hears only even layers, or only odd ones."""
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
-            parity = 0 if mixed else n % 2
-            starts.append(ends[parity])
-            ends[parity] += _even(_tiles(size))
+            starts.append(ends[n % 2])
+            ends[n % 2] += _even(_tiles(size))
         return starts
 
     @property
@@ -116,7 +109,7 @@ class Layout:
     def shared_bytes(self) -> int:
         """As kernels/tile.cuh lays it out."""
         outputs, extras = (2 * self.sizes[0] + 1) * (self.most * 32 + 16), WARPS * 512
-        weights = WARPS * self.most * 512 + (outputs + extras if self.mixed else max(outputs, extras))
+        weights = WARPS * self.most * 512 + max(outputs, extras)
         shares = 2 * WARPS * (256 + 32 * max(0, self.sizes[0] - 8))
         board = 2 * self.area * 512 + WARPS * 512 + shares + KEPT * 512 + 4 * LAYERS * 8
         return weights + max(board, WARPS * SCRATCH)
@@ -152,13 +145,8 @@ def layout(sizes: tuple[int, ...]) -> Layout | None:
         units[n % 2] += [tuple((n, tile, part) for part in range(parts)) for tile in range(_tiles(sizes[n]))]
     weight = [sum(map(len, u)) for u in units]
     for blocks in CLUSTERS:
-        if blocks == 1:
-            if depth == LAYERS:
-                continue  # its pairs of warps could not all begin at an even place
-            shares = [[(*_share_out(units[0], 1)[0], *_share_out(units[1], 1)[0])]]
-        else:
-            even = min(range(1, blocks), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (blocks - k))))
-            shares = [_share_out(units[0], even), _share_out(units[1], blocks - even)]
+        even = min(range(1, blocks), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (blocks - k))))
+        shares = [_share_out(units[0], even), _share_out(units[1], blocks - even)]
         found = Layout(tuple(block for share in shares for block in share), 0, sizes)
         if max(map(len, found.blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
             return found
@@ -183,7 +171,7 @@ class DeepRunner(KernelRunner):
         per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
         definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
         definitions |= {"DEPTH": depth, "QUICK": 0, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
-        definitions |= {"OUTPUT_RANK": plan.output_rank, "OUTPUT_WARPS": plan.output_warps, "MIXED": int(plan.mixed)}
+        definitions |= {"OUTPUT_RANK": plan.output_rank, "OUTPUT_WARPS": plan.output_warps}
         self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area})
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))

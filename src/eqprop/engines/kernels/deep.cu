@@ -11,9 +11,8 @@
 //
 // Compiled with N0 (<= 16), N1, ..., N4 the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples in GROUPS
 // groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, the outputs shared by the first
-// OUTPUT_WARPS warps of block OUTPUT_RANK, MIXED 1 if that block hears them too; MOST tiles in the widest layer (even), AREA tiles a block
-// can be told of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times
-// their number).
+// OUTPUT_WARPS warps of block OUTPUT_RANK, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a
+// layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number).
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -302,6 +301,7 @@ __device__ __forceinline__ void run(Tile16 &tile, const Spot &spot, int group, i
       });
     mine++;
     if (t == 0) break;
+    tile.last = ~0u;
     const float4 coupled = tile.gather(heard, ERROR_SCALE);
     if (tile.owns) own.go_back(spot, t, coupled);
     if (shares) {

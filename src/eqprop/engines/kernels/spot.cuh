@@ -12,7 +12,7 @@
 #define LINE_BYTES (MOST * 32 + 16)    // a row of the outputs' weights, shifted against bank conflicts
 #define OUTPUT_BYTES ((2 * N0 + 1) * LINE_BYTES)   // high halves, low halves, a row of zeros
 #define EXTRA_BYTES (WARPS * 512)      // where there are no outputs: low halves of layer 1's weights to them
-#define SIDE_BYTES (OUTPUT_BYTES > EXTRA_BYTES || MIXED ? OUTPUT_BYTES + MIXED * EXTRA_BYTES : EXTRA_BYTES)
+#define SIDE_BYTES (OUTPUT_BYTES > EXTRA_BYTES ? OUTPUT_BYTES : EXTRA_BYTES)
 #define SLOT_BYTES (AREA * 512)        // high halves of every tile, then low ones
 #define UPPER (N0 > 8 ? 4 * (N0 - 8) : 0)          // threads that hold outputs beyond the eighth
 #define SHARE_BYTES (256 + 8 * UPPER)  // a warp's share of the outputs' sums
@@ -33,7 +33,7 @@ struct Board {
     barriers = slots + 2 * SLOT_BYTES + PARTS_BYTES + KEPT * 512;
   }
   __device__ __forceinline__ unsigned char *outputs() const { return base + LOW_BYTES; }
-  __device__ __forceinline__ unsigned char *extras() const { return base + LOW_BYTES + MIXED * OUTPUT_BYTES; }
+  __device__ __forceinline__ unsigned char *extras() const { return base + LOW_BYTES; }
   __device__ __forceinline__ float4 *pair_sums() const { return (float4 *)(base + LOW_BYTES + SIDE_BYTES + 2 * SLOT_BYTES); }
   __device__ __forceinline__ unsigned char *shares() const { return (unsigned char *)pair_sums() + WARPS * 512; }
   __device__ __forceinline__ float4 *kept() const { return (float4 *)(shares() + 2 * WARPS * SHARE_BYTES); }

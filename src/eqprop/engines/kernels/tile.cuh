@@ -11,7 +11,7 @@ struct Tile16 {
   const int source, source_tiles, source_place;  // the layer heard; layer 1 hears the outputs besides (extra)
   u32 hi[MOST][4], hi_extra[4];
   u32 low;                                       // where this thread's low halves lie
-  u32 last;                                      // the source's tiles with low halves in the round heard last
+  u32 last = 1;                                  // the source's tiles with low halves in the round heard last
   int calls = 0, shared_calls = 0;
 
   __device__ __forceinline__ Tile16(const Spot &spot, const int *role, int warp)
@@ -25,7 +25,7 @@ struct Tile16 {
   __device__ __forceinline__ void wait(int layer, int round, int low) const { barrier_wait(board.barrier(layer, round & 1, low), (round >> 1) & 1); }
   __device__ __forceinline__ u32 with_low(int count, int place, int round) const;
   __device__ __forceinline__ void rearm(int layer, int count, int round, u32 mask) const;
-  __device__ __forceinline__ u32 multiply(int round, float (&total)[4], float (&small)[2][4]) const;
+  template <bool CAREFUL> __device__ __forceinline__ u32 multiply(int round, float (&total)[4], float (&small)[2][4]) const;
   __device__ __forceinline__ void multiply_low(int round, u32 mask, float (&small)[2][4]) const;
   __device__ __forceinline__ float4 gather(int round, float scale);
   __device__ __forceinline__ float4 output_share(int round, float scale) const;
@@ -148,8 +148,9 @@ __device__ __forceinline__ void Tile16::rearm(int layer, int count, int round, u
 }
 
 // Both halves of the weights with the high halves of the states. Returns whether there are low ones. Tensor cores cut a sum off at the
-// size it has: few of the large products are summed there, and the small ones apart.
-__device__ __forceinline__ u32 Tile16::multiply(int round, float (&total)[4], float (&small)[2][4]) const {
+// size it has, always towards zero: the small products are summed apart, and of the large ones few; none where differences are large
+// (CAREFUL).
+template <bool CAREFUL> __device__ __forceinline__ u32 Tile16::multiply(int round, float (&total)[4], float (&small)[2][4]) const {
   const u32 high_at = board.slots + (round & 1) * SLOT_BYTES + source_place * 256 + lane * 8;
   uint2 x[2 * AHEAD + 2];
   uint4 u[2 * AHEAD + 2];
@@ -164,10 +165,10 @@ __device__ __forceinline__ u32 Tile16::multiply(int round, float (&total)[4], fl
     const uint2 y = x[k % (2 * AHEAD + 2)];
     const uint4 l = u[k % (2 * AHEAD + 2)];
     flags |= y.x;
-    if (k % 8 < 2) large[k & 1][0] = large[k & 1][1] = large[k & 1][2] = large[k & 1][3] = 0.f;
+    if (CAREFUL || k % 8 < 2) large[k & 1][0] = large[k & 1][1] = large[k & 1][2] = large[k & 1][3] = 0.f;
     mma(large[k & 1], hi[k][0], hi[k][1], hi[k][2], hi[k][3], y.x, y.y);
     mma(small[k & 1], l.x, l.y, l.z, l.w, y.x, y.y);
-    if (k % 8 == 7 || k + 1 == MOST)
+    if (CAREFUL ? k & 1 : k % 8 == 7 || k + 1 == MOST)
 #pragma unroll
       for (int i = 0; i < 4; i++) total[i] += large[0][i] + large[1][i];
   }
@@ -202,7 +203,8 @@ __device__ __forceinline__ float4 summed(const float (&total)[4], const float (&
 __device__ __forceinline__ float4 Tile16::gather(int round, float scale) {
   wait(source, round, 0);
   float small[2][4] = {}, total[4] = {};
-  last = multiply(round, total, small) ? with_low(source_tiles, source_place, round) : 0;
+  const u32 flags = last ? multiply<true>(round, total, small) : multiply<false>(round, total, small);
+  last = flags ? with_low(source_tiles, source_place, round) : 0;
   if (arms & 1) rearm(source, source_tiles, round, last);
   if (last) multiply_low(round, last, small);
   if (extra) {
@@ -251,10 +253,10 @@ __device__ __forceinline__ float4 Tile16::output_share(int round, float scale) c
   float small[2][4] = {}, total[4] = {};
   uint2 x[mine];
   uint4 h[mine], l[mine];
-  // A warp without a tile left takes its first once more, times zero.
+  // A warp without a tile left takes the first, times zero.
 #pragma unroll
   for (int j = 0; j < mine; j++) {
-    const int k = warp + j * OUTPUT_WARPS < all ? warp + j * OUTPUT_WARPS : warp;
+    const int k = warp + j * OUTPUT_WARPS < all ? warp + j * OUTPUT_WARPS : 0;
     x[j] = look2(high_at + k * 256), h[j] = matrix(high_row + k * 32), l[j] = matrix(low_row + k * 32);
   }
 #pragma unroll
