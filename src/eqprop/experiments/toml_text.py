@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def to_toml(record: Record, reasons: Mapping[str, str] | None = None, title: str
 
 
 def _comment(text: str) -> list[str]:
-    return [f"# {line}" for line in text.splitlines()]
+    return [f"# {line}" for part in text.splitlines() for line in textwrap.wrap(part, 110)]
 
 
 def _key(name: str) -> str:
