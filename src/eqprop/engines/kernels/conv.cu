@@ -113,7 +113,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     const bool even = all || !((plain - 1 - t) & 1), odd = all || !even;
     // The output and h1 see h0 as it is, then h0 moves.
     int tells = even ? tell_u(memory, seat, told, STATE_SCALE, care, h0, where) : 0;
-    if (bits & MOVED || t == 0) clear_borders(memory);
+    clear_borders(memory);
     read_out(m, seat, w, h0);
     const float before[4] = {h0[0], h0[1], h0[2], h0[3]};
     if (odd) {
@@ -143,9 +143,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       const float s = !METHOD && t >= T ? fmaf(a.beta, m.target[k] - old, free) : free;
       residual = looks && real ? worse(residual, fabsf(free - old)) : residual;
       if (METHOD && keeps) note[30 * THREADS] = real ? slope(v) : 0.f;
-      if (real) m.s0[k] = s;
       const bool moved = __any_sync(~0u, real && !(fabsf(s - old) <= STILL));
-      m.heard[8] = moved ? 8 : 0;
+      if (real) m.s0[k] = s;
+      if (seat.lane == 0) m.heard[8] = moved ? 8 : 0;
     }
     bits = 0;
     if (even) {

@@ -13,7 +13,8 @@
 #define WINDOW (KS * KS)
 #define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), steps until nothing moved
 
-// Filters as the products read them: halves of 2^10 W, low parts then high parts; tap by tap, dx slowest, each a block of
+// Filters as the products read them: halves of 2^10 W (which hold |W| below 64; beyond, a network counts as not finite and is
+// frozen), low parts then high parts; tap by tap, dx slowest, each a block of
 // (4 groups of 8 channels of h1) x (64 channels of h0). The taps dy and dy + 2 follow each other: see conv_products.cuh.
 #define TAP_BYTES 4096
 #define HALF_BYTES (25 * TAP_BYTES)

@@ -20,14 +20,14 @@
 // small itself and is followed closely.
 struct Care { float tell, low, rest; };
 #define STILL 5.9604644775390625e-8f   // 2^-24, a last bit of 1
-__device__ __forceinline__ Care free_care() { return {STILL, 6.103515625e-5f, 2.384185791015625e-7f}; }        // 2^-14, 2^-22
-__device__ __forceinline__ Care nudged_care() { return {0.f, 7.62939453125e-6f, 2.98023223876953125e-8f}; }    // 2^-17, 2^-25
+__device__ __forceinline__ Care free_care() { return {STILL, 6.103515625e-5f, 9.765625e-4f}; }          // 2^-14, 2^-10
+__device__ __forceinline__ Care nudged_care() { return {0.f, 7.62939453125e-6f, 1.220703125e-4f}; }     // 2^-17, 2^-13
 
 struct Told { float h1[UNITS], u[16]; };         // u: unit by unit, its four places
 
 // One number: the half that is told, from the value and what was told before.
 struct Telling {
-  float most = 0.f, rest = 0.f;
+  float most = 0.f;
   unsigned any = 0;
   __device__ __forceinline__ unsigned short tell(float v, float &told, float scale, const Care &care) {
     float d = v - told;
@@ -36,12 +36,11 @@ struct Telling {
     told = fmaf(float_of(h), 1.0f / scale, told);
     any |= h;
     most = fmaxf(most, fabsf(d));
-    rest = fmaxf(rest, fabsf(v - told));
     return h;
   }
   __device__ __forceinline__ int bits(const Care &care) const {
     if (!(any & 0x7fff)) return 0;
-    return MOVED | (most > care.low ? LOW : 0) | (rest > care.rest ? REST : 0) | (most > FAR_ABOVE ? FAR : 0);
+    return MOVED | (most > care.low ? LOW : 0) | (most > care.rest ? REST : 0) | (most > FAR_ABOVE ? FAR : 0);
   }
 };
 
@@ -169,42 +168,34 @@ __device__ __forceinline__ void share_out(Shares &shares, const float (&sum)[28]
   for (int i = 0; i < 12; i++) shares.then[i] = choose(i < 8 ? last[16 + i] : 0.f, i < 8 ? sum[i] : 0.f, sum[i], sum[16 + i]);
 }
 
-// shares.own += what the other warps have for the tiles of this thread. Meanwhile the map of h1 is free and holds nine tiles; a
-// tenth finds room behind the unpooled map.
+// shares.own += what the other warps have for the tiles of this thread. Both maps have been read by then and make room.
 __device__ __forceinline__ void join_shares(unsigned char *memory, const Seat &seat, Shares &shares) {
   float4 *x = (float4 *)(memory + MAP1) + (seat.warp & 1) * 32 + seat.lane;
-  const int tenth = (MAPU + 15 * 1024 - MAP1) / 16, kind = seat.kind;
-  auto put = [&](int slot, const float *v) { x[slot == 9 ? tenth : slot * 64] = make_float4(v[0], v[1], v[2], v[3]); };
+  const int kind = seat.kind;
+  auto put = [&](int slot, const float *v) { x[slot * 64] = make_float4(v[0], v[1], v[2], v[3]); };
   auto take = [&](int slot, int j) {
-    const float4 o = x[slot == 9 ? tenth : slot * 64];
+    const float4 o = x[slot * 64];
     shares.own[4 * j] += o.x, shares.own[4 * j + 1] += o.y, shares.own[4 * j + 2] += o.z, shares.own[4 * j + 3] += o.w;
   };
+  __syncthreads();
+  // Slots 0 to 8: `first`, of kind 0 for kind 1 and of kind 2 for kind 3. Then `then`: of 0 for 3, of 2 for 1, of 1 for 0, of 3 for 2.
+  const int later = kind == 0 ? 9 : kind == 2 ? 11 : kind == 1 ? 14 : 16;
 #pragma unroll
-  for (int j = 0; j < 5; j++) {
-    if (kind == 0) put(j, shares.first + 4 * j);
-    if (kind == 2 && j < 4) put(5 + j, shares.first + 4 * j);
-  }
+  for (int j = 0; j < 5; j++)
+    if (!(kind & 1) && (j < 4 || !seat.group)) put(5 * seat.group + j, shares.first + 4 * j);
+#pragma unroll
+  for (int j = 0; j < 3; j++)
+    if (j < 2 || seat.group) put(later + j, shares.then + 4 * j);
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < 5; j++) {
-    if (kind == 1) take(j, j);
-    if (kind == 3 && j < 4) take(5 + j, j);
-  }
-  __syncthreads();
+  for (int j = 0; j < 5; j++)
+    if (kind & 1 && (j < 4 || !seat.group)) take(5 * seat.group + j, j);
 #pragma unroll
   for (int j = 0; j < 3; j++) {
-    if (kind == 0 && j < 2) put(j, shares.then + 4 * j);
-    if (kind == 2) put(2 + j, shares.then + 4 * j);
-    if (kind == 1 && j < 2) put(5 + j, shares.then + 4 * j);
-    if (kind == 3) put(7 + j, shares.then + 4 * j);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < 3; j++) {
-    if (kind == 3 && j < 2) take(j, j);
-    if (kind == 1) take(2 + j, 2 + j);
-    if (kind == 0 && j < 2) take(5 + j, 3 + j);
-    if (kind == 2) take(7 + j, j);
+    if (kind == 3 && j < 2) take(9 + j, j);
+    if (kind == 1) take(11 + j, 2 + j);
+    if (kind == 0 && j < 2) take(14 + j, 3 + j);
+    if (kind == 2) take(16 + j, j);
   }
   __syncthreads();
 }

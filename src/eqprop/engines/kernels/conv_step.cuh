@@ -1,0 +1,196 @@
+// One step of the net by the threads of a block, and what is left of it for others.
+
+struct Small {
+  float s0[16], target[16], error[16], gain[16], bias[16];
+  float partial[8][16], residual[8];
+  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether the output moved
+};
+
+// What all warps tell, the same in every thread, and known to be.
+__device__ __forceinline__ int told_by_all(const unsigned char *bits, int lane) {
+  return __reduce_or_sync(~0u, lane < 9 ? bits[lane] : 0);
+}
+
+// z += W01 * (what is told of h1). Sums of large numbers are kept short, a column of taps each; what halves could not hold is
+// told in a second round.
+template <class Value>
+__device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
+                                     float (&z)[16], unsigned (&lost)[8], Value value) {
+  const unsigned base = shared_address(memory);
+  float sum[32], joined[16];
+#pragma unroll
+  for (int i = 0; i < 32; i++) sum[i] = 0.f;
+#pragma unroll 1
+  for (int round = 0; round < (bits & REST ? 2 : 1); round++) {
+    if (round) {
+      __syncthreads();
+      tell_h1(memory, seat, told, scale, care, value);
+      show_to_products();
+      __syncthreads();
+    }
+    const bool apart = !round && bits & FAR, low = !round && bits & LOW;
+#pragma unroll 1
+    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
+      float f[32];
+#pragma unroll
+      for (int i = 0; i < 32; i++) f[i] = 0.f;
+      convolve(f, base, seat.group, {apart ? dx : (low ? 0 : 5), apart ? 5 : 1});
+#pragma unroll
+      for (int i = 0; i < 32; i++) sum[i] += f[i];
+    }
+  }
+  join_halves(memory, seat, sum, joined);
+  const float unit = 1.0f / (WEIGHT_SCALE * scale);
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) add_exactly(z[i], z[i + 1], lost[i / 2], joined[i] * unit, joined[i + 1] * unit);
+}
+
+// total += W01^T (what is told of the unpooled h0), likewise.
+__device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
+                                     float (&total)[UNITS], unsigned (&lost)[UNITS / 2], const float (&h0)[4], unsigned where) {
+  const unsigned base = shared_address(memory);
+  float pairs[28];
+  Sums s;
+#pragma unroll
+  for (int i = 0; i < 28; i++) pairs[i] = 0.f;
+#pragma unroll
+  for (int i = 0; i < 24; i++) s.last[i] = 0.f;  // its sums are short enough
+#pragma unroll 1
+  for (int round = 0; round < (bits & REST ? 2 : 1); round++) {
+    if (round) {
+      __syncthreads();
+      tell_u(memory, seat, told, scale, care, h0, where);
+      show_to_products();
+      __syncthreads();
+    }
+    const bool apart = !round && bits & FAR, low = !round && bits & LOW;
+#pragma unroll 1
+    for (int dx = 0; dx < (apart ? 5 : 1); dx++) {
+#pragma unroll
+      for (int i = 0; i < 28; i++) s.pairs[i] = 0.f;
+      transpose(s, base, seat, {apart ? dx : (low ? 0 : 5), apart ? 5 : 1});
+#pragma unroll
+      for (int i = 0; i < 28; i++) pairs[i] += s.pairs[i];
+    }
+  }
+  Shares shares;
+  share_out(shares, pairs, s.last, seat);
+  join_shares(memory, seat, shares);
+  const float unit = 1.0f / (WEIGHT_SCALE * scale);
+#pragma unroll
+  for (int i = 0; i < UNITS; i += 2) add_exactly(total[i], total[i + 1], lost[i / 2], shares.own[i] * unit, shares.own[i + 1] * unit);
+}
+
+// What was too little to be told stays untold in the nudged phase, where it would be taken for the nudge's doing.
+template <class Value>
+__device__ __forceinline__ void absorb(Told &told, Value h1, const float (&h0)[4], unsigned where) {
+#pragma unroll
+  for (int i = 0; i < UNITS; i++) {
+    const float v = h1(i);
+    if (fabsf(v - told.h1[i]) <= STILL) told.h1[i] = v;
+  }
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const float v = (where >> (i / 4 * 2) & 3) == i % 4 ? h0[i / 4] : 0.f;
+    if (fabsf(v - told.u[i]) <= STILL) told.u[i] = v;
+  }
+}
+
+// The maximum of each zone, the first in the order of rows, and where it is.
+__device__ __forceinline__ unsigned pool(const float (&z)[16], float (&value)[4]) {
+  unsigned where = 0;
+#pragma unroll
+  for (int u = 0; u < 4; u++) {
+    const int e = u >> 1, p = u & 1;
+    value[u] = z[8 * p + 2 * e];
+    unsigned k = 0;
+#pragma unroll
+    for (int q = 1; q < 4; q++) {
+      const float v = z[8 * p + 4 * (q >> 1) + 2 * e + (q & 1)];
+      if (v > value[u] || v != v) value[u] = v, k = q;
+    }
+    where |= k << (2 * u);
+  }
+  return where;
+}
+
+__device__ __forceinline__ float at(const float (&z)[16], int u, unsigned where) {
+  const int e = u >> 1, p = u & 1, k = where >> (2 * u) & 3;
+  const float top = k & 1 ? z[8 * p + 2 * e + 1] : z[8 * p + 2 * e];
+  const float bottom = k & 1 ? z[8 * p + 4 + 2 * e + 1] : z[8 * p + 4 + 2 * e];
+  return k & 2 ? bottom : top;
+}
+
+// The weights Wfc of a thread's four units of h0, which wait in device memory: the products need the registers.
+__device__ __forceinline__ void fetch(float (&w)[NO][4], const float4 *from) {
+#pragma unroll
+  for (int k = 0; k < NO; k++)
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(w[k][0]), "=f"(w[k][1]), "=f"(w[k][2]), "=f"(w[k][3])
+                 : "l"(from + k * THREADS));
+}
+
+// Halves of the lanes keep halves of 2 HALF sums.
+template <int HALF> __device__ __forceinline__ void fold(float (&v)[16], int lane) {
+  const bool upper = lane & (2 * HALF);
+#pragma unroll
+  for (int i = 0; i < HALF; i++) {
+    const float sent = upper ? v[i] : v[i + HALF], kept = upper ? v[i + HALF] : v[i];
+    v[i] = kept + __shfl_xor_sync(~0u, sent, 2 * HALF);
+  }
+}
+
+// Each warp's part of Wfc h0 into shared memory.
+__device__ __forceinline__ void read_out(Small &m, const Seat &seat, const float (&w)[NO][4], const float (&h0)[4]) {
+  float v[16];
+#pragma unroll
+  for (int k = 0; k < 16; k++) v[k] = 0.f;
+#pragma unroll
+  for (int k = 0; k < NO; k++) v[k] = (w[k][0] * h0[0] + w[k][1] * h0[1]) + (w[k][2] * h0[2] + w[k][3] * h0[3]);
+  fold<8>(v, seat.lane);
+  fold<4>(v, seat.lane);
+  fold<2>(v, seat.lane);
+  fold<1>(v, seat.lane);
+  v[0] += __shfl_xor_sync(~0u, v[0], 1);
+  if (!(seat.lane & 1)) m.partial[4 * seat.group + seat.warp][seat.lane >> 1] = v[0];
+}
+
+__device__ __forceinline__ float sum_of_warps(const Small &m, int k) {
+  float sum = 0.f;
+#pragma unroll
+  for (int w = 0; w < 8; w++) sum += m.partial[w][k];
+  return sum;
+}
+
+__device__ __forceinline__ void put_parts(unsigned char *to, size_t low, float v) {
+  const unsigned short high = half_of(v * PAIR_SCALE);
+  *(unsigned short *)to = high;
+  *(unsigned short *)(to + low) = half_of(fmaf(v, PAIR_SCALE, -float_of(high)));
+}
+
+// Maps of a pair for `gather`, pair 0 or 1.
+template <class Value> __device__ __forceinline__ void leave_h(unsigned char *pairs, const Seat &seat, int pair, Value value) {
+#pragma unroll
+  for (int i = 0; i < UNITS; i++)
+    if (i / 4 < seat.tiles)
+      put_parts(pairs + 2 * pair * PAIR_H + ((seat.row >> 3) + (i >> 1 & 1)) * GROUP1 + (seat.place(i / 4) + (i & 1)) * 16 + (seat.row & 7) * 2,
+                PAIR_H, value(i));
+}
+template <class Value> __device__ __forceinline__ void leave_u(unsigned char *pairs, const Seat &seat, int pair, Value value) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int u = i / 4, k = i % 4, place = (4 * seat.group + 2 * (u & 1) + (k >> 1)) * 8 + 2 * seat.c + (k & 1);
+    put_parts(pairs + 4 * PAIR_H + 2 * pair * PAIR_U + ((2 * seat.warp + (u >> 1)) * 64 + place) * 16 + (seat.lane >> 2) * 2, PAIR_U,
+              value(u, k));
+  }
+}
+
+template <class Value>
+__device__ void leave_state(float *to, const Seat &seat, const Small &m, const float (&h0)[4], Value h1) {
+  if (threadIdx.x < 16) to[threadIdx.x] = m.s0[threadIdx.x];
+#pragma unroll
+  for (int u = 0; u < 4; u++) to[16 + seat.zone(u)] = h0[u];
+#pragma unroll
+  for (int i = 0; i < UNITS; i++)
+    if (i / 4 < seat.tiles) to[16 + WIDE + (seat.row + 8 * (i >> 1 & 1)) * PLACES + seat.place(i / 4) + (i & 1)] = h1(i);
+}
