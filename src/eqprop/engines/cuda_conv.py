@@ -62,7 +62,9 @@ class ConvRunner(Runner):
     """Many iterations to a graph; order, counters and tallies stay on the device.
 
     A sample's free phase is left, whatever `stop` says, once none of its states moves by more than 2^-24, the last bit
-    of a float32 next to 1: further steps would not change it but for roundings. Where the kernels cannot be compiled or launched after all, the graph engine takes over and a warning says so.
+    of a float32 next to 1: further steps would not change it but for roundings.
+
+    Where the kernels cannot be compiled or launched after all, the graph engine takes over and a warning says so.
     """
 
     def __init__(self, job: Job) -> None:

@@ -23,7 +23,7 @@
 // Shared memory of a block.
 #define MAP1 (2 * HALF_BYTES)          // what is told of h1: (4 groups, 144 places) of 8 channels
 #define GROUP1 (PLACES * 16)
-#define MAPU (MAP1 + 4 * GROUP1)       // what is told of the unpooled h0: (8 groups, 108 places) of 8 channels
+#define MAPU (MAP1 + 4 * GROUP1)       // what is told of the unpooled h0: (8 groups, 112 places) of 8 channels
 #define FRONT 20                       // zeros before each group; rows of 12 places, of which the last four are zero
 #define GROUPU ((FRONT + 92) * 16)
 #define SMALL (MAPU + 16384)           // MAPU and what follows it serve to exchange sums as well
