@@ -28,7 +28,7 @@ NETS = {
     "two hidden, wide": (10, 512, 512, 784),
     "three hidden": (7, 100, 20, 68, 40),
     "three hidden, wide": (10, 512, 512, 512, 784),
-    "four hidden": (10, 33, 17, 65, 36, 784),
+    "four hidden": (10, 36, 20, 68, 36, 784),
 }
 SETTINGS = {
     "P sigmoid": {"setting": "prototypical", "activation": "sigmoid"},
@@ -36,8 +36,9 @@ SETTINGS = {
     "EB clipped": {"setting": "energy-based", "activation": "sigmoid", "eps": 0.3, "clip": True},
     "EB tanh, no output slope": {"setting": "energy-based", "activation": "tanh", "eps": 0.2, "output_slope": False},
 }
-TIMES_FLOAT32 = 2.0
-"""How many times torch's own float32 the weight update may err (a bias: or that of its weights)."""
+TIMES_FLOAT32 = {True: 2.0, False: 4.0}
+"""How many times torch's own float32 the weight update may err (a bias: or that of its weights); False: an engine that
+does not claim to be as good as float32 on this net, but is held to what it says."""
 FLOOR = 5e-6
 """Where torch's float32 happens to err less, the roundings of a chain of thirty float32 steps are granted."""
 PAIRS = [
@@ -91,14 +92,14 @@ def nothing_is_zero_by_chance(monkeypatch):
     monkeypatch.setattr(KernelRunner, "buffer", filled)
 
 
-def assert_near_float32(names, got, plain, exact):
+def assert_near_float32(names, got, plain, exact, times):
     mine, theirs = (
         {name: ((a - ref).norm() / ref.norm()).item() for name, a, ref in zip(names, runs, exact, strict=True)}
         for runs in (got, plain)
     )
     for name in names:
         weights = f"W{name[1:]}{int(name[1:]) + 1}" if name.startswith("b") else name
-        allowed = max(TIMES_FLOAT32 * theirs[name], TIMES_FLOAT32 * theirs[weights], FLOOR)
+        allowed = max(times * theirs[name], times * theirs[weights], FLOOR)
         assert mine[name] <= allowed, (name, mine[name], theirs[name])
 
 
@@ -123,7 +124,8 @@ def test_updates_are_near_float32(net, setting):
         exact, reference = trained(EagerRunner, model, estimator, torch.float64, order)
         plain, _ = trained(EagerRunner, model, estimator, torch.float32, order)
         got, runner = trained(engine.runner, model, estimator, torch.float32, order)
-        assert_near_float32([name for name, _ in model.named_parameters()], got, plain, exact)
+        names = [name for name, _ in model.named_parameters()]
+        assert_near_float32(names, got, plain, exact, TIMES_FLOAT32[engine.as_float32(model)])
         counted, expected = runner.tally.read(), reference.tally.read()
         assert counted["samples"] == expected["samples"]
         assert counted["bad"] == expected["bad"]
@@ -214,6 +216,8 @@ def test_kernels_that_do_not_compile_hand_over_to_the_graph(monkeypatch):
 @pytest.mark.gpu
 def test_auto_takes_the_kernels_and_says_why_not():
     by_name = {"cuda-one-hidden": (10, 64, 48), "cuda-deep": (10, 64, 48, 32)}
+    deeper = build((10, 64, 48, 32, 32), "P sigmoid", 2).cuda()
+    assert choose("auto", deeper, SquaredError(), EP(T=5, K=2)).name == "cuda-graph", "not as good as float32"
     for name, shape in by_name.items():
         model = build(shape, "P sigmoid", 2).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -233,7 +237,11 @@ def test_a_model_on_the_cpu_is_refused_in_words(name):
 
 @pytest.mark.gpu
 def test_hidden_layers_that_do_not_fit_are_refused_in_words():
-    for shape, words in (((10, 520, 64, 48), "512 units"), ((10, 512, 512, 512, 512, 48), "must fit 16 blocks")):
+    for shape, words in (
+        ((10, 520, 64, 48), "512 units"),
+        ((10, 33, 64, 48), "multiple of 4"),
+        ((10, 512, 512, 512, 512, 48), "must fit 16 blocks"),
+    ):
         with pytest.raises(ValueError, match=words):
             choose("cuda-deep", Layered(shape).cuda(), SquaredError(), EP(T=5, K=2))
 

@@ -107,6 +107,10 @@ class Engine(ABC):
     starts: tuple[StartName, ...] = ("zero",)
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 
+    def as_float32(self, model: Dynamics) -> bool:
+        """Whether weight updates of such a model err at most twice as much as torch's float32; "auto" takes no other."""
+        return True
+
     @abstractmethod
     def refuses(
         self,

@@ -9,7 +9,7 @@
 // rounding would show: a state is always known to about 2^-25, whatever the dynamics does.
 // Errors of backpropagation are told whole, as two halves.
 //
-// Compiled with N0 (<= 16), N1, ..., N4 the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples in GROUPS
+// Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples in GROUPS
 // groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, the outputs shared by the first
 // OUTPUT_WARPS warps of block OUTPUT_RANK, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a
 // layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number).

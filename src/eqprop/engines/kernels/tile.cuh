@@ -57,7 +57,6 @@ __device__ __forceinline__ void Tile16::load_weights(const Args &a, int r, int t
   const int M = width(source);
   const float *W = a.W[upper ? n : source] + (size_t)r * N * M;
   // upper: W (N, M), a row of which is a row here; else W (M, N), whose columns are the rows here
-  const bool aligned = (upper ? M : N) % 4 == 0;
   auto request = [&](int c) {
     float *to = raw + c % 3 * RAW;
     for (int e = lane; e < 128; e += 32) {
@@ -65,12 +64,8 @@ __device__ __forceinline__ void Tile16::load_weights(const Args &a, int r, int t
       const int row = upper ? tile * 16 + line : c * 32 + line, column = upper ? c * 32 + at : tile * 16 + at;
       const int rows = upper ? N : M, columns = upper ? M : N;
       float *p = to + line * (upper ? 36 : 20) + at;
-      if (aligned) {
-        const bool there = row < rows && column < columns;
-        bring(shared_address(p), there ? W + (size_t)row * columns + column : W, there);
-      } else {
-        for (int i = 0; i < 4; i++) p[i] = row < rows && column + i < columns ? W[(size_t)row * columns + column + i] : 0.f;
-      }
+      const bool there = row < rows && column < columns;
+      bring(shared_address(p), there ? W + (size_t)row * columns + column : W, there);
     }
     brought();
   };
