@@ -233,8 +233,8 @@ class Deep(Engine):
     name = "cuda-deep"
 
     def as_float32(self, model: Dynamics) -> bool:
-        # Measured on an H200 against float64: P-2h passes. The free state of EB-2h was off by 2.6e-6 and that of P-3h by
-        # 3.1e-6, where torch's float32 is off by 1.1e-6 and 1.35e-6.
+        # Measured on an H200 against float64: P-2h passes. The free state of EB-2h was off by 2.6e-6 and that of P-3h
+        # by 3.1e-6, where torch's float32 is off by 1.1e-6 and 1.35e-6.
         return isinstance(model, Layered) and not model.energy_based and model.depth == 3
 
     def refuses(
