@@ -48,7 +48,7 @@ class _Args(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("images", "targets", "labels", "order", "counters")),
         *((name, ctypes.c_void_p) for name in ("W01", "b0", "W12", "b1", "Wfc", "bfc")),
         *((name, ctypes.c_void_p) for name in (*_BUFFERS, "tally")),
-        *((name, ctypes.c_int) for name in ("R", "T", "K", "alternating", "steps")),
+        *((name, ctypes.c_int) for name in ("R", "T", "K", "alternating", "stop", "steps")),
         *((name, ctypes.c_float) for name in ("beta", "tolerance")),
         *((name, ctypes.c_float) for name in ("lr01", "lrb0", "lr12", "lrb1", "lrfc", "lrbfc")),
     ]
@@ -61,8 +61,8 @@ PARAMETERS = {"W01": "Wconv01", "b0": "bconv0", "W12": "Wconv12", "b1": "bconv1"
 class ConvRunner(Runner):
     """Many iterations to a graph; order, counters and tallies stay on the device.
 
-    A sample's free phase is left, whatever `stop` says, once none of its states moves by more than 2^-24, the last bit
-    of a float32 next to 1: further steps would not change it but for roundings.
+    Moves of at most 2^-24, the last bit of a float32 next to 1, are not told in the free phase, so that a sample comes
+    to rest; its further steps cost little, and with stop="settled" they are not taken.
 
     Where the kernels cannot be compiled or launched after all, the graph engine takes over and a warning says so.
     """
@@ -191,6 +191,7 @@ class ConvRunner(Runner):
             T=estimator.T,
             K=estimator.K,
             alternating=estimator.schedule == "alternating",
+            stop=estimator.stop == "settled",
             steps=self.steps,
             beta=getattr(estimator, "beta", 0.0),
             tolerance=settled_below(torch.float32, estimator.tolerance),

@@ -172,7 +172,10 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     if (METHOD && t == T) break;
     const bool still = !bits && !tells;
     // At a fixed point all further steps of the phase would give the same.
-    if (t < plain && still && (all || quiet)) used = t + 1, t = plain - 1;
+    if (t < plain && still && (all || quiet)) {
+      used = min(used, t + 1);
+      if (a.stop) t = plain - 1;
+    }
     quiet = still;
   }
 

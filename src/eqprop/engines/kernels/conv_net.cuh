@@ -56,7 +56,7 @@ struct Args {
   float *states;                                 // (2, R B, STATE): free and last
   float *stats;                                  // (R, B, STATS)
   double *tally;                                 // (7, R)
-  int R, T, K, alternating, steps;
+  int R, T, K, alternating, stop, steps;
   float beta, tolerance, lr01, lrb0, lr12, lrb1, lrfc, lrbfc;
 };
 
