@@ -54,18 +54,21 @@ def training_rows() -> list[str]:
 
 
 def bench_rows() -> list[str]:
-    """The newest measurement of each case."""
+    """EP on each record and device: of the newest measurement of each case, the fastest. The page has all of them."""
     files = [json.loads(path.read_text()) for path in (ROOT / "results" / "bench").glob("*.json")]
-    newest: dict[tuple[str, ...], str] = {}
+    newest: dict[tuple[str, ...], tuple[float, str]] = {}
     for result in sorted((f for f in files if "rows" in f), key=lambda f: str(f["machine"]["date"])):
         for row in result["rows"]:
-            if row.get("speedup"):
-                case = (result["machine"]["device"], row["name"], row["method"], row["schedule"], row["stop"])
-                newest[case] = _bench_row(result["machine"], row)
-    if not newest:
+            if row.get("speedup") and row["method"] == "ep":
+                case = (result["machine"]["device"], row["name"], row["schedule"], row["stop"])
+                newest[case] = (row["us_per_iteration"], _bench_row(result["machine"], row))
+    best: dict[tuple[str, ...], tuple[float, str]] = {}
+    for case, found in newest.items():
+        best[case[:2]] = min(found, best.get(case[:2], found))
+    if not best:
         return []
     head = ["| training iteration | engine | networks | us | times the obvious code |", "|---|---|---:|---:|---:|"]
-    return [*head, *(newest[case] for case in sorted(newest)), ""]
+    return [*head, *(best[case][1] for case in sorted(best)), ""]
 
 
 def _bench_row(machine: dict[str, Any], row: dict[str, Any]) -> str:
