@@ -239,6 +239,44 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     assert "other settings (epochs 3 instead of 2)" in err
 
 
+def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
+    call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
+    monkeypatch.setattr("eqprop.experiments.training_records.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
+    monkeypatch.setattr("eqprop.cli.reproduce_table1.RECORDS", {"paper": small})
+    out, data = tmp_path / "table", ("--data", place / "data", "--quiet")
+    code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--method", "ep", *data)
+    assert code == 0, err
+    code, text, err = call("reproduce", "table1", "--check", out, "--seed", 4, *data)
+    assert code == 0, err
+    assert "P-1h (paper, synchronous), ep, seed " in text
+    again = float(text.split("Yes: ")[1].split(" %")[0])
+    assert again == pytest.approx(float(text.split("published ")[1].split(" %")[0]), abs=0.01), "the same trial"
+    file = out / "paper" / "P-1h.json"
+    better = json.loads(file.read_text())
+    for trial in better["methods"]["ep"]["trials"]:
+        trial["test_error"][-1] = 0.0
+    file.write_text(json.dumps(better))
+    code, text, _ = call("reproduce", "table1", "--check", out, *data)
+    assert code == 1
+    assert "No: " in text
+
+
+def test_what_is_not_published_cannot_be_checked(call: Call, tmp_path: Path) -> None:
+    code, _, err = call("reproduce", "table1", "--check", tmp_path)
+    assert code == 2
+    assert "holds no published results; expected files such as paper/P-1h.json" in err
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "P-1h.json").write_text("[]")
+    code, _, err = call("reproduce", "table1", "--check", tmp_path)
+    assert code == 2
+    assert "P-1h.json is not a result of `eqprop train --json`" in err
+    code, _, err = call("reproduce", "table1")
+    assert code == 2
+    assert "expected --out FOLDER to train into, or --check FOLDER" in err
+
+
 def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = gdu_record("toy").override(T=300, K=20)
     monkeypatch.setattr("eqprop.experiments.gdu_records.gdu_record", lambda name: short)

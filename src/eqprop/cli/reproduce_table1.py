@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from eqprop.cli.options import spread, stopping, watcher
 from eqprop.cli.reproduce import reproduce
 from eqprop.cli.train import Data, Device, Engine, Quiet, Threads
 from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.published import draw, published_trials
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, RECORDS, named_record
@@ -28,6 +30,7 @@ from eqprop.report.tables import Row
 from eqprop.training.folder import sessions
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
+from eqprop.training.result import mean
 from eqprop.training.run import begin_or_resume
 from eqprop.training.settings import split_methods
 from eqprop.training.watch import Progress, Watch
@@ -35,7 +38,8 @@ from eqprop.training.watch import Progress, Watch
 
 @reproduce.command("table1")
 def table1(
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the table and the page.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
     preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
     method: Annotated[str, typer.Option(help="ep, bptt, or both.")] = "ep,bptt",
@@ -50,7 +54,17 @@ def table1(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on."""
+    """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on.
+
+    With --check FOLDER one random trial of one published row is trained anew, and told whether it lies within the
+    published spread (code 1 if not); --seed chooses which.
+    """
+    if check is not None:
+        told = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
+        _check(check, out, rows, seed, {"watch": watcher(quiet), **told})
+        return
+    if out is None:
+        raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
     records = [record.override(epochs=epochs, schedule=schedule, seed=seed) for record in _rows(rows, preset)]
     _check_out(out)
     methods = split_methods(method)
@@ -69,6 +83,26 @@ def table1(
                 write_report(out)
     if not quiet:
         _show(out)
+
+
+def _check(folder: Path, out: Path | None, rows: str | None, seed: int | None, options: dict[str, Any]) -> None:
+    """Train the drawn trial again, into a folder that is kept if it was asked for."""
+    trial = draw(published_trials(folder, None if rows is None else rows.split(",")), seed)
+    label = f"{trial.record.name} ({trial.record.preset}, {trial.record.schedule}), {trial.method}, seed {trial.seed}"
+    typer.echo(f"{label}: published {trial.error:.2f} %, {trial.record.epochs} epochs, from {trial.path}")
+    with TemporaryDirectory() as scratch, stopping():
+        to = (out or Path(scratch)) / _folder(trial.record, trial.record.schedule)
+        result = begin_or_resume(trial.record, to, methods=(trial.method,), trials=1, **options)
+    error = result.test_error(trial.method)
+    if error is None:
+        raise ValueError(
+            f"{label} diverged when it was trained anew; published is a test error of {trial.error:.2f} %."
+        )
+    spread = f"{mean(trial.errors):.2f} ± {trial.tolerance:.2f} %"
+    if not trial.holds(error):
+        typer.echo(f"No: {error:.2f} % now, which is outside the published {spread}.")
+        raise typer.Exit(1)
+    typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
 
 
 def _rows(rows: str | None, preset: str) -> list[Record]:

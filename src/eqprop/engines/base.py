@@ -108,7 +108,7 @@ class Engine(ABC):
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 
     def as_float32(self, model: Dynamics) -> bool:
-        """Whether updates of such a model err at most twice as much as torch's float32; "auto" takes no other engine."""
+        """Whether updates of such a model err at most twice as much as torch's float32; "auto" takes nothing else."""
         return True
 
     @abstractmethod
