@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -70,6 +71,17 @@ def test_a_search_begins_with_the_record_and_ends_with_its_best(six: Found) -> N
     assert errors[six.document["best"]] == min(errors.values()) == six.document["held_out_error"]
     assert six.record == replace(to_record(SMALL, trials[six.document["best"]]["values"]), preset="own")
     assert len({json.dumps(t["values"]) for t in trials}) == 6
+
+
+def test_values_of_a_trial_are_drawn_by_themselves(six: Found) -> None:
+    """Where each lies in its range, on the logarithmic scale: not all at the same place."""
+    space = six.document["space"]
+    ends = {"T": space["T"], "K": space["K"], "beta": space["beta"]}
+    ends |= {f"lr {name}": pair for name, pair in space["rates"].items()}
+    for trial in six.document["trials"][1:]:
+        places = [math.log(trial["values"][name] / low) / math.log(high / low) for name, (low, high) in ends.items()]
+        assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
+        assert max(places) - min(places) > 0.1
 
 
 def test_a_search_in_two_sessions_draws_as_in_one(six: Found, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def open_study(where: str, name: str, seed: int, settings: Mapping[str, Any]) ->
 
 
 class Seeded(BaseSampler):
-    """Optuna's TPE sampler with a seed of its own for every trial, made from the search's seed and the trial's place.
+    """Optuna's TPE sampler, seeded anew for every trial and value from the search's seed, the trial's place, its name.
 
     A search by one worker then draws the same whether or not it was stopped and begun again.
     """
@@ -108,25 +108,26 @@ class Seeded(BaseSampler):
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def _of(self, study: Study, trial: FrozenTrial) -> TPESampler:
+    def _of(self, study: Study, trial: FrozenTrial, what: str) -> TPESampler:
         # Trials that failed are begun again under a new number and are no draw of their own.
         failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
         place = trial.number - sum(other.number < trial.number for other in failed)
-        digest = hashlib.sha256(f"eqprop search {self.seed} {place}".encode()).digest()
-        return TPESampler(seed=int.from_bytes(digest[:4], "big"), multivariate=False, constant_liar=True)
+        digest = hashlib.sha256(f"eqprop search {self.seed} {place} {what}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
+        return TPESampler(seed=seed, multivariate=True, constant_liar=True)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._of(study, trial).infer_relative_search_space(study, trial)
+        return self._of(study, trial, "together").infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return self._of(study, trial).sample_relative(study, trial, search_space)
+        return self._of(study, trial, "together").sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        return self._of(study, trial).sample_independent(study, trial, param_name, param_distribution)
+        return self._of(study, trial, param_name).sample_independent(study, trial, param_name, param_distribution)
 
 
 @contextmanager
