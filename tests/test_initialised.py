@@ -254,12 +254,13 @@ def test_a_rate_that_cannot_work_is_told(rate: float) -> None:
 
 
 def test_the_records_are_those_of_the_literature() -> None:
-    """Their numbers, twice for beta and the rates: their cost has no half."""
+    """Their numbers; beta and the rates of their codes are twice that here, where the cost has a half."""
     sb = named_record("scellier-bengio-2017")
     assert (sb.T, sb.K, sb.epochs, sb.start, sb.estimator) == (100, 6, 60, "persistent", "random-sign")
-    assert (sb.beta / 2, [rate / 2 for rate in sb.learning_rates.values()]) == (1.0, [0.4, 0.1, 0.01])
+    assert (sb.beta / 2, [*sb.learning_rates.values()]) == (1.0, [0.4, 0.1, 0.01])
     assert sb.architecture == LayeredNet((10, 500, 500, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True)
-    assert named_record("scellier-bengio-2017", "authors").T == 150
+    code = named_record("scellier-bengio-2017", "authors")
+    assert (code.T, code.beta / 2, [rate / 2 for rate in code.learning_rates.values()]) == (150, 1.0, [0.4, 0.1, 0.01])
     first = named_record("initialised-ep")
     assert (first.T, first.K, first.epochs, first.start, first.estimator) == (4, 4, 50, "initialised", "random-sign")
     assert (first.beta / 2, [rate / 2 for rate in first.learning_rates.values()]) == (0.5, [0.1, 0.05])
