@@ -62,7 +62,7 @@ _BEYOND = (
 )
 
 BEYOND: dict[str, Record] = {record.name: record for record in _BEYOND}
-"""As published, in this project's units. The codes of both papers have the cost |s0 - y|^2, half of which is taken here:
+"""As published, in this project's units. Both codes have the cost |s0 - y|^2, half of which is taken here:
 the same nudge is then twice the beta (theirs 1 and 0.5). The same updates would take twice the rates as well, and
 `initialised-ep` has them (theirs 0.1, 0.05); with those, outputs of `scellier-bengio-2017` die in the first epoch, so
 that it has the printed ones. K of initialised EP, which its paper leaves open, is its code's."""
