@@ -1,0 +1,180 @@
+"""Fill docs/table1.md from results/table1: no number on that page is typed.
+
+python docs/make_table1_page.py            rewrite the marked blocks
+python docs/make_table1_page.py --check    say whether they are up to date
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eqprop.experiments.published import ALTERNATING
+from eqprop.experiments.record import Record, Reported
+from eqprop.experiments.training_records import PAPER, PRESETS, named_record
+from eqprop.files import write_text
+from eqprop.report.tables import USUAL_STD, WITHIN
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "table1"
+PAGE = ROOT / "docs" / "table1.md"
+METHODS = ("ep", "bptt")
+NOT_YET = "*Not run yet.*"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One file: a row of the table under one preset, with one schedule."""
+
+    record: Record
+    alternating: bool
+    found: Mapping[str, Any]
+
+    def method(self, name: str) -> Mapping[str, Any] | None:
+        told: Mapping[str, Any] | None = self.found["methods"].get(name)
+        return told if told and told["test_error_mean"] is not None else None
+
+    def epochs(self, name: str) -> int:
+        told = self.method(name)
+        return 0 if told is None else min(len(trial["test_error"]) for trial in told["trials"])
+
+    def reproduced(self, name: str) -> bool | None:
+        """Within two of the paper's standard deviations of the paper's mean, or better; None if it is not finished."""
+        told, paper = self.method(name), self.record.reported.get(name)
+        if told is None or paper is None or self.epochs(name) < self.record.epochs:
+            return None
+        std = USUAL_STD if paper.test_std is None else paper.test_std
+        return bool(told["test_error_mean"] <= paper.test + WITHIN * std)
+
+
+def published(folder: Path) -> Iterator[Published]:
+    """Every file, presets and rows in the order of the records."""
+    for preset in PRESETS:
+        for name in PAPER:
+            for end in ("", ALTERNATING):
+                path = folder / preset / f"{name}{end}.json"
+                if path.is_file():
+                    record = named_record(name, preset)
+                    yield Published(record, bool(end), json.loads(path.read_text(encoding="utf-8")))
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def spread(told: Mapping[str, Any] | None) -> str:
+    if told is None:
+        return "–"
+    std, train = told["test_error_std"], told["train_error_mean"]
+    return f"{told['test_error_mean']:.2f}" + (f" ± {std:.2f}" if std is not None else "") + f" ({train:.2f})"
+
+
+def paper(reported: Reported | None) -> str:
+    return "–" if reported is None else str(reported)
+
+
+def yes_no(reproduced: bool | None) -> str:
+    return {True: "yes", False: "no", None: "–"}[reproduced]
+
+
+def results_block(files: list[Published]) -> str:
+    blocks = []
+    for preset in PRESETS:
+        rows = []
+        for file in files:
+            if file.record.preset != preset or file.alternating:
+                continue
+            cells = [file.record.name]
+            for name in METHODS:
+                told, reported = file.method(name), file.record.reported.get(name)
+                cells += [spread(told), paper(reported), yes_no(file.reproduced(name))]
+            trials = max((len(m["trials"]) for m in file.found["methods"].values()), default=0)
+            rows.append([*cells, f"{file.epochs('ep')}, {file.epochs('bptt')}", str(trials)])
+        if rows:
+            heads = ["network", "EP", "paper", "reproduced", "BPTT", "paper", "reproduced", "epochs", "trials"]
+            blocks.append(f"**Preset `{preset}`**\n\n{table(heads, rows)}")
+    return "\n\n".join(blocks) or NOT_YET
+
+
+def changes_block(files: list[Published]) -> str:
+    rows = []
+    for file in files:
+        changes = [f"{c.field} {c.now} instead of {c.was}" for c in file.record.changes(PAPER[file.record.name])]
+        if changes and not file.alternating:
+            rows.append([file.record.name, f"`{file.record.preset}`", "; ".join(changes)])
+    return (
+        table(["network", "preset", "what is not as printed"], rows)
+        if rows
+        else "Nothing: only preset `paper` was run."
+    )
+
+
+def schedules_block(files: list[Published]) -> str:
+    """The P rows with both schedules: the same errors, at what cost."""
+    rows = []
+    for file in files:
+        twin = next((f for f in files if f.record == file.record and f.alternating), None)
+        if file.alternating or twin is None:
+            continue
+        for name in METHODS:
+            if file.method(name) and twin.method(name):
+                cells = [f"{file.record.name} {name.upper()}, `{file.record.preset}`"]
+                cells += [spread(file.method(name)), spread(twin.method(name))]
+                rows.append([*cells, f"{file.found['seconds']:,.0f} s", f"{twin.found['seconds']:,.0f} s"])
+    heads = ["network", "synchronous", "alternating", "time, both methods", "alternating"]
+    return table(heads, rows) if rows else NOT_YET
+
+
+def provenance_block(files: list[Published]) -> str:
+    rows = []
+    for file in files:
+        for session in file.found["provenance"]:
+            told = session["provenance"]
+            where = f"{told['device']}, torch {told['torch']}"
+            label = file.record.name + (" alternating" if file.alternating else "")
+            rows.append(
+                [label, f"`{file.record.preset}`", file.found["engine"], where, str(told["commit"])[:12], told["date"]]
+            )
+    total = sum(file.found["seconds"] for file in files)
+    if not rows:
+        return NOT_YET
+    heads = ["network", "preset", "engine", "where", "commit", "begun"]
+    return f"{table(heads, rows)}\n\nTraining and evaluation together: {total / 60:,.1f} minutes."
+
+
+BLOCKS = {
+    "results": results_block,
+    "changes": changes_block,
+    "schedules": schedules_block,
+    "provenance": provenance_block,
+}
+
+
+def filled(page: str, files: list[Published]) -> str:
+    for name, make in BLOCKS.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        content = f"{begin}\n{make(files)}\n{end}"
+        page, count = re.subn(f"{begin}.*?{end}", lambda _, c=content: c, page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"docs/table1.md has {count} blocks {name}; expected one.")
+    return page
+
+
+def main() -> int:
+    before = PAGE.read_text(encoding="utf-8")
+    after = filled(before, list(published(RESULTS)))
+    if "--check" in sys.argv[1:]:
+        print("docs/table1.md is current." if after == before else "Not current: run python docs/make_table1_page.py.")
+        return int(after != before)
+    write_text(PAGE, after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""docs/table1.md says what results/table1 holds, and is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_table1_page", DOCS / "make_table1_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(folder: Path, preset: str, row: str, test: float, epochs: int) -> None:
+    trials = [{"seed": s, "test_error": [9.0] * (epochs - 1) + [test], "train_error": [0.5] * epochs} for s in range(5)]
+    method = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
+    told: dict[str, Any] = {"device": "a device", "torch": "2.0", "commit": "c0ffee" * 6, "date": "2026-01-02"}
+    found = {"name": row.removesuffix("-alternating"), "preset": preset, "engine": "an engine", "seconds": 90.0}
+    found |= {"methods": {"ep": method | {"train_error_mean": 0.5}}, "provenance": [{"provenance": told}]}
+    path = folder / preset / f"{row}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))
+
+
+def test_the_page_is_current(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["make_table1_page.py", "--check"])
+    assert page.main() == 0
+
+
+def test_rows_are_judged_by_the_papers_spread_and_its_epochs(page: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "paper", "P-1h", test=2.26, epochs=30)
+    write(tmp_path, "paper", "P-2h", test=2.16, epochs=50)
+    write(tmp_path, "tuned", "P-2h", test=1.9, epochs=49)
+    write(tmp_path, "paper", "P-1h-alternating", test=2.2, epochs=30)
+    made = page.filled(page.PAGE.read_text(encoding="utf-8"), list(page.published(tmp_path)))
+    assert "| P-1h | 2.26 ± 0.10 (0.50) | 2.00 ± 0.13 (0.20) | yes | – |" in made
+    assert "| P-2h | 2.16 ± 0.10 (0.50) | 1.95 ± 0.10 (0.14) | no | – |" in made
+    assert "| P-2h | 1.90 ± 0.10 (0.50) | 1.95 ± 0.10 (0.14) | – | – |" in made, "an epoch is missing"
+    assert "| P-2h | `tuned` | beta 0.1 instead of 0.5 |" in made
+    assert "| P-1h EP, `paper` | 2.26 ± 0.10 (0.50) | 2.20 ± 0.10 (0.50) | 90 s | 90 s |" in made
+    assert "6.0 minutes" in made
