@@ -1,0 +1,156 @@
+"""Fill the measured blocks of docs/starts.md from results/beyond: no number on it is typed.
+
+python docs/make_starts_page.py --collect RUN...    run folders, finished or not, into results/beyond, a file each
+python docs/make_starts_page.py                     rewrite the marked blocks
+python docs/make_starts_page.py --check             say whether they are up to date
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eqprop.experiments.record import Reported
+from eqprop.files import write_json, write_text
+from eqprop.training.folder import RECORD, read_json, sessions
+from eqprop.training.metrics import read_metrics
+from eqprop.training.watch import duration
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "starts.md"
+BEYOND = ROOT / "results" / "beyond"
+EPOCHS = (1, 2, 5, 10)
+
+Document = dict[str, Any]
+
+
+def collect(folders: list[str]) -> None:
+    """A run as one file: every line of its metrics, record, data, and who wrote it."""
+    for folder in map(Path, folders):
+        plain = read_json(folder / RECORD, "the record of the run")
+        data = {key: value for key, value in plain["data"].items() if key != "directory"}
+        content = {
+            "record": plain["record"],
+            "changes_from_paper": plain["changes_from_paper"],
+            "settings": plain["settings"],
+            "data": data,
+            "epochs": read_metrics(folder),
+            "provenance": [_without_paths(session) for session in sessions(folder)],
+        }
+        write_json(BEYOND / f"{folder.name}.json", content)
+        print(BEYOND / f"{folder.name}.json")
+
+
+def _without_paths(session: Document) -> Document:
+    """The command without the folders of the machine it ran on."""
+    made = session["provenance"]
+    return {**session, "provenance": {**made, "command": re.sub(r"/\S*/", "", made["command"])}}
+
+
+def documents(pattern: str) -> list[Document]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(BEYOND.glob(pattern))]
+
+
+def runs_block() -> str:
+    """The two records, a line a trial, at the last epoch they have come to."""
+    head = [
+        "| record | T | K | epochs | seed | test error, % | running train error, % | published | engine | time |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---:|",
+    ]
+    rows = []
+    for d in (*documents("scellier-bengio-2017-*.json"), *documents("initialised-ep-*.json")):
+        record, session = d["record"], d["provenance"][-1]
+        said = Reported(**record["reported"]["ep"])
+        for trial in sorted({line["trial"] for line in d["epochs"]}):
+            lines = [line for line in d["epochs"] if line["trial"] == trial]
+            last, seconds = lines[-1], sum(line["seconds"] for line in lines)
+            made = session["provenance"]
+            where = f"{made['threads']} CPU thread" if made["device"] == "cpu" else made["device"]
+            rows.append(
+                f"| {record['name']} | {record['T']} | {record['K']} | {last['epoch']} of {record['epochs']} | "
+                f"{last['seed']} | {last['test_error']:.2f} | {last['train_error']:.2f} | {said} | "
+                f"{session['engines']['ep']}, {where} | {duration(seconds)} |"
+            )
+    return "\n".join([*head, *rows])
+
+
+def gain_block() -> str:
+    """Errors and residuals after equal epochs, by start and T."""
+    found = [*documents("initialised-ep-*.json")[:1], *documents("start-*.json")]
+    head = [
+        "| start | T | " + " | ".join(f"test, % after {epoch}" for epoch in EPOCHS) + " | mean residual, then |",
+        "|---|---:|" + "---:|" * len(EPOCHS) + "---:|",
+    ]
+    rows = []
+    for d in found:
+        by_epoch = {line["epoch"]: line for line in d["epochs"]}
+        shown = [by_epoch.get(epoch) for epoch in EPOCHS]
+        errors = " | ".join("" if line is None else f"{line['test_error']:.2f}" for line in shown)
+        last = [line for line in shown if line is not None][-1]
+        rows.append(f"| {d['record']['start']} | {d['record']['T']} | {errors} | {last['residual_mean']:.1e} |")
+    return "\n".join([*head, *rows])
+
+
+def literal_block() -> str:
+    """The records beside other readings of the published numbers, after as many epochs."""
+    rows = ["| record | beta | rates, from the input on | epochs | test error, % |", "|---|---:|---|---:|---:|"]
+    for other in documents("literal-*.json"):
+        name, last = other["record"]["name"], other["epochs"][-1]["epoch"]
+        for d in (documents(f"{name}-*.json")[0], other):
+            rates = ", ".join(str(rate) for rate in d["record"]["learning_rates"].values())
+            line = next((x for x in d["epochs"] if x["epoch"] == last), d["epochs"][-1])
+            which = " (as recorded)" if d is not other else ""
+            errors = f"{line['epoch']} | {line['test_error']:.2f}"
+            rows.append(f"| {name}{which} | {d['record']['beta']:g} | {rates} | {errors} |")
+    return "\n".join(rows)
+
+
+def warm_block() -> str:
+    """The residual of the free phase from epoch to epoch where states persist."""
+    rows = ["| run | epoch | mean residual | samples not settled, % |", "|---|---:|---:|---:|"]
+    for d in documents("scellier-bengio-2017-*.json")[:1]:
+        for line in [x for x in d["epochs"] if x["trial"] == 0][:6]:
+            rows.append(
+                f"| {d['record']['name']}, T = {d['record']['T']} | {line['epoch']} | {line['residual_mean']:.1e} | "
+                f"{100 * line['unsettled']:.1f} |"
+            )
+    return "\n".join(rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "runs": runs_block,
+    "gain": gain_block,
+    "literal": literal_block,
+    "warm": warm_block,
+}
+
+
+def filled(page: str) -> str:
+    """The page with every marked block made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        if found[1] not in BLOCKS:
+            raise ValueError(f"{PAGE.name} has a block {found[1]!r} that nothing fills; expected {', '.join(BLOCKS)}.")
+        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if words[:1] == ["--collect"]:
+        collect(words[1:])
+        return
+    page = PAGE.read_text(encoding="utf-8")
+    new = filled(page)
+    if words == ["--check"]:
+        sys.exit(0 if new == page else f"{PAGE.name} is not what results/ says. Run: python docs/make_starts_page.py")
+    write_text(PAGE, new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""docs/starts.md says what results/beyond holds, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_starts_page", ROOT / "docs" / "make_starts_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:
+    page = (ROOT / "docs" / "starts.md").read_text(encoding="utf-8")
+    assert maker.filled(page) == page, "run: python docs/make_starts_page.py"
+    assert all(f"<!-- {name} -->\n|" in page for name in maker.BLOCKS)
+
+
+def test_runs_compared_for_their_start_differ_in_nothing_else(maker: ModuleType) -> None:
+    first, *others = [maker.documents("initialised-ep-*.json")[0], *maker.documents("start-*.json")]
+    assert len(others) >= 2
+    for other in others:
+        differing = {name for name, value in first["record"].items() if other["record"][name] != value}
+        assert differing <= {"start", "T", "epochs", "evaluation_T"}
+        assert other["data"]["sha256"] == first["data"]["sha256"]
+
+
+def test_results_carry_no_path_of_a_machine(maker: ModuleType) -> None:
+    for name in ("initialised-ep-*", "scellier-bengio-2017-*", "start-*", "literal-*"):
+        for document in maker.documents(f"{name}.json"):
+            assert document["provenance"][0]["provenance"]["commit"]
+            assert all("/" not in session["provenance"]["command"] for session in document["provenance"])
+
+
+def test_a_run_is_collected_as_one_file(maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from training_runs import SMALL, few_images
+
+    from eqprop.training import train
+
+    train(SMALL, tmp_path / "small", data=few_images(100, 50), epochs=2)
+    monkeypatch.setattr(maker, "BEYOND", tmp_path)
+    maker.collect([str(tmp_path / "small")])
+    found = json.loads((tmp_path / "small.json").read_text())
+    assert [line["epoch"] for line in found["epochs"]] == [1, 2]
+    assert found["record"]["name"] == "small"
+
+
+def test_a_block_that_nobody_fills_is_noticed(maker: ModuleType) -> None:
+    with pytest.raises(ValueError, match="has a block 'no such block'"):
+        maker.filled("<!-- no such block -->\n<!-- end -->")
