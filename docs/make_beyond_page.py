@@ -39,14 +39,16 @@ def collect(folders: list[str]) -> None:
     """A run as one file: result, record, data and provenance."""
     for folder in map(Path, folders):
         plain = read_json(folder / RECORD, "the record of the run")
-        first = sessions(folder)[0]
+        made = dict(sessions(folder)[0]["provenance"])
+        # Where a run folder lay on the machine that made it is nobody's concern.
+        made["command"] = re.sub(r"--out \S*/", "--out runs/", made["command"])
         content = {
             **read_json(folder / RESULT, "the result of the run"),
             "record": plain["record"],
             "changes_from_paper": plain["changes_from_paper"],
             "settings": plain["settings"],
             "data": {key: value for key, value in plain["data"].items() if key != "directory"},
-            "provenance": first["provenance"],
+            "provenance": made,
         }
         write_json(BEYOND / f"{folder.name}.json", content)
         print(BEYOND / f"{folder.name}.json")
@@ -182,7 +184,7 @@ def _runs(pattern: str, what: str) -> list[str]:
         seeds = ", ".join(str(t["seed"]) for t in found["trials"])
         errors = f"{found['test_error_mean']:.2f} % | {found['train_error_mean']:.2f} %"
         rows.append(f"| {setting} | {epochs} | {seeds} | {errors} | {d['engine']} |")
-    return [*head, *rows]
+    return [*head, *rows] if rows else []
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

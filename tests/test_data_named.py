@@ -100,6 +100,7 @@ def web() -> Iterator[Web]:
 def cache(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where fashion-mnist is kept, its host being the local one and its files the tiny ones."""
     monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     tiny = replace(
         named.FASHION_MNIST,
         hosts=(web.address,),
