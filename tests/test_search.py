@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -161,22 +162,20 @@ def words(place: Path, out: Path, storage: str, trials: int) -> list[object]:
     return [*common, "--search", trials, "--storage", where, "--budget", 2, "--engine", "eager"]
 
 
-def running(out: Path, storage: str, least: int, seconds: float = 90.0) -> dict[str, Any]:
-    """Wait until so many trials run at once, each at least an epoch in; their values by worker."""
-    where = str(out / "study.journal") if storage == "journal" else f"sqlite:///{out.parent / 'study.db'}"
+def caught(process: subprocess.Popen[str], out: Path, seconds: float = 150.0) -> str:
+    """Halt a worker in the middle of a trial, an epoch or more into it; the folder of that trial."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        time.sleep(0.05)
-        if not (out / "request.json").exists() or (storage == "journal" and not Path(where).exists()):
-            continue
-        try:
-            study = optuna.load_study(study_name="eqprop small", storage=open_storage(where))
-        except (KeyError, ValueError):
-            continue
-        found = study.get_trials(states=(TrialState.RUNNING,))
-        begun = {t.user_attrs["worker"]: t.params for t in found if t.intermediate_values and "worker" in t.user_attrs}
-        if len(begun) >= least:
-            return begun
+        assert process.poll() is None, f"ended too early: {process.communicate()}"
+        for lock in out.glob("trials/*/.lock"):
+            folder = lock.parent
+            if lock.read_text().strip() != str(process.pid) or not (folder / "metrics.jsonl").exists():
+                continue
+            process.send_signal(signal.SIGSTOP)
+            if not (folder / "result.json").exists():
+                return f"trials/{folder.name}"
+            process.send_signal(signal.SIGCONT)
+        time.sleep(0.01)
     raise AssertionError("no trial was seen running")
 
 
@@ -184,19 +183,23 @@ def running(out: Path, storage: str, least: int, seconds: float = 90.0) -> dict[
 def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path) -> None:
     """The survivor finishes the search, the dead one's trial included, from its checkpoint."""
     out = tmp_path / "out"
-    one = start(*words(place, out, storage, 5))
-    other = start(*words(place, out, storage, 5))
-    begun = running(out, storage, 2)
-    dead = next(p.name for p in (out / "workers").iterdir() if p.read_text().strip() == str(one.pid))
+    one = start(*words(place, out, storage, 4))
+    folder = caught(one, out)
+    other = start(*words(place, out, storage, 4))
+    end = time.monotonic() + 150.0
+    while len(list((out / "workers").iterdir())) < 2:
+        assert time.monotonic() < end, "the second worker did not begin"
+        time.sleep(0.02)
     kill(one)
-    printed, complaint = other.communicate(timeout=180)
+    printed, complaint = other.communicate(timeout=300)
     assert other.returncode == 0, complaint
     document = json.loads((out / "search.json").read_text())
     states = [t["state"] for t in document["trials"]]
-    assert states.count("complete") + states.count("pruned") == 5
+    assert states.count("complete") + states.count("pruned") == 4
     assert states.count("fail") == 1
-    again = [t for t in document["trials"] if t["values"] == begun[dead]]
+    again = [t for t in document["trials"] if t["folder"] == folder]
     assert [t["state"] for t in again] in (["fail", "complete"], ["fail", "pruned"])
+    assert again[0]["values"] == again[1]["values"]
     sessions = json.loads((out / again[-1]["folder"] / "environment.json").read_text())["sessions"]
     assert len(sessions) == 2
     assert "eqprop train" in printed
@@ -206,10 +209,10 @@ def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path
 def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "killed" / "out"
     process = start(*words(place, out, "sqlite", 3))
-    running(out, "sqlite", 1)
+    caught(process, out)
     kill(process)
     time.sleep(2.1)
-    done = finish(*words(place, out, "sqlite", 3))
+    done = finish(*words(place, out, "sqlite", 3), timeout=300)
     assert done.returncode == 0, done.stderr
     whole = tmp_path / "whole" / "out"
     assert call(monkeypatch, *words(place, whole, "sqlite", 3), "-q") == 0
