@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eqprop.experiments.published import ALTERNATING
 from eqprop.experiments.record import Record, Reported
 from eqprop.experiments.training_records import PAPER, PRESETS, named_record
 from eqprop.files import write_text
 from eqprop.report.tables import USUAL_STD, WITHIN
+from eqprop.training.published import ALTERNATING
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "table1"

@@ -144,7 +144,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         ["W01", "(3, 2)", "(2, 3)"],
     ),
     "no channels": (lambda: Convolutional(channels=()), ["()", "channels=(64, 32)"]),
-    "no flat layer": (lambda: Convolutional(flat=()), ["flat is ()", "flat=(10,)"]),
+    "a flat layer of 0": (lambda: Convolutional(flat=(0,)), ["flat is (0,)", "flat=(10,)"]),
     "a kernel of 0": (lambda: Convolutional(kernel=0), ["kernel 0", "positive sizes"]),
     "a padding as large as the kernel": (lambda: Convolutional(padding=5), ["padding 5", "below the kernel"]),
     "an image without channels": (lambda: Convolutional((0, 8, 8)), ["(0, 8, 8)", "positive sizes"]),

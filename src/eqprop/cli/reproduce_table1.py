@@ -20,7 +20,6 @@ from eqprop.cli.options import spread, stopping, watcher
 from eqprop.cli.reproduce import reproduce
 from eqprop.cli.train import Data, Device, Engine, Quiet, Threads
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.published import draw, published_trials
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, RECORDS, named_record
@@ -30,6 +29,7 @@ from eqprop.report.tables import Row
 from eqprop.training.folder import sessions
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
+from eqprop.training.published import draw, published_trials
 from eqprop.training.result import mean
 from eqprop.training.run import begin_or_resume
 from eqprop.training.settings import split_methods
