@@ -82,7 +82,7 @@ def search() -> str:
     ended = [t for t in document["trials"] if t["held_out_error"] is not None]
     names = list(ended[0]["values"])
     rows = [
-        [str(t["number"]), f"{t['held_out_error']:.2f}", *(f"{t['values'][name]:.2g}" for name in names)]
+        [str(t["number"]), f"{t['held_out_error']:.2f}", *(f"{t['values'][name]:.3g}" for name in names)]
         for t in sorted(ended, key=lambda t: (t["held_out_error"], t["number"]))[:5]
     ]
     own = next(t for t in ended if t["number"] == 0)
