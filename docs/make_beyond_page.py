@@ -160,11 +160,17 @@ def reading_block() -> str:
 
 
 def cross_entropy_block() -> str:
-    head = ["| GDU with cross-entropy | nudge | beta | RMSE of the synapses | verdict |", "|---|---|---:|---:|---|"]
+    head = ["| GDU with cross-entropy | nudge | beta | RMSE of the synapses | of the settled samples alone |"]
+    head.append("|---|---|---:|---:|---|")
     rows = []
     for path in sorted(INSIDE.glob("*-cross-entropy.json")):
         d = read(path)
-        rows.append(f"| {d['name']} | {d['nudge']} | {d['beta']:g} | {synapses(d):.1e} | {d['budget']['outcome']} |")
+        unsettled = d["residual"]["unsettled"]
+        alone = "all settled"
+        if d["settled"]:
+            errors = [m["rmse"] for m in d["settled"]["synapses"].values() if m["rmse"] is not None]
+            alone = f"{statistics.fmean(errors):.1e} ({unsettled} of {d['batch']} had not settled)"
+        rows.append(f"| {d['name']} | {d['nudge']} | {d['beta']:g} | {synapses(d):.1e} | {alone} |")
     return "\n".join([*head, *rows, "", *_runs("p1h-ce*.json", "P-1h with cross-entropy on MNIST")])
 
 
