@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -172,11 +174,26 @@ def caught(process: subprocess.Popen[str], out: Path, seconds: float = 150.0) ->
             if lock.read_text().strip() != str(process.pid) or not (folder / "metrics.jsonl").exists():
                 continue
             process.send_signal(signal.SIGSTOP)
-            if not (folder / "result.json").exists():
+            if not (folder / "result.json").exists() and holds_nothing(out):
                 return f"trials/{folder.name}"
             process.send_signal(signal.SIGCONT)
         time.sleep(0.01)
     raise AssertionError("no trial was seen running")
+
+
+def holds_nothing(out: Path) -> bool:
+    """Whether the halted worker is not in the middle of writing to the storage, which would keep others waiting."""
+    if list(out.glob("study.journal?*lock*")):
+        return False
+    if not (out.parent / "study.db").exists():
+        return True
+    with closing(sqlite3.connect(out.parent / "study.db", timeout=0.0)) as database:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        database.rollback()
+    return True
 
 
 @pytest.mark.parametrize("storage", STORAGES)
