@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +31,9 @@ from eqprop.estimators import Step
 from eqprop.experiments.gdu_records import gdu_record
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options
 from eqprop.gdu import free as free_phase
+from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.free import settle
-from eqprop.gdu.groups import batch_mean, groups
+from eqprop.gdu.groups import Group, batch_mean, groups
 from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius, unflat
 from eqprop.gdu.linearised import Linearised
 from eqprop.gdu.lockstep import Case, combine, dissect
@@ -533,3 +536,15 @@ def test_the_parts_cover_every_group_that_is_measured() -> None:
     )
     assert set(combine((1, terms[0]), (-1, terms[1])).synapses) == {"a"}
     assert not combine((1, terms[0]), (-1, terms[1])).neurons[0].any()
+
+
+@pytest.mark.parametrize(
+    ("rmse", "cosine", "outcome"),
+    [(0.04, 0.99, "holds"), (0.6, 0.9, "holds approximately"), (0.9, 0.99, "fails"), (0.3, 0.2, "fails")],
+)
+def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, cosine: float, outcome: str) -> None:
+    distance: Any = SimpleNamespace(
+        metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine), shares=lambda _: {"asymmetry": 0.0}
+    )
+    group = Group("synapses", "W01")
+    assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome

@@ -10,10 +10,11 @@ from eqprop.gdu.groups import Group
 from eqprop.gdu.metrics import Convention, Distance
 
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding")
-HOLDS, ALIGNED = 0.05, 0.5
+HOLDS, ALIGNED, FAR = 0.05, 0.5, 0.75
 """The GDU property is said to hold if no group of synapses has an RMSE above the first. It is said to fail if in some
-group the cosine is below the second, or if asymmetry alone is worth more than the first: the theorem's condition is
-then not approximated but broken. Between, it holds approximately."""
+group the cosine is below the second or the RMSE above the third (the directions may agree, the sizes do not), or if
+asymmetry alone is worth more than the first: the theorem's condition is then not approximated but broken. Between, it
+holds approximately."""
 
 MEANING = {
     "residual": "the free phase has not come to rest: raise T",
@@ -106,7 +107,7 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
     live = [m for m in measured if m.rmse is not None]
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
         return "holds"
-    turned = any(m.cosine is None or m.cosine < ALIGNED for m in live)
+    turned = any(m.cosine is None or m.cosine < ALIGNED or (m.rmse or 0.0) > FAR for m in live)
     shares = [d.shares(convention)["asymmetry"] for g, d in settled.items() if g.kind == "synapses"]
     broken = any(share is not None and share > HOLDS for share in shares)
     return "fails" if turned or broken else "holds approximately"
