@@ -90,6 +90,21 @@ def kill_at_random_and_resume(place: Path, out: Path, kills: int, seed: int) -> 
     return hit
 
 
+def test_what_a_killed_process_was_writing_is_cleared_away(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*training(place, out))
+    wait_for(out / "metrics.jsonl", process)
+    kill(process)
+    left = [out / ".metrics.jsonl.abcd1234.part", out / ".environment.json.abcd1234.part"]
+    for path in left:
+        path.write_text("half a li")
+    mine = out / ".thesis.part"
+    mine.write_text("not of this program")
+    resume(out, data=place / "data")
+    assert not [path for path in left if path.exists()]
+    assert mine.exists()
+
+
 def test_kills_at_random_moments_leave_no_trace(place: Path, tmp_path: Path) -> None:
     assert kill_at_random_and_resume(place, tmp_path / "run", kills=2, seed=11) >= 1
     assert_same_bits(place / "whole", tmp_path / "run")

@@ -92,9 +92,17 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
+        _clear_unfinished(folder)
         yield
     finally:
         os.close(handle)
+
+
+def _clear_unfinished(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote one of the folder's files."""
+    for name in (RECORD, ENVIRONMENT, METRICS, RESULT):
+        for part in folder.glob(f".{name}.*.part"):
+            part.unlink(missing_ok=True)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
