@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pages import page_maker
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "beyond.md"
@@ -16,13 +15,7 @@ PAGE = ROOT / "docs" / "beyond.md"
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_beyond_page", ROOT / "docs" / "make_beyond_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_beyond_page")
 
 
 def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:

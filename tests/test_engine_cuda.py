@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from eqprop.data import one_hot
 from eqprop.engines import Job, choose, nvrtc
 from eqprop.engines.cuda_deep import SHARED_BYTES, WARPS, Deep, layout
 from eqprop.engines.cuda_graph import Graph
-from eqprop.engines.cuda_job import KernelRunner
+from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda_one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner
 from eqprop.models import Convolutional, Layered, stack
@@ -286,3 +287,51 @@ def test_each_barrier_of_a_block_is_made_ready_by_one_warp(sizes):
 
 def test_layers_that_no_cluster_holds_have_no_layout():
     assert layout((10, 512, 512, 512, 512)) is None
+
+
+class OnTheHost(CapturedRunner):
+    """Notes what it is asked for; `broken` cannot be prepared."""
+
+    def __init__(self, job, broken=False):
+        super().__init__(job)
+        self.broken, self.asked = broken, []
+
+    def _prepare(self, batch):
+        if self.broken:
+            raise nvrtc.CudaError("no kernel today.")
+        self.batch = batch
+        self.asked.append(("prepare", batch))
+
+    def _run(self, rows):
+        self.asked.append(("run", tuple(rows.shape)))
+
+
+def host_job():
+    model = Layered((3, 4, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, labels = torch.rand(6, 5), torch.arange(6) % 3
+    return Job(model, SquaredError(), EP(T=5, K=2), optimizer, x, one_hot(labels, 3), labels)
+
+
+def test_a_long_order_is_run_in_parts_and_prepared_once_a_batch_size():
+    runner = OnTheHost(host_job())
+    runner.run(torch.zeros(LONGEST_RUN + 1, 2, dtype=torch.int64))
+    runner.run(torch.zeros(3, 2, dtype=torch.int64))
+    runner.run(torch.zeros(1, 4, dtype=torch.int64))
+    runs = [("run", (LONGEST_RUN, 1, 2)), ("run", (1, 1, 2)), ("run", (3, 1, 2))]
+    assert runner.asked == [("prepare", 2), *runs, ("prepare", 4), ("run", (1, 1, 4))]
+
+
+def test_a_runner_that_cannot_be_prepared_hands_over_and_says_so_once(monkeypatch):
+    monkeypatch.setattr("eqprop.engines.cuda_job.GraphRunner", EagerRunner)
+    runner = OnTheHost(host_job(), broken=True)
+    order = torch.arange(6).view(3, 2)
+    with pytest.warns(RuntimeWarning, match="no kernel today. The graph engine takes over"):
+        runner.run(order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.run(order)
+    assert runner.asked == []
+    assert runner.tally.read()["samples"] == [12.0]
+    runner.reset()
+    assert runner.tally.read()["samples"] == [0.0]

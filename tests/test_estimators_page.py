@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pages import page_maker
 
 from eqprop.experiments.record import ESTIMATORS
 
@@ -22,12 +22,7 @@ ORDERS = {"one-sided": 1, "random-sign": 1, "symmetric": 2, "holomorphic, 4 poin
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_estimators_page", ROOT / "docs" / "make_estimators_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_estimators_page")
 
 
 def measured(name: str) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pages import page_maker
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "gdu.md"
@@ -15,12 +15,7 @@ PAGE = ROOT / "docs" / "gdu.md"
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_gdu_page", ROOT / "docs" / "make_gdu_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_gdu_page")
 
 
 def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from pages import page_maker
 from test_bench import rows_of_table1
 
 from eqprop.benchmarks.floors import floors
@@ -27,12 +27,7 @@ MACHINE = {
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_performance_page", DOCS / "make_performance_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_performance_page")
 
 
 def bench_rows(**fields: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,19 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pages import page_maker
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_table1_page", DOCS / "make_table1_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_table1_page")
 
 
 def write(folder: Path, preset: str, row: str, test: float, epochs: int) -> None:

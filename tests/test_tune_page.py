@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pages import page_maker
 
 from eqprop.experiments.plain import find_record
 
@@ -19,12 +19,7 @@ RESULTS = ROOT / "results" / "tune"
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_tune_page", ROOT / "docs" / "make_tune_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_maker("make_tune_page")
 
 
 def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:

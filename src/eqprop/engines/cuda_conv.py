@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import warnings
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -12,9 +10,8 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import nvrtc
-from eqprop.engines.base import Engine, Job, Runner, Tally, learning_rates, needs_plain_sgd, nudges_otherwise
-from eqprop.engines.cuda_graph import GraphRunner
-from eqprop.engines.cuda_job import LONGEST_RUN
+from eqprop.engines.base import Engine, Job, Runner, learning_rates, needs_plain_sgd, nudges_otherwise
+from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Convolutional
 from eqprop.relax import Phase, Relaxation, relax, settled_below
@@ -58,47 +55,17 @@ PARAMETERS = {"W01": "Wconv01", "b0": "bconv0", "W12": "Wconv12", "b1": "bconv1"
 """The kernels' names of the parameters, and the model's."""
 
 
-class ConvRunner(Runner):
-    """Many iterations to a graph; order, counters and tallies stay on the device.
+class ConvRunner(CapturedRunner):
+    """Convolutional nets.
 
     Moves of at most 2^-24, the last bit of a float32 next to 1, are not told in the free phase, so that a sample comes
     to rest; its further steps cost little, and with stop="settled" they are not taken.
-
-    Where the kernels cannot be compiled or launched after all, the graph engine takes over and a warning says so.
     """
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.model, Convolutional), "refused otherwise"
-        self.job, self.model, self.device = job, job.model, job.images.device
-        self.networks = job.networks or 1
-        self.done, self.batch = 0, 0
-        self.substitute: GraphRunner | None = None
-        self._tally = torch.zeros(len(fields(Tally)), self.networks, dtype=torch.float64, device=self.device)
-        self._tally[-1] = -1.0
-        self.images, self.targets, self.labels = (t.contiguous() for t in (job.images, job.targets, job.labels))
-
-    @property
-    def tally(self) -> Tally:  # type: ignore[override]
-        return Tally(*self._tally.unbind(0)) if self.substitute is None else self.substitute.tally
-
-    def reset(self) -> None:
-        self._tally[:-1] = 0.0
-        if self.substitute is not None:
-            self.substitute.reset()
-
-    def run(self, order: Tensor) -> None:
-        rows = order.reshape(len(order), self.networks, -1)
-        if self.substitute is None and rows.shape[-1] != self.batch:
-            try:
-                self._prepare(rows.shape[-1])
-            except nvrtc.CudaError as error:
-                warnings.warn(f"{error} The graph engine takes over.", RuntimeWarning, stacklevel=2)
-                self.substitute = GraphRunner(self.job)
-        if self.substitute is not None:
-            self.substitute.run(order)
-            return
-        for part in rows.split(LONGEST_RUN):
-            self._run(part)
+        super().__init__(job)
+        self.model = job.model
 
     def _run(self, rows: Tensor) -> None:
         count = len(rows)
@@ -111,10 +78,9 @@ class ConvRunner(Runner):
         self.done += count
 
     def _prepare(self, batch: int) -> None:
-        """Lay out the buffers for this batch size, compile, capture the graph."""
         self.batch = batch
-        self.order = self._buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
-        self.counters = self._buffer(4, dtype=torch.int32)
+        self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
+        self.counters = self.buffer(4, dtype=torch.int32)
         module = nvrtc.Module("conv.cu", self._definitions())
         self.pack, self.update = module.kernel("pack"), module.kernel("update")
         self.relax, self.gather = module.kernel("relax", SHARED_BYTES), module.kernel("gather", PAIR_BYTES)
@@ -153,24 +119,21 @@ class ConvRunner(Runner):
             "ACT": ACTIVATIONS[model.activation.name],
         }
 
-    def _buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
     def _lay_out(self) -> None:
         R, cells = self.networks, self.networks * self.batch
         self.steps = self.job.estimator.K if isinstance(self.job.estimator, BPTT) else 1
         self.groups = -(-self.batch // GATHERED)
         self.buffers = {
-            "packed": self._buffer(R, PACKED_BYTES, dtype=torch.uint8),
-            "own": self._buffer(cells, self.steps, PRIVATE, THREADS),
-            "pairs": self._buffer(cells, self.steps, PAIR_BYTES, dtype=torch.uint8),
-            "part": self._buffer(R, self.groups, 25, 64, 32),
-            "gfc": self._buffer(cells, self.model.flat[0], WIDE),
-            "g0": self._buffer(cells, WIDE),
-            "g12": self._buffer(cells, 32, self.model.image[0] * self.model.kernel**2 + 1),
-            "gs": self._buffer(cells, 16),
-            "states": self._buffer(2, cells, STATE),
-            "stats": self._buffer(cells, 4),
+            "packed": self.buffer(R, PACKED_BYTES, dtype=torch.uint8),
+            "own": self.buffer(cells, self.steps, PRIVATE, THREADS),
+            "pairs": self.buffer(cells, self.steps, PAIR_BYTES, dtype=torch.uint8),
+            "part": self.buffer(R, self.groups, 25, 64, 32),
+            "gfc": self.buffer(cells, self.model.flat[0], WIDE),
+            "g0": self.buffer(cells, WIDE),
+            "g12": self.buffer(cells, 32, self.model.image[0] * self.model.kernel**2 + 1),
+            "gs": self.buffer(cells, 16),
+            "states": self.buffer(2, cells, STATE),
+            "stats": self.buffer(cells, 4),
         }
 
     def _arguments(self) -> _Args:

@@ -40,27 +40,21 @@ class JobArgs(ctypes.Structure):
     ]
 
 
-class KernelRunner(Runner):
+class CapturedRunner(Runner):
     """Many iterations to a graph; order, counters and tallies stay on the device.
 
-    Subclasses compile in `build` and launch one iteration in `launch`. Where the kernels cannot be compiled or
+    Subclasses prepare for a batch size in `_prepare` and replay in `_run`. Where the kernels cannot be compiled or
     launched after all, the graph engine takes over and a warning says so.
     """
 
-    iterations_per_graph = 50
-    keeps_states = False
-    """Whether the kernels write the states of both phases for `states`; training does not need them."""
-
     def __init__(self, job: Job) -> None:
-        assert isinstance(job.model, Layered), "refused otherwise"
-        self.job, self.model, self.device = job, job.model, job.images.device
+        self.job, self.device = job, job.images.device
         self.networks = job.networks or 1
         self.done, self.batch = 0, 0
         self.substitute: GraphRunner | None = None
         self._tally = torch.zeros(len(fields(Tally)), self.networks, dtype=torch.float64, device=self.device)
         self._tally[-1] = -1.0
-        self.images = self.model.input_rate(job.images).contiguous()
-        self.targets, self.labels = job.targets.contiguous(), job.labels.contiguous()
+        self.images, self.targets, self.labels = (t.contiguous() for t in (job.images, job.targets, job.labels))
 
     @property
     def tally(self) -> Tally:  # type: ignore[override]
@@ -85,6 +79,31 @@ class KernelRunner(Runner):
         for part in rows.split(LONGEST_RUN):
             self._run(part)
 
+    def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    @abstractmethod
+    def _prepare(self, batch: int) -> None:
+        """Lay out the buffers for this batch size, compile, capture the graph."""
+
+    @abstractmethod
+    def _run(self, rows: Tensor) -> None:
+        """The iterations of rows (n, R, B), at most LONGEST_RUN."""
+
+
+class KernelRunner(CapturedRunner):
+    """Layered nets: subclasses compile in `build` and launch one iteration in `launch`."""
+
+    iterations_per_graph = 50
+    keeps_states = False
+    """Whether the kernels write the states of both phases for `states`; training does not need them."""
+
+    def __init__(self, job: Job) -> None:
+        assert isinstance(job.model, Layered), "refused otherwise"
+        super().__init__(job)
+        self.model = job.model
+        self.images = self.model.input_rate(self.images).contiguous()
+
     def _run(self, rows: Tensor) -> None:
         count = len(rows)
         self.order[:count].copy_(rows, non_blocking=True)
@@ -95,7 +114,6 @@ class KernelRunner(Runner):
         self.done += count
 
     def _prepare(self, batch: int) -> None:
-        """Lay out the buffers for this batch size, compile, capture the graph."""
         self.batch = batch
         self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
         self.counters = self.buffer(4, dtype=torch.int32)
@@ -112,9 +130,6 @@ class KernelRunner(Runner):
             for i in range(self.iterations_per_graph):
                 self.launch(i)
             advance.launch(1, 1, [counters, ctypes.c_int(self.iterations_per_graph)])
-
-    def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     @property
     def input_blocks(self) -> int:
