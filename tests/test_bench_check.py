@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 from bench_records import Spoiled, brief, few_images
+from torch import Tensor
 
 from eqprop.benchmarks.cases import Case
 from eqprop.benchmarks.check import Checker
 from eqprop.data import Images
-from eqprop.engines.eager import Eager
+from eqprop.dynamics import Dynamics
+from eqprop.engines import Job, Runner
+from eqprop.engines.eager import Eager, EagerRunner
+from eqprop.estimators import BPTT
 from eqprop.experiments.training_records import PAPER
+from eqprop.relax import Phase, Relaxation, relax
+from eqprop.state import State
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +84,76 @@ def test_twins_are_computed_once_for_all_engines(images: Images, monkeypatch: py
     checker.check(case, Eager())
     monkeypatch.setattr("eqprop.benchmarks.check.train_step", lambda *args: pytest.fail("computed again"))
     checker.check(case.with_schedule("synchronous", "settled"), Eager())
+
+
+class Kept(Eager):
+    """The reference with a runner that tells its states, as the kernels' runners do; `wrong` spoils what it tells."""
+
+    name = "kept"
+
+    def __init__(self, wrong: bool = False) -> None:
+        self.wrong = wrong
+
+    def runner(self, job: Job) -> Runner:
+        return KeptRunner(job, self.wrong)
+
+
+class KeptRunner(EagerRunner):
+    def __init__(self, job: Job, wrong: bool) -> None:
+        super().__init__(job)
+        self.wrong = wrong
+        self.free: State | None = None
+
+    def iterate(self, rows: Tensor, signs: Tensor | None = None) -> None:
+        assert self.keeps_states, "asked for before the first run"
+        estimator, x = self.estimator, self.job.images[rows]
+        last = estimator.K if isinstance(estimator, BPTT) else 0
+        begun = relax(self.job.model, x, estimator.free_phase(estimator.T - last)).state
+        free = relax(self.job.model, x, last, begun).state
+        self.free = tuple(layer.half().float() if self.wrong else layer for layer in free)
+        super().iterate(rows, signs)
+
+    def free_states(self) -> State | None:
+        assert self.free is not None
+        return self.free if self.job.networks else tuple(layer[None] for layer in self.free)
+
+
+@pytest.mark.parametrize(("method", "trials"), [("ep", 1), ("ep", 2), ("bptt", 1), ("bptt", 2)])
+@pytest.mark.parametrize("schedule", ["synchronous", "alternating"])
+def test_states_are_the_runners_own_where_it_tells_them(
+    images: Images, method: str, trials: int, schedule: Any
+) -> None:
+    """At the weights and on the mini-batch of the first iteration; the engine's relaxation is right either way."""
+    case = Case(brief(PAPER["P-2h"]), method, trials=trials).with_schedule(schedule, "never")
+    checker = Checker(images)
+    reference, right, wrong = (checker.check(case, engine) for engine in (Eager(), Kept(), Kept(wrong=True)))
+    assert right.reason is None
+    assert right.state_error == pytest.approx(reference.state_error, rel=0.5)
+    assert wrong.reason is not None
+    assert "free state" in wrong.reason
+
+
+def test_an_engine_is_held_against_the_worse_of_torchs_two_ways(
+    images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One network at a time or stacked, torch rounds otherwise: what either of them does is as good as float32."""
+
+    class Rounded(Spoiled):
+        """Off by more than the plain twin, as batched products may be."""
+
+        def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+            free = super().relaxation(model, x, phase, state)
+            return replace(free, state=tuple(layer + 1e-5 for layer in free.state))
+
+    case = Case(brief(PAPER["P-2h"]), "ep", trials=2)
+    alone = Checker(images).check(case, Rounded("coarse update"))
+    assert alone.reason is not None
+    monkeypatch.setattr("eqprop.benchmarks.check.Eager", lambda: Rounded("coarse update"))
+    verdict = Checker(images).check(case, Rounded("coarse update"))
+    assert verdict.reason is None
+    assert verdict.plain_state_error == verdict.state_error == pytest.approx(1e-5, rel=0.2)
+    assert verdict.plain_update_error == verdict.update_error
+    monkeypatch.setattr("eqprop.benchmarks.check.Eager", Eager)
+    plain = Checker(images).check(case, Eager())
+    assert plain.plain_state_error < 0.2 * verdict.plain_state_error
+    assert all(error <= plain.plain_update_error[name] for name, error in plain.update_error.items())

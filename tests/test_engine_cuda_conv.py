@@ -27,7 +27,7 @@ from torch import Tensor
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
 from eqprop.engines import choose, nvrtc
 from eqprop.engines.cuda_conv import Conv, ConvRunner
-from eqprop.engines.eager import Eager
+from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.models import Convolutional, Layered, stack
 
 GPU = Place("cuda", torch.float32)
@@ -211,3 +211,16 @@ def test_auto_takes_the_kernels_and_what_they_do_not_serve_is_refused_in_words()
 def test_a_model_on_the_cpu_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="CUDA"):
         choose("cuda-conv", Convolutional(), SquaredError(), EP(T=5, K=2))
+
+
+def test_a_runner_that_handed_over_has_no_states_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise nvrtc.CudaError("no kernel today.")
+
+    monkeypatch.setattr(ConvRunner, "_prepare", broken)
+    monkeypatch.setattr("eqprop.engines.cuda_job.GraphRunner", EagerRunner)
+    of = case("two maps")
+    runner = ConvRunner(job_for(of.model(HOST), of, HOST, 0.05))
+    with pytest.warns(RuntimeWarning, match="graph engine takes over"):
+        runner.run(of.order(1))
+    assert runner.free_states() is None

@@ -84,6 +84,8 @@ class Runner(ABC):
     """Training iterations of one job. `tally` accumulates until `reset`."""
 
     tally: Tally
+    keeps_states = False
+    """Whether `free_states` will be asked for; to be set before the first run. Training does not need them."""
 
     @abstractmethod
     def run(self, order: Tensor) -> None:
@@ -91,6 +93,13 @@ class Runner(ABC):
 
         The model's parameters are up to date when it returns (on a GPU: in stream order).
         """
+
+    def free_states(self) -> State | None:
+        """The free states of the last iteration, (R, B, ...) a layer; see `keeps_states`.
+
+        None from a runner that keeps none, because its free phase is the engine's `relaxation`.
+        """
+        return None
 
     def reset(self) -> None:
         """Start counting anew; a network that is frozen stays so, with the iteration it went bad at."""

@@ -18,6 +18,7 @@ from eqprop.engines.cuda_graph import GraphRunner
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Layered
 from eqprop.relax import settled_below
+from eqprop.state import State
 
 LONGEST_RUN = 3000
 """Iterations whose order is laid on the device at once: an epoch of the paper."""
@@ -79,6 +80,13 @@ class CapturedRunner(Runner):
         for part in rows.split(LONGEST_RUN):
             self._run(part)
 
+    def states(self) -> tuple[State, State]:
+        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) a layer."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no states.")
+
+    def free_states(self) -> State | None:
+        return None if self.substitute is not None else self.states()[0]
+
     def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
@@ -95,8 +103,6 @@ class KernelRunner(CapturedRunner):
     """Layered nets: subclasses compile in `build` and launch one iteration in `launch`."""
 
     iterations_per_graph = 50
-    keeps_states = False
-    """Whether the kernels write the states of both phases for `states`; training does not need them."""
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.model, Layered), "refused otherwise"
