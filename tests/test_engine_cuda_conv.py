@@ -152,19 +152,23 @@ def test_a_network_that_is_not_finite_is_frozen_and_the_others_go_on(method: str
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("schedule", ["synchronous", "alternating"])
 @pytest.mark.parametrize("method", ["ep", "bptt"])
-def test_settled_stop_changes_no_bit_and_samples_come_to_rest(method: str) -> None:
-    of = case("two maps", method, networks=3)
+def test_settled_stop_changes_no_bit_and_samples_come_to_rest(method: str, schedule: Any) -> None:
+    """Parameters, states and counts, of phases of even and odd length: last bits may go to and fro for ever."""
+    of = case("two maps", method, networks=3, samples=20, schedule=schedule)
     start = of.model(HOST)
-    after = []
-    for stop in ("never", "settled"):
-        runner = runner_of(start, of, of.estimator(T=300, stop=stop), rate=0.05)
-        runner.run(of.order(2).cuda())
-        after.append(dict(runner.model.named_parameters()))
-        steps = runner.buffers["stats"][:, 3]
-        assert float(steps.min()) < 290.0, "no sample came to rest"
-    for name, p in after[0].items():
-        assert torch.equal(p, after[1][name]), name
+    for T in (300, 301):
+        after = []
+        for stop in ("never", "settled"):
+            runner = runner_of(start, of, of.estimator(T=T, stop=stop), rate=0.05)
+            runner.run(of.order(3).cuda())
+            after.append({**dict(runner.model.named_parameters()), **runner.buffers, "tally": runner._tally})
+            steps = runner.buffers["stats"][:, 3]
+            assert float(steps.median()) < 200.0, "samples did not come to rest"
+        for name, value in after[0].items():
+            never, settled = (v.detach().view(torch.uint8) for v in (value, after[1][name]))
+            assert torch.equal(never, settled), f"{name}, T = {T}"
 
 
 @pytest.mark.gpu

@@ -59,7 +59,8 @@ class ConvRunner(CapturedRunner):
     """Convolutional nets.
 
     Moves of at most 2^-24, the last bit of a float32 next to 1, are not told in the free phase, so that a sample comes
-    to rest; its further steps cost little, and with stop="settled" they are not taken.
+    to rest; its further steps cost little. With stop="settled" a sample leaves once its states repeat themselves bit
+    for bit, and ends in the very state that all T steps lead to.
     """
 
     def __init__(self, job: Job) -> None:

@@ -56,11 +56,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   __syncthreads();
 
   const int plain = METHOD ? T - K : T;
-  int used = plain;                              // steps of it until nothing moved
+  int used = plain;                              // steps of it that all others only repeat
   float residual = 0.f;
   int bits = 0;                                  // what is told of h1
   unsigned where = 0;
-  bool started = false, quiet = false;
+  bool started = false;
+  int silent = 0;                                // steps since anything was told
   auto h1 = [&](int i) { return FULL1 || live >> i & 1 ? sigma(total[i]) : 0.f; };
   auto h1_now = [&](int i) { return started ? h1(i) : 0.f; };
   float w[NO][4];
@@ -125,7 +126,6 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
         const float s = zones >> u & 1 ? sigma(v) : 0.f;
         if (looks) residual = worse(residual, fabsf(s - h0[u]));
         if (METHOD && keeps) note[(20 + u) * THREADS] = zones >> u & 1 ? slope(v) : 0.f;
-        if (!(fabsf(s - h0[u]) <= STILL)) tells |= 8;
         h0[u] = s;
       }
     }
@@ -143,9 +143,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       const float s = !METHOD && t >= T ? fmaf(a.beta, m.target[k] - old, free) : free;
       residual = looks && real ? worse(residual, fabsf(free - old)) : residual;
       if (METHOD && keeps) note[30 * THREADS] = real ? slope(v) : 0.f;
-      const bool moved = __any_sync(~0u, real && !(fabsf(s - old) <= STILL));
-      if (real) m.s0[k] = s;
-      if (seat.lane == 0) m.heard[8] = moved ? 8 : 0;
+      const bool again = __all_sync(~0u, !real || (same(m.marked[0][k], old) && same(m.marked[1][k], s)));
+      if (real) {
+        m.s0[k] = s;
+        if (marks(silent + 1)) m.marked[0][k] = old, m.marked[1][k] = s;
+      }
+      if (seat.lane == 0) m.heard[8] = again ? AGAIN : 0;
     }
     bits = 0;
     if (even) {
@@ -170,13 +173,13 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     __syncthreads();
     bits = told_by_all(m.heard, seat.lane);
     if (METHOD && t == T) break;
-    const bool still = !bits && !tells;
-    // At a fixed point all further steps of the phase would give the same.
-    if (t < plain && still && (all || quiet)) {
-      used = min(used, t + 1);
-      if (a.stop) t = plain - 1;
+    silent = (bits | tells) & MOVED ? 0 : silent + 1;
+    if (bits & AGAIN && repeats(silent) && t < plain && used == plain) {
+      // All further steps of the phase would go round the same states: whole rounds may be left out.
+      const int rest = (plain - 1 - t) % round_of(silent);
+      used = t + 1 + rest;
+      if (a.stop) t = plain - 1 - rest;
     }
-    quiet = still;
   }
 
   float moved[UNITS], moved0[4], taught[NO][4], moved_output = 0.f;

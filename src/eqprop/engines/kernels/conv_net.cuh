@@ -11,7 +11,7 @@
 #define PLACES 144                     // 12 x 12
 #define WIDE 1024                      // units of h0 as laid out
 #define WINDOW (KS * KS)
-#define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), steps until nothing moved
+#define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), steps that all others repeat
 
 // Filters as the products read them: halves of 2^10 W (which hold |W| below 64; beyond, a network counts as not finite and is
 // frozen), low parts then high parts; tap by tap, dx slowest, each a block of

@@ -3,13 +3,31 @@
 struct Small {
   float s0[16], target[16], error[16], gain[16], bias[16];
   float partial[8][16], residual[8];
-  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether the output moved
+  float marked[2][16];                           // the outputs before and after the marked step
+  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether those are back
 };
 
 // What all warps tell, the same in every thread, and known to be.
 __device__ __forceinline__ int told_by_all(const unsigned char *bits, int lane) {
   return __reduce_or_sync(~0u, lane < 9 ? bits[lane] : 0);
 }
+
+// When a free phase has come to rest. In a silent step neither map tells the other anything: z, total and what was told stay as
+// they are, and only h0 and the output still move, each by the other alone. Two silent steps of one silence that have the same
+// outputs before them and the same after them leave the same state, bit for bit: for h0 is computed from the output before the
+// step; or, where the schedule alternates and this step leaves h0 alone, in the step before, which left the output alone and
+// was silent too. If the second follows the first by an even number of steps, all that follows is a repetition, since a step
+// depends on the state alone and, alternating, on whether its number is even.
+// At a fixed point the round has two steps. It may have more where last bits go to and fro for ever: synchronous steps are
+// two chains that do not know of each other and may settle a last bit apart, to be seen in turn.
+//
+// Steps are counted from the beginning of their silence. Number 2, 4, 8... is marked, and each even number compared with the
+// last one marked, itself excepted: sooner or later a round of any length is found.
+#define AGAIN 8                        // the outputs are those of the marked step
+__device__ __forceinline__ bool same(float a, float b) { return __float_as_int(a) == __float_as_int(b); }
+__device__ __forceinline__ bool marks(int silent) { return !(silent & (silent - 1)); }
+__device__ __forceinline__ bool repeats(int silent) { return silent > 2 && !(silent & 1); }
+__device__ __forceinline__ int round_of(int silent) { return silent - (1 << (31 - __clz(silent - 1))); }
 
 // z += W01 * (what is told of h1). Sums of large numbers are kept short, a column of taps each; what halves could not hold is
 // told in a second round.
