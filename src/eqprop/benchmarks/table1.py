@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from eqprop.benchmarks.cases import Case
 from eqprop.benchmarks.timing import Contestant
 from eqprop.data import Images
@@ -31,17 +29,17 @@ def evaluation_seconds(case: Case, engine: Engine, images: Images) -> float:
     device = images.test_x.device
     model = case.build(device)
     assert model.input_shape is not None, "the records' networks say what they take"
-    measure = Measure(engine, model, case.record, case.network_count)
     count = TEST if device.type == "cuda" else BATCH
     x = images.test_x[:count].view(-1, *model.input_shape)
-    contestant = Contestant(lambda n: _evaluate(measure, x, images.test_y[:count]), device)
+    measure = Measure(engine, model, case.record, x, images.test_y[:count], case.network_count)
+    contestant = Contestant(lambda n: _evaluate(measure), device)
     if device.type == "cuda":
         contestant.seconds(1)
     return contestant.seconds(1) * TEST / count
 
 
-def _evaluate(measure: Measure, x: torch.Tensor, y: torch.Tensor) -> None:
-    measure.error_rates(x, y)
+def _evaluate(measure: Measure) -> None:
+    measure.error_rates()
 
 
 def with_evaluation(rows: Sequence[dict[str, Any]], images: Images, chosen: Mapping[str, Engine]) -> None:

@@ -1,7 +1,8 @@
 """Engines replace the time loop and nothing else.
 
 An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
-mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to.
+mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to. Where its
+iterations are so much faster that they outdo `relaxation`, it evaluates too (`Engine.evaluates`).
 """
 
 from __future__ import annotations
@@ -119,6 +120,10 @@ class Engine(ABC):
     def as_float32(self, model: Dynamics) -> bool:
         """Whether updates of such a model err at most twice as much as torch's float32; "auto" takes nothing else."""
         return True
+
+    def evaluates(self, samples: int) -> bool:
+        """Whether iterations of so many samples, over all networks, evaluate a set faster than `relaxation` does."""
+        return False
 
     @abstractmethod
     def refuses(

@@ -139,15 +139,16 @@ def evaluate(
                 choose(engine, network),
                 network,
                 record,
+                Plan(record, settings, images).inputs(images.test_x, network),
+                images.test_y,
                 start=getattr(network, "start", None),
                 cost=vars(network)["cost"],
             )
-            x = Plan(record, settings, images).inputs(images.test_x, network)
             done = read_checkpoint(folder / leg.folder)
             entry = {
                 "seed": record.seed + trial,
                 "epoch": done.position.epoch,
-                "test_error": measure.error_rates(x, images.test_y)[0],
+                "test_error": measure.error_rates()[0],
                 "diverged": str(trial) in done.diverged,
             }
             out.setdefault(method, []).append(entry)

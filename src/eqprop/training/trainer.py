@@ -53,9 +53,14 @@ class Trainer:
         self.engine = plan.engine(engine or plan.settings.engine, self.model, self.cost, self.estimator, self.optimizer)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
-        self.test_x = plan.inputs(images.test_x, self.model)
         self.targets = one_hot(images.train_y, images.classes, plan.dtype)
         self.start = make_start(plan.record, plan.settings, self.model, self.x)
+        test_x = plan.inputs(images.test_x, self.model)
+        # Made once: what they measure with is kept from epoch to epoch.
+        self.test_measure, self.train_measure = (
+            Measure(self.engine, self.model, plan.record, x, y, self.networks, self.start, self.cost)
+            for x, y in ((test_x, images.test_y), (self.x, images.train_y))
+        )
         self.position = Position()
         self.diverged: dict[int, Divergence] = {}
         self.seconds = self.epoch_seconds = 0.0
@@ -204,15 +209,11 @@ class Trainer:
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return nothing, nothing
-        plan, measure = (
-            self.plan,
-            Measure(self.engine, self.model, self.plan.record, self.networks, self.start, self.cost),
-        )
-        every, last = plan.settings.train_error_every, epoch == plan.record.epochs
-        test: list[float | None] = [*measure.error_rates(self.test_x, plan.images.test_y, between)]
+        every, last = self.plan.settings.train_error_every, epoch == self.plan.record.epochs
+        test: list[float | None] = [*self.test_measure.error_rates(between)]
         if not (last or (every and epoch % every == 0)):
             return test, nothing
-        return test, [*measure.error_rates(self.x, plan.images.train_y, between)]
+        return test, [*self.train_measure.error_rates(between)]
 
     def _line(self, r: int, epoch: int, counts: dict[str, float], measured: tuple[float | None, float | None]) -> Line:
         trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
