@@ -117,10 +117,6 @@ class Engine(ABC):
     starts: tuple[StartName, ...] = ("zero",)
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 
-    def as_float32(self, model: Dynamics) -> bool:
-        """Whether updates of such a model err at most twice as much as torch's float32; "auto" takes nothing else."""
-        return True
-
     def evaluates(self, samples: int) -> bool:
         """Whether iterations of so many samples, over all networks, evaluate a set faster than `relaxation` does."""
         return False

@@ -34,7 +34,7 @@ def choose(
     optimizer: torch.optim.Optimizer | None = None,
     start: StartName = "zero",
 ) -> Engine:
-    """The engine of that name, or with "auto" the first as good as float32 that does not refuse.
+    """The engine of that name, or with "auto" the first that does not refuse.
 
     start       where the free phases of training begin; a job with such a `start` is only given to an engine that
                 was chosen for it
@@ -47,7 +47,7 @@ def choose(
 
     engines = _engines()
     if name == "auto":
-        return next(engine for engine in engines if refusal(engine) is None and engine.as_float32(model))
+        return next(engine for engine in engines if refusal(engine) is None)
     for engine in engines:
         if engine.name == name:
             reason = refusal(engine)

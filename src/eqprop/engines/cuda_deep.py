@@ -25,15 +25,15 @@ WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
 CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
-"""Samples a cluster runs: the columns of a tensor-core product but one, which carries flags."""
-SCRATCH, KEPT = 3 * 640 * 4 + 1024, 6
-"""Bytes a warp needs while it loads its weights, and vectors of the outputs' state (kernels/tile.cuh)."""
+"""Samples a cluster runs. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
+SCRATCH = 3 * 640 * 4 + 1024
+"""Bytes a warp needs while it loads its weights (kernels/tile.cuh)."""
 SHARED_BYTES = 232_448
 """Of a block on a device with clusters."""
 
 _Pointers = ctypes.c_void_p * LAYERS
 Role = tuple[int, int, int]
-"""Layer, tile, part."""
+"""Layer, pair of tiles, part."""
 
 
 class _Args(ctypes.Structure):
@@ -53,25 +53,27 @@ class _Args(ctypes.Structure):
 
 
 def _tiles(units: int) -> int:
-    return -(-units // 16)
+    """Tiles of a hidden layer, whose last may be empty."""
+    return -(-units // 32) * 2
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which warp of which block of a cluster holds which tile.
+    """Which warp of which block of a cluster holds which tile, and what lies where in shared memory.
 
-    blocks        for each block its roles: (layer, tile, part), at most WARPS; a layer between two hidden ones has two
-                  parts a tile, side by side at an even place
-    output_rank   the block whose warps of even layers run the outputs besides
+    blocks        for each block its roles: (layer, pair of tiles, part), at most WARPS; the two warps of a pair side by
+                  side at an even place, the four of a layer between two hidden ones at a multiple of four
     sizes         of the layers that move, output first
+    samples       that a cluster runs, at most
     """
 
     blocks: tuple[tuple[Role, ...], ...]
-    output_rank: int
     sizes: tuple[int, ...]
+    samples: int
 
     def layers_of(self, rank: int) -> set[int]:
-        return {role[0] for role in self.blocks[rank]} | ({0} if rank == self.output_rank else set())
+        """The outputs are with the first block, which has even layers."""
+        return {role[0] for role in self.blocks[rank]} | ({0} if rank == 0 else set())
 
     def heard(self, rank: int) -> set[int]:
         """The layers a block is told of."""
@@ -85,7 +87,13 @@ class Layout:
 
     @property
     def output_warps(self) -> int:
-        return len(self.blocks[self.output_rank])
+        return len(self.blocks[0])
+
+    @property
+    def finisher(self) -> int:
+        """The warp that owns the outputs: one that has no neurons of its own, if there is any."""
+        parts = [part for _, _, part in self.blocks[0]]
+        return parts.index(2) if 2 in parts else 0
 
     @property
     def places(self) -> list[int]:
@@ -93,12 +101,12 @@ class Layout:
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
             starts.append(ends[n % 2])
-            ends[n % 2] += _even(_tiles(size))
+            ends[n % 2] += _tiles(size) if n else 1
         return starts
 
     @property
     def most(self) -> int:
-        return _even(max(_tiles(size) for size in self.sizes))
+        return max(map(_tiles, self.sizes[1:]))
 
     @property
     def area(self) -> int:
@@ -106,49 +114,55 @@ class Layout:
         return max(place + self.most for place in self.places)
 
     @property
+    def offsets(self) -> dict[str, int]:
+        """Where things lie in shared memory.
+
+        EXTRAS     in blocks of layer 1: low halves of the weights to the outputs
+        OUTPUTS    in the first block: the outputs' weights, shares of their sums, their state
+        PARTIALS   partial sums that warps hand each other; from here on, a scratch while weights are loaded
+        SLOTS      what the block is told
+        """
+        share = 256 + 32 * max(0, self.sizes[0] - 8)
+        outputs = (2 * self.sizes[0] + 1) * (self.most * 32 + 16) + (2 * (WARPS - 1) + 5) * share
+        side = WARPS * self.most * 512
+        partials = side + max(outputs, WARPS * 512)
+        return {"EXTRAS": side, "OUTPUTS": side, "PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
+
+    @property
     def shared_bytes(self) -> int:
-        """As kernels/tile.cuh lays it out."""
-        outputs, extras = (2 * self.sizes[0] + 1) * (self.most * 32 + 16), WARPS * 512
-        weights = WARPS * self.most * 512 + max(outputs, extras)
-        shares = 2 * WARPS * (256 + 32 * max(0, self.sizes[0] - 8))
-        board = 2 * self.area * 512 + WARPS * 512 + shares + KEPT * 512 + 4 * LAYERS * 8
-        return weights + max(board, WARPS * SCRATCH)
+        told = 2 * self.area * self.samples * 64 + 2 * LAYERS * 8
+        return max(self.offsets["SLOTS"] + told, self.offsets["PARTIALS"] + WARPS * SCRATCH)
 
     def table(self) -> list[list[int]]:
-        """`roles` of deep.cu: layer, tile, part, barriers it makes ready (1: its source's, 2: the outputs')."""
+        """`roles` of deep.cu: layer, pair, part, barriers it makes ready (1: its source's, 2: the outputs')."""
         rows = []
         for block in self.blocks:
             armed: set[int] = set()
-            roles = [*block, *[(-1, 0, 0)] * (WARPS - len(block))]
-            for n, tile, part in roles:
-                source = n - 1 if part or n == len(self.sizes) - 1 else n + 1
+            for n, pair, part in [*block, *[(-1, 0, 0)] * (WARPS - len(block))]:
+                source = n - 1 if part >= 2 or n == len(self.sizes) - 1 else n + 1
                 hears = [source] if n != 1 else [source, 0]
                 arms = sum(1 << i for i, m in enumerate(hears) if n >= 0 and m not in armed)
                 armed.update(hears if n >= 0 else [])
-                rows.append([n, tile, part, arms])
+                rows.append([n, pair, part, arms])
         return rows
 
 
-def _even(count: int) -> int:
-    return count + count % 2
-
-
-def layout(sizes: tuple[int, ...]) -> Layout | None:
-    """The smallest cluster that holds the layers that move; None if none does.
+def layout(sizes: tuple[int, ...], samples: int = SAMPLES) -> Layout | None:
+    """The smallest cluster that holds the layers that move, for so many samples; None if none does.
 
     Layers of even and of odd number live in different blocks, so that a block is told of few tiles.
     """
     depth = len(sizes)
     units: list[list[tuple[Role, ...]]] = [[], []]
     for n in range(1, depth):
-        parts = 2 if 2 <= n < depth - 1 else 1
-        units[n % 2] += [tuple((n, tile, part) for part in range(parts)) for tile in range(_tiles(sizes[n]))]
+        team = 4 if 2 <= n < depth - 1 else 2
+        units[n % 2] += [tuple((n, pair, part) for part in range(team)) for pair in range(_tiles(sizes[n]) // 2)]
     weight = [sum(map(len, u)) for u in units]
-    for blocks in CLUSTERS:
-        even = min(range(1, blocks), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (blocks - k))))
-        shares = [_share_out(units[0], even), _share_out(units[1], blocks - even)]
-        found = Layout(tuple(block for share in shares for block in share), 0, sizes)
-        if max(map(len, found.blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
+    for count in CLUSTERS:
+        even = min(range(1, count), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (count - k))))
+        blocks = (*_share_out(units[0], even), *_share_out(units[1], count - even))
+        found = Layout(blocks, sizes, samples)
+        if max(map(len, blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
             return found
     return None
 
@@ -165,14 +179,15 @@ class DeepRunner(KernelRunner):
 
     def build(self) -> None:
         model, R, B, depth = self.model, self.networks, self.batch, self.model.depth
-        plan = layout(model.sizes[:depth])
+        self.sample_groups = -(-B // SAMPLES)
+        plan = layout(model.sizes[:depth], -(-B // self.sample_groups))
         assert plan is not None, "refused otherwise"
-        self.cluster, self.sample_groups = len(plan.blocks), -(-B // SAMPLES)
+        self.cluster = len(plan.blocks)
         per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
         definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
-        definitions |= {"DEPTH": depth, "QUICK": 0, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
-        definitions |= {"OUTPUT_RANK": plan.output_rank, "OUTPUT_WARPS": plan.output_warps}
-        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area})
+        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
+        definitions |= {"OUTPUT_WARPS": plan.output_warps, "FINISHER": plan.finisher}
+        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area} | plan.offsets)
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
         self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
@@ -184,7 +199,7 @@ class DeepRunner(KernelRunner):
     def _lay_out(self) -> None:
         model, R, B, K = self.model, self.networks, self.batch, self.job.estimator.K
         bptt = isinstance(self.job.estimator, BPTT)
-        tiles = [_tiles(model.sizes[n]) for n in range(model.depth)]
+        tiles = [-(-model.sizes[n] // 16) for n in range(model.depth)]
         self.moved = self.buffer(R * self.sample_groups, self.job.estimator.T // 16 + 2, dtype=torch.int32)
 
         def layers(slots: int, wanted: bool = True) -> list[Tensor]:
@@ -218,7 +233,8 @@ class DeepRunner(KernelRunner):
     def launch(self, i: int) -> None:
         arguments = [self.arguments, ctypes.c_int(i)]
         self.update.launch(self.blocks, 256, arguments)
-        self.relax.launch(self.cluster * self.sample_groups * self.networks, THREADS, arguments, cluster=self.cluster)
+        blocks = self.cluster * self.sample_groups * self.networks
+        self.relax.launch(blocks, THREADS, arguments, cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""
@@ -231,11 +247,6 @@ class DeepRunner(KernelRunner):
 
 class Deep(Engine):
     name = "cuda-deep"
-
-    def as_float32(self, model: Dynamics) -> bool:
-        # Measured on an H200 against float64: P-2h passes. The free state of EB-2h was off by 2.6e-6 and that of P-3h
-        # by 3.1e-6, where torch's float32 is off by 1.1e-6 and 1.35e-6.
-        return isinstance(model, Layered) and not model.energy_based and model.depth == 3
 
     def refuses(
         self,

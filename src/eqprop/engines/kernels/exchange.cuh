@@ -41,9 +41,6 @@ __device__ __forceinline__ void push(u32 to, uint4 v, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
                :: "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void push(u32 to, u32 x, u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" :: "r"(to), "r"(x), "r"(barrier) : "memory");
-}
 
 // Two floats as a pair of halves, the first in the lower half of the word, and back.
 __device__ __forceinline__ u32 halves(float x, float y) {

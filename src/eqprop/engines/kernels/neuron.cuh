@@ -20,8 +20,8 @@ __device__ __forceinline__ float sigma(float v) {
 #if ACT == 0 && QUICK
   return reciprocal(1.0f + exp2_fast(fmaf(v, -5.770780163555854f, 2.885390081777927f)));
 #elif ACT == 0
-  // The quotient by Newton's iteration: as exact as a division, without its branches.
-  const float d = 1.0f + expf(fminf(fmaf(v, -4.0f, 2.0f), 80.0f)), r = reciprocal(d);
+  // The quotient by Newton's iteration: as exact as a division, without its branches. A NaN passes.
+  const float e = fmaf(v, -4.0f, 2.0f), d = 1.0f + expf(e > 80.0f ? 80.0f : e), r = reciprocal(d);
   return fmaf(r, fmaf(-d, r, 1.0f), r);
 #else
   return tanhf(v);

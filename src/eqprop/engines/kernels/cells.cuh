@@ -1,0 +1,181 @@
+// The neurons of a thread: what they are, what they hear, what others know of them.
+
+#include "tile.cuh"
+
+// The largest of a sample's numbers, or NaN, among its residuals. A column of eight threads holds two samples.
+__device__ __forceinline__ void report(const Spot &spot, int it, float4 v) {
+  const float q[2] = {worse(v.x, v.z), worse(v.y, v.w)};
+  for (int i = 0; i < 2; i++) {
+    float worst = q[i];
+    for (int x = 4; x < 32; x <<= 1) worst = worse(worst, __shfl_xor_sync(~0u, worst, x));
+    if (worst != worst) worst = __int_as_float(0x7fc00000);
+    if (spot.lane < 4 && spot.sample(i) < spot.samples)
+      atomicMax((int *)(stats_of(spot.a.job, it, spot.r) + (spot.first_sample + spot.sample(i)) * STATS + 2), __float_as_int(worst));
+  }
+}
+
+// What is counted of the free state of the outputs.
+__device__ __forceinline__ void tell_outcome(const Spot &spot, int it, float4 s, float4 target) {
+  const Job &job = spot.a.job;
+  float v[4], y[4];
+  as_array(s, v), as_array(target, y);
+  for (int q = 0; q < 2; q++) {
+    float loss = 0.f, top = -__int_as_float(0x7f800000);
+    int best = 0;
+    for (int i = q; i < 4; i += 2) {
+      if (spot.unit(i) >= N0) continue;
+      loss += 0.5f * (v[i] - y[i]) * (v[i] - y[i]);
+      if (v[i] > top) top = v[i], best = spot.unit(i);
+    }
+    for (int x = 4; x < 32; x <<= 1) {
+      loss += __shfl_xor_sync(~0u, loss, x);
+      const float other = __shfl_xor_sync(~0u, top, x);
+      const int which = __shfl_xor_sync(~0u, best, x);
+      if (other > top || (other == top && which < best)) top = other, best = which;
+    }
+    const int b = spot.first_sample + spot.sample(q);
+    if (spot.lane < 4 && spot.sample(q) < spot.samples) {
+      float *stats = stats_of(job, it, spot.r) + b * STATS;
+      stats[0] = best != (int)job.labels[job.order[((size_t)it * job.R + spot.r) * B + b]];
+      stats[1] = loss;
+    }
+  }
+}
+
+template <bool OF_OUTPUTS> struct Cells {
+  float4 s, in, rest, told;                      // rest: what additions to the input rounded away
+#if ENERGY
+  float4 r;
+  __device__ __forceinline__ float4 &rates() { return r; }
+#else
+  __device__ __forceinline__ float4 &rates() { return s; }
+#endif
+  static constexpr bool with_slope = OUTPUT_SLOPE || !OF_OUTPUTS;
+
+  __device__ __forceinline__ void begin(const Spot &spot, const Board &board, int it) {
+    const Job &job = spot.a.job;
+    const int r = spot.r;
+    const float *bias = spot.n == DEPTH - 1 ? job.b : spot.a.b[spot.n];
+    s = in = rest = told = zero4();
+    if (bias) in = spot.each([&](int i) { return bias[(size_t)r * spot.size + spot.unit(i)]; });
+    if (!OF_OUTPUTS && spot.n == DEPTH - 1)
+      for (int q = 0; q < SPLITS; q++)
+        in = in + spot.each([&](int i) {
+          return job.drive[((size_t)(q * job.R + r) * B + spot.first_sample + spot.sample(i)) * HP + spot.unit(i)];
+        });
+    const int *order = job.order + ((size_t)it * job.R + r) * B + spot.first_sample;
+    if (OF_OUTPUTS) ::keep(board.kept(4), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
+    rates() = spot.each([](int) { return rate(0.f); });
+  }
+
+  // Adds to the input; what is rounded away is carried to the next time.
+  __device__ __forceinline__ void hear(float4 sum) {
+    const float4 y = sum + rest, to = in + y;
+    rest = y - (to - in);
+    in = to;
+  }
+  // Tells what others do not know of the state, to a multiple of 2^-24, so that `told` is their sum without rounding. Returns
+  // whether there was anything.
+  __device__ __forceinline__ bool tell(const Spot &spot, int round) {
+    const float4 news = map4([](float v) { return rintf(v * 16777216.0f) * (1.0f / 16777216.0f); }, rates()) - told;
+    told = told + spot.publish(news, round, STATE_SCALE);
+    return !same(spot.only_real(news), zero4());
+  }
+
+  // Step t. Returns whether anything moved.
+  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t) {
+    const Args &a = spot.a;
+    const int n = spot.n;
+    const float eps = a.job.eps;
+    float4 to = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s, rates(), in);
+    if (t >= course.plain) {
+      const float4 target = OF_OUTPUTS ? ::recall(board.kept(4)) : zero4();
+      if (t == course.star()) {
+        report(spot, course.it, spot.only_real(map4([](float p, float q) { return fabsf(clip(p) - q); }, to, s)));
+        spot.store(a.s[n], 0, s);
+        if (OF_OUTPUTS) tell_outcome(spot, course.it, s, target);
+      }
+#if METHOD == 0
+      if (t == course.plain) spot.store(a.rates[n], 0, rates());
+      const float pull = a.job.beta * (ENERGY ? eps : 1.0f);
+      if (OF_OUTPUTS) to = map4([&](float to, float y, float s) { return fmaf(pull, y - s, to); }, to, target, s);
+#else
+      if (t == course.end) return false;
+      spot.store(a.rates[n], t - course.plain, rates());
+      spot.store(a.states[n], t - course.plain, s);
+      spot.store(a.inputs[n], t - course.plain, in);
+#endif
+    }
+    to = map4([](float q) { return clip(q); }, to);
+    const bool moves = !same(spot.only_real(to), spot.only_real(s));
+    s = to;
+    if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
+    return moves;
+  }
+
+#if METHOD == 1
+  // The way back: `in` holds the gradient of the state (nabla), `rest` the state after the step, `told` the sum of the errors.
+  __device__ __forceinline__ void turn_back(const Spot &spot, const Board &board) {
+    rest = s;
+    in = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(4))) : zero4();
+    told = zero4();
+  }
+  // The error of step t; what passes the clip stays in `in`.
+  __device__ __forceinline__ float4 error(const Spot &spot, int t) {
+    const Args &a = spot.a;
+    float4 e;
+#if ENERGY
+    const float eps = a.job.eps;
+    const float4 r4 = spot.load(a.rates[spot.n], t), s4 = spot.load(a.states[spot.n], t), in4 = spot.load(a.inputs[spot.n], t);
+    const float4 free = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s4, r4, in4);
+    in = map4([](float v, float g) { return inside(v) ? g : 0.f; }, free, in);
+    e = eps * (map4([](float q) { return with_slope ? slope(q) : 1.0f; }, r4) * in);
+#else
+    e = in * map4([](float y) { return slope(y); }, rest);
+#endif
+    e = spot.only_real(e);
+    spot.store(a.errors[spot.n], t, e);
+    told = told + e;
+    return e;
+  }
+  __device__ __forceinline__ void go_back(const Spot &spot, int t, float4 coupled) {
+    const float4 r4 = spot.load(spot.a.rates[spot.n], t);
+#if ENERGY
+    const float eps = spot.a.job.eps;
+    const float4 in4 = spot.load(spot.a.inputs[spot.n], t);
+    const float4 curve = map4([&](float q, float w) { return (1.0f - eps) + (with_slope ? eps * curvature(q) * w : 0.f); }, r4, in4);
+    in = curve * in + map4([](float q) { return slope(q); }, r4) * coupled;
+#else
+    in = coupled;
+#endif
+    rest = r4;
+  }
+#endif
+
+  // The gradient of the layer next to the input, and whether everything is finite.
+  __device__ __forceinline__ void end(const Spot &spot, const Course &course) {
+    const Job &job = spot.a.job;
+#if METHOD == 0
+    spot.store(spot.a.rates[spot.n], 1, rates());
+    spot.store(spot.a.t[spot.n], 0, s);
+    const float4 u = (-1.0f / job.beta) * (spot.only_real(rates()) - spot.load(spot.a.rates[spot.n], 0));
+#else
+    const float4 u = told;
+#endif
+    report(spot, course.it, map4([](float p, float q) { return finite(p + q) ? 0.f : __int_as_float(0x7fc00000); }, u, spot.only_real(s)));
+    if (OF_OUTPUTS || spot.n < DEPTH - 1) return;
+    float v[4];
+    as_array(u, v);
+    for (int i = 0; i < 4; i++)
+      if (spot.real(i)) job.u[(size_t)(spot.r * B + spot.first_sample + spot.sample(i)) * HP + spot.unit(i)] = v[i];
+  }
+
+  // The outputs' state lies in shared memory between steps.
+  __device__ __forceinline__ void keep(const Board &board) const {
+    ::keep(board.kept(0), s), ::keep(board.kept(1), in), ::keep(board.kept(2), rest), ::keep(board.kept(3), told);
+  }
+  __device__ __forceinline__ void recall(const Board &board) {
+    s = ::recall(board.kept(0)), in = ::recall(board.kept(1)), rest = ::recall(board.kept(2)), told = ::recall(board.kept(3));
+    if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
+  }
+};
