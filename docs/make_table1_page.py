@@ -10,10 +10,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eqprop.experiments.plain import from_plain
 from eqprop.experiments.record import Record, Reported
 from eqprop.experiments.training_records import PAPER, PRESETS, named_record
 from eqprop.files import write_text
@@ -22,6 +23,8 @@ from eqprop.training.published import ALTERNATING
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "table1"
+TRIED = ROOT / "results" / "table1-tried"
+SILENT = "silent-outputs"
 PAGE = ROOT / "docs" / "table1.md"
 METHODS = ("ep", "bptt")
 NOT_YET = "*Not run yet.*"
@@ -115,6 +118,41 @@ def changes_block(files: list[Published]) -> str:
     )
 
 
+def tried(folder: Path) -> list[Published]:
+    """Settings that were tried for a row and are not a preset; each file carries its record."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        if path.stem != SILENT:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            record = replace(from_plain(result["record"], str(path)), reported=PAPER[result["name"]].reported)
+            found.append(Published(record, record.schedule == "alternating", result))
+    return found
+
+
+def tried_block(files: list[Published]) -> str:
+    rows = []
+    for file in tried(TRIED):
+        printed = PAPER[file.record.name]
+        changes = [f"{c.field} {c.now} instead of {c.was}" for c in file.record.changes(printed)]
+        cells = [spread(file.method(name)) for name in METHODS]
+        rows.append([file.record.name, "; ".join(changes), *cells, str(max(map(file.epochs, METHODS)))])
+    return table(["network", "what is not as printed", "EP", "BPTT", "epochs"], rows) if rows else "Nothing yet."
+
+
+def silent_block(files: list[Published]) -> str:
+    path = TRIED / f"{SILENT}.json"
+    if not path.is_file():
+        return NOT_YET
+    told = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        [f"{row['name']}, `{row['preset']}`", *(", ".join(map(str, row[method])) for method in METHODS)]
+        for row in told["rows"]
+    ]
+    seeds = ", ".join(map(str, told["seeds"]))
+    note = f"{told['samples']} samples, seeds {seeds}, commit {str(told['provenance']['commit'])[:7]}."
+    return f"{table(['network', 'EP: silent outputs of ten', 'BPTT'], rows)}\n\n{note}"
+
+
 def schedules_block(files: list[Published]) -> str:
     """The P rows with both schedules: the same errors, at what cost."""
     rows = []
@@ -151,6 +189,8 @@ def provenance_block(files: list[Published]) -> str:
 BLOCKS = {
     "results": results_block,
     "changes": changes_block,
+    "tried": tried_block,
+    "silent": silent_block,
     "schedules": schedules_block,
     "provenance": provenance_block,
 }
