@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eqprop.files import write_bytes, write_json, write_text
+from blocks import write_or_check
+
+from eqprop.files import write_bytes, write_json
 from eqprop.report.drawing import BLUE, ORANGE, drawn, new_figure, save
 from eqprop.training.folder import RECORD, RESULT, read_json, sessions
 
@@ -202,17 +204,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    """The page with every marked block made anew."""
-
-    def block(found: re.Match[str]) -> str:
-        if found[1] not in BLOCKS:
-            raise ValueError(f"{PAGE.name} has a block {found[1]!r} that nothing fills; expected {', '.join(BLOCKS)}.")
-        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
-
-
 def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["--collect"]:
@@ -221,11 +212,7 @@ def main() -> None:
     if words == ["--draw"]:
         draw()
         return
-    page = PAGE.read_text(encoding="utf-8")
-    new = filled(page)
-    if words == ["--check"]:
-        sys.exit(0 if new == page else f"{PAGE.name} is not what results/ says. Run: python docs/make_beyond_page.py")
-    write_text(PAGE, new)
+    write_or_check(PAGE, BLOCKS, check=words == ["--check"])
 
 
 if __name__ == "__main__":

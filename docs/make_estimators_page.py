@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from blocks import write_or_check
 from torch import Tensor
 
 from eqprop import EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, Phase, SquaredError, limit_steps, relax
@@ -358,17 +358,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    """The page with every marked block made anew."""
-
-    def block(found: re.Match[str]) -> str:
-        if found[1] not in BLOCKS:
-            raise ValueError(f"{PAGE} has a block {found[1]!r}; expected one of {', '.join(BLOCKS)}.")
-        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- ([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
-
-
 def main() -> None:
     if "--measure" in sys.argv:
         measure()
@@ -377,13 +366,7 @@ def main() -> None:
     elif "--train" in sys.argv:
         train_each()
     else:
-        before = PAGE.read_text(encoding="utf-8")
-        after = filled(before)
-        if "--check" in sys.argv:
-            sys.exit(
-                0 if after == before else f"{PAGE} is not what results/estimators says. Run {Path(__file__).name}."
-            )
-        PAGE.write_text(after, encoding="utf-8")
+        write_or_check(PAGE, BLOCKS, check="--check" in sys.argv)
 
 
 if __name__ == "__main__":

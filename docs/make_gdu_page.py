@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from blocks import write_or_check
 
 from eqprop.experiments.gdu_records import gdu_record
 
@@ -243,18 +244,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    """The page with every marked block made anew."""
-
-    def block(found: re.Match[str]) -> str:
-        name = found[1]
-        if name not in BLOCKS:
-            raise ValueError(f"{PAGE} has a block {name!r}; expected one of {', '.join(BLOCKS)}.")
-        return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- ([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
-
-
 def measure_cold_start(runs: int = 3) -> None:
     """`eqprop gdu toy` in a new process, as often as asked."""
     seconds = []
@@ -277,11 +266,7 @@ def main() -> None:
     if "--time" in sys.argv:
         measure_cold_start()
         return
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before)
-    if "--check" in sys.argv:
-        sys.exit(0 if after == before else f"{PAGE} is not what results/gdu says. Run: python docs/make_gdu_page.py")
-    PAGE.write_text(after, encoding="utf-8")
+    write_or_check(PAGE, BLOCKS, check="--check" in sys.argv)
 
 
 if __name__ == "__main__":

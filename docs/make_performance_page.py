@@ -2,23 +2,23 @@
 
     python docs/make_performance_page.py [--check]
 
-The text of the page is written by hand; what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made here,
-so that no measured number on it is typed.
+The text of the page is written by hand; the marked blocks are made here, so that no measured number on it is typed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from blocks import write_or_check
+
 from eqprop.benchmarks.floors import dependent_steps, floors, work
 from eqprop.experiments.training_records import PAPER, named_record
-from eqprop.files import write_text
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "performance.md"
@@ -246,15 +246,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
 }
 
 
-def filled(page: str, results: Results) -> str:
-    """The page with every block made anew."""
-    for name, make in BLOCKS.items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if not pattern.search(page):
-            raise ValueError(f"The page has no block {name!r}; expected <!-- begin {name} --> and <!-- end {name} -->.")
-        content = make(results)
-        page = pattern.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", page)
-    return page
+def makers(results: Results) -> dict[str, Callable[[], str]]:
+    return {name: partial(make, results) for name, make in BLOCKS.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -262,16 +255,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is not current")
     given = parser.parse_args(arguments)
     results = Results(RESULTS)
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before, results)
-    if given.check:
-        missing = [name for name in results.scalings if not (HERE / f"performance-{name}.svg").is_file()]
-        if after != before or missing:
-            sys.exit("docs/performance.md is not current: run python docs/make_performance_page.py")
-        return
-    write_text(PAGE, after)
+    write_or_check(PAGE, makers(results), given.check)
     for name, found in results.scalings.items():
-        draw(found, HERE / f"performance-{name}.svg")
+        figure = HERE / f"performance-{name}.svg"
+        if not given.check:
+            draw(found, figure)
+        elif not figure.is_file():
+            sys.exit(f"There is no {figure.name}. Run: python docs/make_performance_page.py")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ python docs/make_readme.py [--check]
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from blocks import write_or_check
+
 from eqprop.experiments.training_records import PAPER
-from eqprop.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- begin measured -->", "<!-- end measured -->"
 
 
 def gdu_rows() -> list[str]:
@@ -104,17 +103,9 @@ def _bench_row(machine: dict[str, Any], row: dict[str, Any]) -> str:
     return f"| {label} | {engine} | {row['trials']} | {row['us_per_iteration']:,.0f} | {row['speedup']:,.0f} |"
 
 
-def main() -> int:
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    made = "\n".join([BEGIN, *table1_rows(), *gdu_rows(), *training_rows(), *bench_rows(), END])
-    new = re.sub(f"{BEGIN}.*?{END}", lambda _: made, text, flags=re.DOTALL)
-    if "--check" in sys.argv[1:]:
-        print("README.md is current." if new == text else "README.md is not current: run python docs/make_readme.py.")
-        return int(new != text)
-    write_text(readme, new)
-    return 0
+def measured() -> str:
+    return "\n".join([*table1_rows(), *gdu_rows(), *training_rows(), *bench_rows()])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check(ROOT / "README.md", {"measured": measured}, check="--check" in sys.argv)

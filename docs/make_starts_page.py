@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blocks import write_or_check
+
 from eqprop.experiments.record import Reported
-from eqprop.files import write_json, write_text
+from eqprop.files import write_json
 from eqprop.training.folder import RECORD, read_json, sessions
 from eqprop.training.metrics import read_metrics
 from eqprop.training.watch import duration
@@ -129,27 +131,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    """The page with every marked block made anew."""
-
-    def block(found: re.Match[str]) -> str:
-        if found[1] not in BLOCKS:
-            raise ValueError(f"{PAGE.name} has a block {found[1]!r} that nothing fills; expected {', '.join(BLOCKS)}.")
-        return f"<!-- {found[1]} -->\n{BLOCKS[found[1]]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
-
-
 def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["--collect"]:
         collect(words[1:])
         return
-    page = PAGE.read_text(encoding="utf-8")
-    new = filled(page)
-    if words == ["--check"]:
-        sys.exit(0 if new == page else f"{PAGE.name} is not what results/ says. Run: python docs/make_starts_page.py")
-    write_text(PAGE, new)
+    write_or_check(PAGE, BLOCKS, check=words == ["--check"])
 
 
 if __name__ == "__main__":

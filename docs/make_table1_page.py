@@ -7,17 +7,18 @@ python docs/make_table1_page.py --check    say whether they are up to date
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from blocks import write_or_check
 
 from eqprop.experiments.plain import from_plain
 from eqprop.experiments.record import Record, Reported
 from eqprop.experiments.training_records import PAPER, PRESETS, named_record
-from eqprop.files import write_text
 from eqprop.report.tables import USUAL_STD, WITHIN
 from eqprop.training.published import ALTERNATING
 
@@ -186,7 +187,7 @@ def provenance_block(files: list[Published]) -> str:
     return f"{table(heads, rows)}\n\nTraining and evaluation together: {total / 60:,.1f} minutes."
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[list[Published]], str]] = {
     "results": results_block,
     "changes": changes_block,
     "tried": tried_block,
@@ -196,25 +197,13 @@ BLOCKS = {
 }
 
 
-def filled(page: str, files: list[Published]) -> str:
-    for name, make in BLOCKS.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        content = f"{begin}\n{make(files)}\n{end}"
-        page, count = re.subn(f"{begin}.*?{end}", lambda _, c=content: c, page, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"docs/table1.md has {count} blocks {name}; expected one.")
-    return page
+def makers(files: list[Published]) -> dict[str, Callable[[], str]]:
+    return {name: partial(make, files) for name, make in BLOCKS.items()}
 
 
-def main() -> int:
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before, list(published(RESULTS)))
-    if "--check" in sys.argv[1:]:
-        print("docs/table1.md is current." if after == before else "Not current: run python docs/make_table1_page.py.")
-        return int(after != before)
-    write_text(PAGE, after)
-    return 0
+def main() -> None:
+    write_or_check(PAGE, makers(list(published(RESULTS))), check="--check" in sys.argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,13 +6,12 @@ python docs/make_tune_page.py [--check]
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eqprop.files import write_text
+from blocks import write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "tune"
@@ -103,19 +102,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    def fill(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in BLOCKS:
-            raise ValueError(f"docs/tune.md has a block {name!r}; expected one of {', '.join(BLOCKS)}.")
-        return f"<!-- {name} -->\n{BLOCKS[name]()}\n<!-- end -->"
-
-    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", fill, page, flags=re.DOTALL)
-
-
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before)
-    if "--check" in sys.argv:
-        sys.exit(0 if after == before else "docs/tune.md is not what results/tune says: run docs/make_tune_page.py")
-    write_text(PAGE, after)
+    write_or_check(PAGE, BLOCKS, check="--check" in sys.argv)

@@ -87,13 +87,12 @@ def test_the_projection_names_an_open_total(page: ModuleType, results: Any) -> N
 
 
 def test_every_block_is_filled_and_the_text_kept(page: ModuleType, results: Any) -> None:
+    filled = page_maker("blocks").filled
     before = (DOCS / "performance.md").read_text(encoding="utf-8")
-    after = page.filled(before, results)
+    after = filled(before, page.makers(results))
     assert after.startswith(before[:200])
     assert "performance-curves.svg" in after
-    assert page.filled(after, results) == after
-    with pytest.raises(ValueError, match="no block"):
-        page.filled("nothing", results)
+    assert filled(after, page.makers(results)) == after
 
 
 def test_curves_are_drawn(page: ModuleType, results: Any, tmp_path: Path) -> None:

@@ -23,14 +23,7 @@ def maker() -> ModuleType:
 
 
 def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert maker.filled(page) == page
-    assert set(re.findall(r"<!-- (?!end)([a-z ]+) -->", page)) == set(maker.BLOCKS)
-
-
-def test_a_block_that_nobody_fills_is_noticed(maker: ModuleType) -> None:
-    with pytest.raises(ValueError, match="has a block 'no such block'"):
-        maker.filled("<!-- no such block -->\n<!-- end -->")
+    maker.write_or_check(maker.PAGE, maker.BLOCKS, check=True)
 
 
 def test_the_published_record_is_the_one_decided_and_trained() -> None:
