@@ -13,11 +13,11 @@ from torch import Tensor
 from training_runs import SMALL, assert_same_bits, few_images, metrics
 
 from eqprop import SquaredError, relax
-from eqprop.benchmarks.measure import full_precision
 from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Runner
 from eqprop.engines.cuda_conv import EVALUATED, Conv, ConvRunner
 from eqprop.engines.eager import Eager
+from eqprop.engines.precision import full_precision
 from eqprop.experiments.architecture import ConvolutionalNet
 from eqprop.experiments.record import Record
 from eqprop.experiments.training_records import PAPER

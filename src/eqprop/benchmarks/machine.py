@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from eqprop.benchmarks.measure import check_device, full_precision
+from eqprop.benchmarks.measure import check_device
 from eqprop.benchmarks.timing import wait
 from eqprop.engines import cpu_library, nvrtc
+from eqprop.engines.precision import full_precision
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 

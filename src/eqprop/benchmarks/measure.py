@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -24,6 +23,7 @@ from eqprop.benchmarks.table1 import project, with_evaluation
 from eqprop.benchmarks.timing import Contestant, take_turns
 from eqprop.data import Images, mnist, one_hot
 from eqprop.engines import Engine, engine_names
+from eqprop.engines.precision import full_precision
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, named_record
@@ -220,17 +220,6 @@ def _chosen(case: Case, device: torch.device) -> Engine:
             "Use the synchronous schedule."
         )
     return case.choose(model)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32: the plain twin on a GPU is float32 all through, in matrix products and convolutions."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 @dataclass

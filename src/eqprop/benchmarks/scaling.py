@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from eqprop.benchmarks.cases import Case, batch_order
-from eqprop.benchmarks.measure import Effort, Say, check_device, full_precision
+from eqprop.benchmarks.measure import Effort, Say, check_device
 from eqprop.benchmarks.timing import Contestant
 from eqprop.data import Images, mnist
+from eqprop.engines.precision import full_precision
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.record import Record
 from eqprop.provenance import provenance

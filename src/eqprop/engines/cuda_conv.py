@@ -12,6 +12,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import nvrtc
 from eqprop.engines.base import Engine, Job, Runner, learning_rates, needs_plain_sgd, nudges_otherwise
 from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner
+from eqprop.engines.precision import full_precision
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Convolutional
 from eqprop.relax import Phase, Relaxation, relax, settled_below
@@ -208,6 +209,7 @@ class Conv(Engine):
             return "its nudge stands outside sigma, and the model has it inside."
         return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)
 
+    @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         return relax(model, x, phase, state)
 

@@ -11,6 +11,7 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner
 from eqprop.engines.eager import EagerRunner
+from eqprop.engines.precision import full_precision
 from eqprop.estimators import Estimator
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
@@ -36,6 +37,7 @@ class GraphRunner(EagerRunner):
         self.order: Tensor | None = None
         self.sign_rows: Tensor | None = None
 
+    @full_precision()
     def run(self, order: Tensor) -> None:
         for rows in order.split(LONGEST_RUN):
             if self.order is None or self.order.shape[1:] != rows.shape[1:]:
@@ -124,6 +126,7 @@ class Graph(Engine):
                 return f"{type(optimizer).__name__} makes its state at the first step, which a graph cannot undo."
         return None
 
+    @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         return relax(model, x, phase, state)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally
+from eqprop.engines.precision import full_precision
 from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
@@ -26,6 +27,7 @@ class EagerRunner(Runner):
         self.signs = job.signs or Signs(tuple(range(job.networks or 1)))
         self.done = 0
 
+    @full_precision()
     def run(self, order: Tensor) -> None:
         signs = self.next_signs(len(order))
         for n, rows in enumerate(order.to(self.job.images.device)):
@@ -96,6 +98,7 @@ class Eager(Engine):
     ) -> str | None:
         return None
 
+    @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         return relax(model, x, phase, state)
 

@@ -1,0 +1,68 @@
+"""Engines that leave the products to torch switch TF32 off while they run, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from eqprop.engines.cuda_conv import Conv
+from eqprop.engines.cuda_graph import Graph
+from eqprop.engines.eager import Eager, EagerRunner
+from eqprop.engines.precision import full_precision
+from eqprop.models import Layered
+from eqprop.relax import Phase
+
+
+def allowed() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.fixture(autouse=True)
+def as_torch_begins() -> Any:
+    before = allowed()
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+class Looks(Layered):
+    """Notes what torch may do whenever it is asked for a drive."""
+
+    def drive(self, x: torch.Tensor) -> Any:
+        self.seen.add(allowed())
+        return super().drive(x)
+
+
+@pytest.mark.parametrize("engine", [Eager(), Graph(), Conv()])
+def test_relaxation_is_in_float32(engine: Any) -> None:
+    model = Looks((3, 5, 4))
+    model.seen = set()
+    engine.relaxation(model, torch.rand(2, 4), Phase(3))
+    assert model.seen == {(False, False)}
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_iterations_are_in_float32_also_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def broken(self: EagerRunner, rows: torch.Tensor, signs: torch.Tensor | None = None) -> None:
+        seen.append(allowed())
+        raise RuntimeError("no iteration today.")
+
+    monkeypatch.setattr(EagerRunner, "iterate", broken)
+    runner = EagerRunner.__new__(EagerRunner)
+    runner.next_signs = lambda n: None  # type: ignore[method-assign]
+    runner.job = type("Job", (), {"images": torch.zeros(1)})()
+    with pytest.raises(RuntimeError, match="today"):
+        runner.run(torch.zeros(1, 2, dtype=torch.int64))
+    assert seen == [(False, False)]
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_it_leaves_what_the_caller_chose() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    with full_precision():
+        assert allowed() == (False, False)
+    assert allowed() == (True, True)
