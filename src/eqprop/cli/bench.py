@@ -13,7 +13,7 @@ from eqprop.benchmarks.command import Request, check_target, device_named, exit_
 from eqprop.benchmarks.measure import Effort, measure
 from eqprop.benchmarks.scaling import AXES, Curves, measure_scaling
 from eqprop.cli import app
-from eqprop.cli.options import give_json
+from eqprop.cli.options import Preset, Threads, give_json
 
 DEFAULT = Effort()
 
@@ -27,7 +27,7 @@ def bench(
     stop: Annotated[str, typer.Option(help="never, settled, or both.")] = "never",
     trials: Annotated[int, typer.Option(help="Networks side by side.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: cuda if there is one]")] = None,
-    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    preset: Preset = "paper",
     table1: Annotated[bool, typer.Option("--table1", help="Project the time of the whole of Table 1.")] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="Curves over batch, depth, width and trials.")] = False,
     rounds: Annotated[int, typer.Option(help="Chunks timed for each engine.")] = DEFAULT.rounds,
@@ -35,7 +35,7 @@ def bench(
     chunk_seconds: Annotated[float, typer.Option(help="About how long a chunk takes.")] = DEFAULT.chunk_seconds,
     check_iterations: Annotated[int, typer.Option(help="Of the correctness check.")] = DEFAULT.check_iterations,
     trained: Annotated[int, typer.Option(help="Iterations before a settled stop is timed.")] = DEFAULT.trained,
-    threads: Annotated[int | None, typer.Option(help="Threads of the CPU.")] = None,
+    threads: Threads = None,
     as_json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:
     """Time every engine against the plain twin: the paper's algorithm written the obvious way.

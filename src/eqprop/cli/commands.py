@@ -1,3 +1,4 @@
 """Importing this module registers every command; each module below adds its own to the application."""
 
-from eqprop.cli import bench, demo, gdu, report, reproduce, reproduce_table1, train, tune  # noqa: F401
+# `eqprop --help` names the commands in this order.
+from eqprop.cli import bench, train, demo, gdu, report, tune, reproduce, reproduce_table1  # noqa: F401, I001

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from eqprop.cli import app
-from eqprop.cli.options import stopping, watcher
-from eqprop.cli.train import Engine, Quiet, Threads
+from eqprop.cli.options import Engine, Quiet, Threads, stopping, watcher
 from eqprop.experiments.training_records import PAPER
 from eqprop.training.folder import is_run
 from eqprop.training.run import begin_or_resume

@@ -1,4 +1,4 @@
-"""What several commands share: reading option values, results as tables and JSON, ending after a signal."""
+"""What several commands share: options and their values, results as tables and JSON, ending after a signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,17 @@ from eqprop.files import write_text
 from eqprop.training import Stopped, Watch
 from eqprop.training.plan import read_plan
 from eqprop.training.watch import Events, Lines, Several
+
+RecordName = Annotated[str, typer.Argument(help="A record by name (see eqprop list), or a TOML or JSON file.")]
+Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
+Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
+Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
+Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
 
 
 def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:

@@ -16,9 +16,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from eqprop.cli.options import spread, stopping, watcher
+from eqprop.cli.options import Data, Device, Engine, Preset, Quiet, Threads, spread, stopping, watcher
 from eqprop.cli.reproduce import reproduce
-from eqprop.cli.train import Data, Device, Engine, Quiet, Threads
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
@@ -41,7 +40,7 @@ def table1(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
     check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
-    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    preset: Preset = "paper",
     method: Annotated[str, typer.Option(help="ep, bptt, or both.")] = "ep,bptt",
     trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
     epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,

@@ -12,6 +12,16 @@ from rich.table import Table
 
 from eqprop.cli import app
 from eqprop.cli.options import (
+    Data,
+    Device,
+    Engine,
+    Init,
+    Json,
+    Model,
+    Preset,
+    Quiet,
+    RecordName,
+    Threads,
     check_json,
     factory,
     give_json,
@@ -28,14 +38,6 @@ from eqprop.experiments.record import ESTIMATORS, Record
 from eqprop.experiments.training_records import PRESETS, RECORDS, printed_record
 from eqprop.training import Result, evaluate, resume, train
 
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
-Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
-Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
-Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
-
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
     *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed", "cost"),
@@ -50,7 +52,7 @@ SETTINGS_OPTIONS = (
 @app.command("list")
 def list_records(
     name: Annotated[str | None, typer.Argument(help="One record, in full.")] = None,
-    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    preset: Preset = "paper",
     as_json: Json = None,
 ) -> None:
     """The records: what each is, its settings, what the paper reports."""
@@ -128,10 +130,10 @@ def _broken(name: str) -> str:
 
 @app.command("train")
 def train_record(
-    record: Annotated[str, typer.Argument(help="A record by name (see eqprop list), or a TOML or JSON file.")],
+    record: RecordName,
     method: Annotated[str, typer.Option(help="ep, bptt or rbp, or several: ep,bptt.")] = "ep",
     trials: Annotated[int, typer.Option(help="Networks to train, each from its own seed.")] = 1,
-    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    preset: Preset = "paper",
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-DATE-TIME]")] = None,
     T: Annotated[int | None, typer.Option("--T", help="Steps of the free phase.")] = None,
     K: Annotated[int | None, typer.Option("--K", help="Steps of the second phase.")] = None,
@@ -140,7 +142,7 @@ def train_record(
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
     lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
-    init: Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")] = None,
+    init: Init = None,
     seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
     stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,

@@ -15,8 +15,21 @@ from rich.console import Console
 from rich.table import Table
 
 from eqprop.cli import app
-from eqprop.cli.options import check_json, factory, give_json
-from eqprop.cli.train import Data, Device, Engine, Json, Model, Quiet, Threads
+from eqprop.cli.options import (
+    Data,
+    Device,
+    Engine,
+    Init,
+    Json,
+    Model,
+    Preset,
+    Quiet,
+    RecordName,
+    Threads,
+    check_json,
+    factory,
+    give_json,
+)
 from eqprop.data import Images
 from eqprop.experiments.plain import find_record, to_plain
 from eqprop.experiments.record import Record
@@ -48,15 +61,15 @@ class Wish:
 
 @app.command("tune")
 def tune_record(
-    record: Annotated[str, typer.Argument(help="A record by name (see eqprop list), or a TOML or JSON file.")],
-    preset: Annotated[str, typer.Option(help="paper, authors or tuned.")] = "paper",
+    record: RecordName,
+    preset: Preset = "paper",
     out: Annotated[Path | None, typer.Option(help="The folder for everything. [default: tuned/NAME]")] = None,
     budget: Annotated[float, typer.Option(help="Seconds of training, about.")] = 600.0,
     search: Annotated[int | None, typer.Option(min=1, help="Search with Optuna instead: N trials in all.")] = None,
     storage: Annotated[str | None, typer.Option(help="Of the search: sqlite:///FILE, or a journal file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that search side by side.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of weights, batches and the search.")] = None,
-    init: Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")] = None,
+    init: Init = None,
     model: Model = None,
     data: Data = None,
     engine: Engine = None,
