@@ -50,7 +50,7 @@ def collect(folders: list[str]) -> None:
 def _without_paths(session: Document) -> Document:
     """The command without the folders of the machine it ran on."""
     made = session["provenance"]
-    return {**session, "provenance": {**made, "command": re.sub(r"/\S*/", "", made["command"])}}
+    return {**session, "provenance": {**made, "command": re.sub(r"\S*/", "", made["command"])}}
 
 
 def documents(pattern: str) -> list[Document]:
