@@ -35,7 +35,6 @@ def silent(name: str, preset: str, bias: str, seed: int, method: str) -> int:
 
 
 def main() -> None:
-    torch.manual_seed(0)
     rows = [
         {
             "name": name,

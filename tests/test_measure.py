@@ -15,7 +15,7 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics
 from eqprop import SquaredError, relax
 from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Runner
-from eqprop.engines.cuda_conv import EVALUATED, Conv, ConvRunner
+from eqprop.engines.cuda_conv import Conv, ConvRunner
 from eqprop.engines.eager import Eager
 from eqprop.engines.precision import full_precision
 from eqprop.experiments.architecture import ConvolutionalNet
@@ -166,10 +166,11 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
     assert found == evaluate(tmp_path / "relaxed", data=images, engine="eager")
 
 
-def test_few_samples_at_a_time_are_relaxed() -> None:
-    assert Conv().evaluates(EVALUATED)
-    assert not Conv().evaluates(EVALUATED - 1)
-    assert not Eager().evaluates(1000)
+class EvaluatingConv(Conv):
+    """As fast as it would be, the convolutional engine does not evaluate by itself before it is seen to agree here."""
+
+    def evaluates(self, samples: int) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def on_the_gpu() -> Measure:
             outputs = relax(model, x.expand(3, *x.shape), record.T).state[0]
             model.get_parameter("bfc0").add_(0.5 - outputs.mean(1))
     outputs = relax(model, x.expand(3, *x.shape), record.T).state[0]
-    return Measure(Conv(), model, record, x, outputs[0].argmax(-1), 3)
+    return Measure(EvaluatingConv(), model, record, x, outputs[0].argmax(-1), 3)
 
 
 def assert_evaluates_as_eager(ours: Measure) -> None:

@@ -168,7 +168,7 @@ def layout(sizes: tuple[int, ...], samples: int = SAMPLES) -> Layout | None:
 
 
 def _share_out(units: list[tuple[Role, ...]], blocks: int) -> list[tuple[Role, ...]]:
-    """The units in order over blocks, as even as can be; pairs first, so that they begin at an even warp."""
+    """The units in order over blocks, as even as can be; teams of four first, so that each begins at a multiple."""
     edges = [len(units) * i // blocks for i in range(blocks + 1)]
     shares = [sorted(units[a:b], key=len, reverse=True) for a, b in pairwise(edges)]
     return [tuple(role for unit in share for role in unit) for share in shares]
