@@ -97,7 +97,7 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
       }
       // Layer 1 needs the outputs last.
       if (finishes) {
-      Cells<true> outputs;
+        Cells<true> outputs;
         outputs.recall(board);
         if (hears) outputs.hear(earlier + part.shared_sum(STATE_SCALE));
         moves |= outputs.step(output_spot, board, course, t);
