@@ -14,8 +14,10 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics
 
 from eqprop import SquaredError, relax
 from eqprop.data import Images, mnist
-from eqprop.engines import Engine, Job, Runner
-from eqprop.engines.cuda_conv import Conv, ConvRunner
+from eqprop.engines import Engine, Job, Runner, choose, cuda_conv, cuda_deep
+from eqprop.engines.cuda_conv import Conv
+from eqprop.engines.cuda_deep import Deep
+from eqprop.engines.cuda_job import CapturedRunner
 from eqprop.engines.eager import Eager
 from eqprop.engines.precision import full_precision
 from eqprop.experiments.architecture import ConvolutionalNet
@@ -166,28 +168,32 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
     assert found == evaluate(tmp_path / "relaxed", data=images, engine="eager")
 
 
-class EvaluatingConv(Conv):
-    """As fast as it would be, the convolutional engine does not evaluate by itself before it is seen to agree here."""
+def test_few_samples_at_a_time_are_relaxed() -> None:
+    assert Conv().evaluates(cuda_conv.EVALUATED)
+    assert not Conv().evaluates(cuda_conv.EVALUATED - 1)
+    assert Deep().evaluates(cuda_deep.EVALUATED)
+    assert not Deep().evaluates(cuda_deep.EVALUATED - 1)
+    assert not Eager().evaluates(1000)
 
-    def evaluates(self, samples: int) -> bool:
-        return True
 
-
-@pytest.fixture(scope="module")
-def on_the_gpu() -> Measure:
-    """Three of the paper's nets whose outputs all win now and then; the labels are what the first of them answers.
+@pytest.fixture(scope="module", params=["P-conv", "P-2h"])
+def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
+    """Four of the paper's nets whose outputs all win now and then; the labels are what the first of them answers.
 
     The last mini-batch of the set is not whole.
     """
-    record = replace(PAPER["P-conv"], init="default", T=40)
-    model = stack([record.build(seed) for seed in range(3)]).cuda()
-    x = mnist("cuda").test_x[:2011].view(-1, 1, 28, 28)
+    record = replace(PAPER[request.param], init="default", T=40)
+    model = stack([record.build(seed) for seed in range(4)]).cuda()
+    assert model.input_shape is not None
+    x = mnist("cuda").test_x[:2011].view(-1, *model.input_shape)
     with torch.no_grad():
         for _ in range(4):
-            outputs = relax(model, x.expand(3, *x.shape), record.T).state[0]
-            model.get_parameter("bfc0").add_(0.5 - outputs.mean(1))
-    outputs = relax(model, x.expand(3, *x.shape), record.T).state[0]
-    return Measure(EvaluatingConv(), model, record, x, outputs[0].argmax(-1), 3)
+            outputs = relax(model, x.expand(4, *x.shape), record.T).state[0]
+            model.get_parameter("bfc0" if request.param == "P-conv" else "b0").add_(0.5 - outputs.mean(1))
+    outputs = relax(model, x.expand(4, *x.shape), record.T).state[0]
+    engine = choose("auto", model)
+    assert isinstance(engine, Conv if request.param == "P-conv" else Deep)
+    return Measure(engine, model, record, x, outputs[0].argmax(-1), 4)
 
 
 def assert_evaluates_as_eager(ours: Measure) -> None:
@@ -198,15 +204,17 @@ def assert_evaluates_as_eager(ours: Measure) -> None:
     for a, b in zip(found, expected, strict=True):
         assert abs(a - b) * len(ours.x) / 100.0 <= 4.5
     runner = ours._runner
-    assert isinstance(runner, ConvRunner)
+    assert isinstance(runner, CapturedRunner)
     assert runner.substitute is None
     counted = runner.tally.read()
-    x, y = (t[:2000].expand(3, *t[:2000].shape) for t in (ours.x, torch.nn.functional.one_hot(ours.y, 10).float()))
+    x, y = (t[:2000].expand(4, *t[:2000].shape) for t in (ours.x, torch.nn.functional.one_hot(ours.y, 10).float()))
     free = relax(ours.model, x, ours.phase)
     loss = ours.cost(free.state, y, {})
-    assert counted["samples"] == [2000.0] * 3
+    assert counted["samples"] == [2000.0] * 4
     assert counted["loss"] == pytest.approx(loss.double().sum(1).tolist(), rel=1e-4)
-    assert counted["residual"] == pytest.approx(free.residual.double().sum(1).tolist(), rel=1e-2, abs=1e-2)
+    # Where two values of a pool are nearly equal, a sample that has not come to rest may go either way.
+    either_way = free.residual.max().item()
+    assert counted["residual"] == pytest.approx(free.residual.double().sum(1).tolist(), rel=1e-2, abs=either_way)
 
 
 @pytest.mark.gpu
@@ -215,7 +223,7 @@ def test_the_kernels_evaluate_as_torch_does_and_see_the_weights_of_each_time(on_
     assert first < 1.0
     assert min(others) > 50.0
     assert_evaluates_as_eager(on_the_gpu)
-    for _ in range(3):
+    for _ in range(4):
         with torch.no_grad():
             for p in on_the_gpu.model.parameters():
                 p.copy_(p.roll(1, 0))

@@ -2,7 +2,7 @@
 
 An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
 mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to. Where its
-iterations are so much faster that they outdo `relaxation`, it may evaluate too (`Engine.evaluates`).
+iterations are so much faster that they outdo `relaxation`, it evaluates too (`Engine.evaluates`).
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class CapturedRunner(Runner):
 
 
 class KernelRunner(CapturedRunner):
-    """Layered nets: subclasses compile in `build` and launch one iteration in `launch`."""
+    """Layered nets: subclasses compile in `build` and launch the iterations of a graph in `capture`."""
 
     iterations_per_graph = 50
 
@@ -133,14 +133,17 @@ class KernelRunner(CapturedRunner):
         counters = ctypes.c_void_p(self.counters.data_ptr())
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            for i in range(self.iterations_per_graph):
-                self.launch(i)
+            self.capture()
             advance.launch(1, 1, [counters, ctypes.c_int(self.iterations_per_graph)])
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Launch the kernels of the graph's iterations."""
 
     @property
     def input_blocks(self) -> int:
-        """Blocks that hold the input weights of all networks."""
-        return -(-self.model.sizes[-2] // ROWS) * self.splits * self.networks
+        """Blocks that hold the input weights of a network."""
+        return -(-self.model.sizes[-2] // ROWS) * self.splits
 
     @property
     def input_tile_bytes(self) -> int:
@@ -190,10 +193,6 @@ class KernelRunner(CapturedRunner):
     @abstractmethod
     def build(self) -> None:
         """Compile the kernels and lay out what they need."""
-
-    @abstractmethod
-    def launch(self, i: int) -> None:
-        """Launch the kernels of the graph's iteration i."""
 
 
 def refuses_job(

@@ -39,7 +39,7 @@ class OneHiddenRunner(KernelRunner):
         self.relax = self.module.kernel("relax", _trail_bytes(self.model, self.job.estimator))
         self.update = self.module.kernel("update_and_drive", self.input_tile_bytes)
         self.threads = self.padded // 4 + -(-outputs // 2 * 16 // 32) * 32
-        self.blocks = self.input_blocks + -(-outputs * hidden // 1024) * R
+        self.blocks = (self.input_blocks + -(-outputs * hidden // 1024)) * R
         self.buffers = {
             "u0": self.buffer(R, B, 16),
             "g01": self.buffer(R, B, outputs, self.padded),
@@ -57,11 +57,12 @@ class OneHiddenRunner(KernelRunner):
             lrb0=rates.get("b0", 0.0),
         )
 
-    def launch(self, i: int) -> None:
-        # Measured on an H200: the long energy-based relaxations, started early, keep the update's blocks waiting.
-        arguments = [self.arguments, ctypes.c_int(i)]
-        self.update.launch(self.blocks, 256, arguments, early=True)
-        self.relax.launch(self.networks * self.batch, self.threads, arguments, early=not self.model.energy_based)
+    def capture(self) -> None:
+        for i in range(self.iterations_per_graph):
+            arguments = [self.arguments, ctypes.c_int(i)]
+            self.update.launch(self.blocks, 256, arguments, early=True)
+            # Measured on an H200: the long energy-based relaxations, started early, keep the update's blocks waiting.
+            self.relax.launch(self.networks * self.batch, self.threads, arguments, early=not self.model.energy_based)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""

@@ -66,26 +66,22 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
   if (column0 == 0 && tid < 64 && row0 + tid < N && a.b[n]) a.b[n][(size_t)r * N + row0 + tid] -= a.lrb[n] * unit * (1.0f / B) * bias;
 }
 
-// The first blocks hold a tile of the input weights each, the next a tile of the others, the last one a network's counts.
-extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset) {
+// The first blocks hold a tile of the input weights each, the next a tile of the others, the last one the counts.
+extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, int r) {
   const Job &job = a.job;
-  const int it = job.counters->it + offset, tid = threadIdx.x, R = job.R;
+  const int it = job.counters->it + offset, tid = threadIdx.x;
   if (it > job.counters->n) return;
   int block = blockIdx.x;
-  if (block < INPUT_BLOCKS * R) {
-    const int tile = block / SPLITS;
-    return update_input_tile(job, tile / TILES, tile % TILES, block % SPLITS, it);
-  }
-  block -= INPUT_BLOCKS * R;
+  if (block < INPUT_BLOCKS) return update_input_tile(job, r, block / SPLITS, block % SPLITS, it);
+  block -= INPUT_BLOCKS;
   for (int n = 0; n + 1 < DEPTH; n++) {
-    const int down = (width(n) + 63) / 64, across = (width(n + 1) + 63) / 64, all = down * across * R;
+    const int down = (width(n) + 63) / 64, across = (width(n + 1) + 63) / 64, all = down * across;
     if (block < all) {
-      if (it > 0) update_tile(a, block / (down * across), n, block / across % down * 64, block % across * 64, it);
+      if (it > 0) update_tile(a, r, n, block / across * 64, block % across * 64, it);
       return;
     }
     block -= all;
   }
-  const int r = block;
   for (int e = tid; e < GROUPS * a.moved_count; e += 256) a.moved[r * GROUPS * a.moved_count + e] = 0;
   if (tid < B) stats_of(job, it, r)[tid * STATS + 2] = 0.f;
   if (it == 0) return;

@@ -129,11 +129,12 @@ __device__ __forceinline__ void Part::arm(int slot) const {
 }
 
 // What the neighbours told in that round through the weights, sum_k W q, for the own tile. Tensor cores cut a sum off at the size it
-// has, always towards zero: small products are summed apart, and of the large ones only four.
+// has, always towards zero: small products are summed apart (in deeper nets each kind by itself), and of the large
+// ones only four.
 __device__ __forceinline__ float4 Part::gather(int round, float scale) {
   constexpr int RING = 3, HALF = MOST / 2;
   const u32 slot = (round & 1) * SLOT_BYTES, at = from + slot;
-  float total[2][4] = {}, large[2][4] = {}, small[2][4] = {};
+  float total[2][4] = {}, large[2][4] = {}, small[2][4] = {}, rest[2][4] = {};
   uint4 x[RING], u[RING][2];
   auto fetch = [&](int k) {
     u[k % RING][0] = look(low + 2 * k * 512), u[k % RING][1] = look(low + (2 * k + 1) * 512);
@@ -154,7 +155,7 @@ __device__ __forceinline__ float4 Part::gather(int round, float scale) {
       const u32(&h)[4] = hi[2 * k + m];
       mma(large[m], h[0], h[1], h[2], h[3], y.x, y.y);
       mma(small[m], l.x, l.y, l.z, l.w, y.x, y.y);
-      mma(small[m], h[0], h[1], h[2], h[3], y.z, y.w);
+      mma(DEPTH > 3 ? rest[m] : small[m], h[0], h[1], h[2], h[3], y.z, y.w);
       if (k % 4 == 3 || k + 1 == HALF)
 #pragma unroll
         for (int i = 0; i < 4; i++) total[m][i] += large[m][i], large[m][i] = 0.f;
@@ -169,7 +170,7 @@ __device__ __forceinline__ float4 Part::gather(int round, float scale) {
   for (int m = 0; m < 2; m++) {
     float v[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = total[m][i] + small[m][i];
+    for (int i = 0; i < 4; i++) v[i] = total[m][i] + (small[m][i] + rest[m][i]);
     const float4 mine = make_float4(v[0], v[1], v[2], v[3]);
     if (part == m) sum = mine;
     else sums[(m * (team - 1) + (part < 2 ? 0 : part - 1)) * 32] = mine;
