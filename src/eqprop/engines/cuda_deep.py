@@ -236,26 +236,31 @@ class DeepRunner(KernelRunner):
         )
 
     def capture(self) -> None:
-        """The networks' iterations as branches that do not wait for each other.
-
-        Where more clusters are to run than the device holds, they take turns, and the last turn of all networks
-        together would leave most of it idle.
-        """
         here = torch.cuda.current_stream()
-        branches = [torch.cuda.Stream() for _ in range(self.networks)]
-        for network, branch in enumerate(branches):
+        branches = [torch.cuda.Stream() for _ in range(self.networks if self.takes_turns else 1)]
+        for first, branch in enumerate(branches):
             branch.wait_stream(here)
             with torch.cuda.stream(branch):
                 for i in range(self.iterations_per_graph):
-                    self.launch(i, network)
+                    self.launch(i, first, self.networks // len(branches))
         for branch in branches:
             here.wait_stream(branch)
 
-    def launch(self, i: int, network: int) -> None:
-        """Iteration i of the graph, of one network."""
-        arguments = [self.arguments, ctypes.c_int(i), ctypes.c_int(network)]
-        self.update.launch(self.update_blocks, 256, arguments)
-        self.relax.launch(self.cluster * self.sample_groups, THREADS, arguments, cluster=self.cluster)
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the device cannot hold all clusters at once.
+
+        They then take turns, the last of which, of all networks together, would leave most of it idle: so networks do
+        not wait for each other. Where all fit, they had better: one of a network's clusters that finds its place taken
+        by another network's update waits for a whole relaxation (P-2h with BPTT on an H200: 820 us in place of 460).
+        """
+        return self.networks * self.sample_groups > self.relax.clusters_at_once(THREADS, self.cluster)
+
+    def launch(self, i: int, first: int, count: int) -> None:
+        """Iteration i of the graph, of `count` networks from `first` on."""
+        arguments = [self.arguments, *map(ctypes.c_int, (i, first, count))]
+        self.update.launch(self.update_blocks * count, 256, arguments)
+        self.relax.launch(self.cluster * self.sample_groups * count, THREADS, arguments[:3], cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""

@@ -44,12 +44,24 @@ class Kernel:
         shared memory.
         """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+        config = self._config(blocks, threads, cluster, early)
+        status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None)
+        _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
+
+    def clusters_at_once(self, threads: int, cluster: int) -> int:
+        """How many clusters of that many blocks the device can hold at the same time."""
+        found = ctypes.c_int()
+        config = self._config(cluster, threads, cluster)
+        status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self.handle, ctypes.byref(config))
+        _check(status, f"The clusters of {cluster} blocks that fit for the kernel {self.name} could not be counted")
+        return found.value
+
+    def _config(self, blocks: int, threads: int, cluster: int, early: bool = False) -> _Config:
         wanted = [_Attribute(id=_CLUSTER_DIMENSION, value=(cluster, 1, 1))] if cluster > 1 else []
         wanted += [_Attribute(id=_PROGRAMMATIC_SERIALIZATION, value=(1,))] if early else []
         config = _Config(blocks, 1, 1, threads, 1, 1, self.shared, torch.cuda.current_stream().cuda_stream)
         config.attributes, config.count = (_Attribute * len(wanted))(*wanted), len(wanted)
-        status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, pointers, None)
-        _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
+        return config
 
 
 _CLUSTER_DIMENSION = 4

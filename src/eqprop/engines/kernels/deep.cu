@@ -1,4 +1,5 @@
-// Whole training iterations of layered nets with two hidden layers or more. Two kernels alternate, each launch for one network:
+// Whole training iterations of layered nets with two hidden layers or more. Two kernels alternate, for `count` networks from
+// `first` on:
 //   update   applies the last iteration's gradients and computes the input drive of this iteration's mini-batch;
 //   relax    all T + K steps in one launch. A cluster of blocks runs up to eight samples of one network; a warp owns a tile of
 //            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh).
@@ -157,11 +158,12 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
   }
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset, int r) {
+extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset, int first) {
   extern __shared__ __align__(16) unsigned char memory[];
   const int it = a.job.counters->it + offset;
   if (it >= a.job.counters->n) return;
-  const int warp = threadIdx.x / 32, rank = cluster_rank(), group = blockIdx.x / CLUSTER;
+  const int warp = threadIdx.x / 32, rank = cluster_rank(), problem = blockIdx.x / CLUSTER;
+  const int r = first + problem / GROUPS, group = problem % GROUPS;
   const Board board(memory);
   const int *role = a.roles + (rank * WARPS + warp) * 4;
   const bool works = role[0] >= 0;

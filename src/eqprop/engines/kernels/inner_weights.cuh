@@ -66,12 +66,14 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
   if (column0 == 0 && tid < 64 && row0 + tid < N && a.b[n]) a.b[n][(size_t)r * N + row0 + tid] -= a.lrb[n] * unit * (1.0f / B) * bias;
 }
 
-// The first blocks hold a tile of the input weights each, the next a tile of the others, the last one the counts.
-extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, int r) {
+// The first blocks of a network hold a tile of the input weights each, the next a tile of the others, the last one its counts.
+extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, int first, int count) {
   const Job &job = a.job;
   const int it = job.counters->it + offset, tid = threadIdx.x;
   if (it > job.counters->n) return;
-  int block = blockIdx.x;
+  // The same part of every network in turn, so that the long ones begin first.
+  const int r = first + blockIdx.x % count;
+  int block = blockIdx.x / count;
   if (block < INPUT_BLOCKS) return update_input_tile(job, r, block / SPLITS, block % SPLITS, it);
   block -= INPUT_BLOCKS;
   for (int n = 0; n + 1 < DEPTH; n++) {
@@ -86,5 +88,5 @@ extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, 
   if (tid < B) stats_of(job, it, r)[tid * STATS + 2] = 0.f;
   if (it == 0) return;
   const bool ok = applies(job, it, r);
-  if (tid < 32) count(job, it, r, ok);
+  if (tid < 32) ::count(job, it, r, ok);
 }
