@@ -334,3 +334,19 @@ def test_a_runner_that_cannot_be_prepared_hands_over_and_says_so_once(monkeypatc
     assert runner.tally.read()["samples"] == [12.0]
     runner.reset()
     assert runner.tally.read()["samples"] == [0.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["ep", "bptt"])
+def test_networks_that_do_not_wait_for_each_other_learn_the_same_bits(method, monkeypatch):
+    """Five networks of the paper's P-3h are fifteen clusters, more than any device holds at once."""
+    sizes, networks, batch = NETS["three hidden, wide"], 5, 20
+    estimator = EP(T=21, K=6, beta=0.3) if method == "ep" else BPTT(T=21, K=6)
+    order = torch.randint(N, (120, networks, batch), generator=torch.Generator().manual_seed(3))
+    model = build(sizes, "P sigmoid", networks)
+    apart, runner = trained(Deep().runner, model, estimator, torch.float32, order)
+    assert runner.takes_turns
+    monkeypatch.setattr(type(runner), "takes_turns", False)
+    together, other = trained(Deep().runner, model, estimator, torch.float32, order)
+    assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
+    assert runner.tally.read() == other.tally.read()
