@@ -157,7 +157,7 @@ def _result_line(row: Json) -> tuple[str, ...]:
         extras.append(f"settled, {row['weights']} weights{before}")
     error, plain = ("--" if row[key] is None else f"{row[key]:.1e}" for key in ("max_error", "plain_max_error"))
     return (
-        f"{row['name']} {row['method'].upper()}",
+        f"{row['name']} {row['method'].upper()}" + ("" if row["preset"] == "paper" else f", `{row['preset']}`"),
         row["engine"] + (f" ({'; '.join(extras)})" if extras else ""),
         str(row["trials"]),
         f"{number(row['us_per_iteration'])} ± {number(row['spread_us'])}",

@@ -212,8 +212,9 @@ def assert_evaluates_as_eager(ours: Measure) -> None:
     loss = ours.cost(free.state, y, {})
     assert counted["samples"] == [2000.0] * 4
     assert counted["loss"] == pytest.approx(loss.double().sum(1).tolist(), rel=1e-4)
-    # Where two values of a pool are nearly equal, a sample that has not come to rest may go either way.
-    either_way = free.residual.max().item()
+    # Where two values of a pool are nearly equal, a sample that has not come to rest may go either way; one that has
+    # still moves by some roundings of its states.
+    either_way = free.residual.max().item() + 2000 * 2e-7
     assert counted["residual"] == pytest.approx(free.residual.double().sum(1).tolist(), rel=1e-2, abs=either_way)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from training_runs import SMALL
 
 from eqprop import BPTT, EP, RBP
@@ -172,3 +173,23 @@ def test_the_nudge_is_a_field_of_the_record_and_reaches_the_network() -> None:
         PAPER["EB-1h"].override(nudge="inside").build(0)
     with pytest.raises(ValueError, match="Unknown nudge 'insid'"):
         PAPER["P-1h"].override(nudge="insid")
+
+
+@pytest.mark.parametrize(("name", "bias"), [("EB-1h", "b0"), ("P-2h", "b0"), ("P-conv", "bfc0")])
+def test_outputs_begin_where_the_record_says_and_nothing_else_moves(name: str, bias: str) -> None:
+    drawn = dict(AUTHORS[name].build(3).named_parameters())
+    begun = dict(replace(AUTHORS[name], output_bias=0.25).build(3).named_parameters())
+    assert begun[bias].tolist() == [0.25] * 10
+    assert [k for k in drawn if not torch.equal(drawn[k], begun[k])] == [bias]
+
+
+def test_an_output_bias_that_cannot_be_is_refused() -> None:
+    record = PAPER["P-1h"]
+    with pytest.raises(ValueError, match="output_bias is nan; expected a finite number, such as 0.5"):
+        replace(record, output_bias=float("nan"))
+    without = replace(record, architecture=replace(record.architecture, bias=False), output_bias=0.5)
+    with pytest.raises(ValueError, match="P-1h has no output layer with biases"):
+        without.build(0)
+    outside = replace(record, cost="cross-entropy", output_bias=0.5)
+    with pytest.raises(ValueError, match="Leave output_bias away"):
+        outside.build(0)

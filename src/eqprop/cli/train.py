@@ -40,7 +40,7 @@ from eqprop.training import Result, evaluate, resume, train
 
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
-    *("preset", "T", "K", "beta", "epochs", "batch", "init", "seed", "cost"),
+    *("preset", "T", "K", "beta", "epochs", "batch", "init", "output_bias", "seed", "cost"),
     *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "evaluation_T", "optimizer"),
 )
 SETTINGS_OPTIONS = (
@@ -143,6 +143,7 @@ def train_record(
     batch: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
     lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
     init: Init = None,
+    output_bias: Annotated[float | None, typer.Option(help="What the outputs' biases begin with.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
     stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,

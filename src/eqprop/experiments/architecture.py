@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -28,6 +28,8 @@ class LayeredNet:
     output_slope: bool = True
     bias: bool = True
     kind: Literal["layered"] = "layered"
+
+    output_bias_name: ClassVar[str | None] = "b0"
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Layered(
@@ -67,6 +69,8 @@ class ConvolutionalNet:
     bias: bool = True
     kind: Literal["convolutional"] = "convolutional"
 
+    output_bias_name: ClassVar[str | None] = "bfc0"
+
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Convolutional(
             self.input_shape,
@@ -99,6 +103,8 @@ class OwnNet:
 
     source: str = "own"
     kind: Literal["own"] = "own"
+
+    output_bias_name: ClassVar[str | None] = None
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         raise ValueError(

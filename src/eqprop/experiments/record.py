@@ -90,6 +90,8 @@ class Record:
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
     initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
+    output_bias     what the biases of the output layer begin with; None: what `init` draws. An output that a clip or a
+                    hard sigmoid holds at 0 from the start has no gradient by BPTT (see docs/table1.md).
     evaluation_T    free steps where errors are measured; None: T. Persistent states make a training sample settle in
                     fewer steps than one that was never seen.
     reported        what the paper reports, by method
@@ -115,6 +117,7 @@ class Record:
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     start: StartName = "zero"
     initialiser_rate: float = 1.0
+    output_bias: float | None = None
     evaluation_T: int | None = None
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
     reported: Mapping[str, Reported] = field(default_factory=dict)
@@ -125,8 +128,10 @@ class Record:
         _check_count("seed", self.seed, least=0)
         if self.evaluation_T is not None:
             _check_count("evaluation_T", self.evaluation_T, least=1)
-        if not isinstance(self.beta, int | float) or not math.isfinite(self.beta):
+        if not _is_finite(self.beta):
             raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
+        if self.output_bias is not None and not _is_finite(self.output_bias):
+            raise ValueError(f"output_bias is {self.output_bias!r}; expected a finite number, such as 0.5, or nothing.")
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
@@ -138,7 +143,7 @@ class Record:
         if not self.learning_rates:
             raise ValueError(f"{self.name} has no learning rates; expected one a weight, such as W01 = 0.04.")
         for name, rate in self.learning_rates.items():
-            if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+            if not _is_finite(rate) or rate < 0:
                 raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
         if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
             raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
@@ -183,9 +188,22 @@ class Record:
             model = own(seed).to(dtype)
         else:
             model = self.architecture.build(self.init, seed, dtype)
+        if self.output_bias is not None:
+            self._begin_outputs(model)
         if self.nudge == "inside":  # a network of one's own may have it there by itself
             place_nudge(model, self.nudge)
         return model
+
+    def _begin_outputs(self, model: Dynamics) -> None:
+        assert self.output_bias is not None, "asked before"
+        bias = dict(model.named_parameters()).get(self.architecture.output_bias_name or "")
+        if bias is None or self.cost != "squared-error":
+            raise ValueError(
+                f"output_bias is {self.output_bias}, and {self.name} has no output layer with biases in its dynamics. "
+                "Leave output_bias away, or set the biases in the function that builds your network."
+            )
+        with torch.no_grad():
+            bias.fill_(self.output_bias)
 
     def rates(self, names: Iterable[str]) -> dict[str, float]:
         """The learning rate of each of these parameters."""
@@ -273,6 +291,10 @@ def _weights_of_bias(name: str) -> tuple[str, ...]:
         return ()
     kind, n = bias[1], int(bias[2])
     return (f"W{kind}{n}{n + 1}", f"W{kind}{n}x")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _check_count(name: str, value: object, least: int) -> None:
