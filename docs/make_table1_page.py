@@ -1,4 +1,4 @@
-"""Fill the tables of docs/table1.md from results/table1 and results/table1-tried.
+"""Fill the tables of docs/table1.md from results/table1 and results/table1-tried, and draw the curves over epochs.
 
 python docs/make_table1_page.py            rewrite the marked blocks
 python docs/make_table1_page.py --check    say whether they are up to date
@@ -12,21 +12,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from blocks import write_or_check
+from matplotlib import rc_context
 
 from eqprop.experiments.plain import from_plain
 from eqprop.experiments.record import Record, Reported
 from eqprop.experiments.training_records import PAPER, PRESETS, named_record
+from eqprop.report.collect import Point
+from eqprop.report.drawing import styled
+from eqprop.report.error_curves import Panel, error_curves
 from eqprop.report.tables import USUAL_STD, WITHIN
 from eqprop.training.published import ALTERNATING
+from eqprop.training.result import deviation
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "table1"
 TRIED = ROOT / "results" / "table1-tried"
 SILENT = "silent-outputs"
 PAGE = ROOT / "docs" / "table1.md"
+CURVES = ROOT / "docs" / "table1-curves.svg"
 METHODS = ("ep", "bptt")
 NOT_YET = "*Not run yet.*"
 
@@ -190,7 +197,38 @@ def provenance_block(files: list[Published]) -> str:
     return f"{table(heads, rows)}\n\nTraining and evaluation together: {total / 60:,.1f} minutes."
 
 
+def curves_block(files: list[Published]) -> str:
+    return f"![Errors over epochs, EP and BPTT, five trials each]({CURVES.name})" if files else NOT_YET
+
+
+def draw(files: list[Published]) -> None:
+    """The paper's appendix figures from the published files: a panel for each network and preset."""
+    panels = [Panel(f"{f.record.name}, {f.record.preset}", _curves(f), f.record.reported) for f in _in_order(files)]
+    figure = error_curves(panels)
+    with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "none"}):
+        figure.savefig(CURVES, metadata={"Date": None, "Creator": "eqprop"})
+
+
+def _in_order(files: list[Published]) -> list[Published]:
+    names = list(PAPER)
+    return sorted((f for f in files if not f.alternating), key=lambda f: names.index(f.record.name))
+
+
+def _curves(file: Published) -> dict[tuple[str, str], list[Point]]:
+    curves = {}
+    for name in METHODS:
+        told = file.method(name)
+        trials = [] if told is None else [trial for trial in told["trials"] if not trial["diverged"]]
+        for kind in ("test", "train"):
+            by_epoch = zip(*(trial[f"{kind}_error"] for trial in trials), strict=False)
+            points = [Point(n + 1, fmean(v), deviation(v), len(v)) for n, v in enumerate(by_epoch)]
+            if points:
+                curves[name, kind] = points
+    return curves
+
+
 BLOCKS: dict[str, Callable[[list[Published]], str]] = {
+    "curves": curves_block,
     "results": results_block,
     "changes": changes_block,
     "tried": tried_block,
@@ -205,7 +243,12 @@ def makers(files: list[Published]) -> dict[str, Callable[[], str]]:
 
 
 def main() -> None:
-    write_or_check(PAGE, makers(list(published(RESULTS))), check="--check" in sys.argv)
+    files, check = list(published(RESULTS)), "--check" in sys.argv
+    write_or_check(PAGE, makers(files), check)
+    if files and not check:
+        draw(files)
+    elif files and not CURVES.is_file():
+        sys.exit(f"There is no {CURVES.name}. Run: python docs/make_table1_page.py")
 
 
 if __name__ == "__main__":

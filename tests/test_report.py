@@ -21,6 +21,7 @@ from training_runs import SMALL, few_images
 from eqprop.experiments.training_records import PAPER, named_record
 from eqprop.report.collect import collect
 from eqprop.report.curves import Axes, _epoch_ticks, axes, series
+from eqprop.report.error_curves import error_curves, panel_of
 from eqprop.report.page import render, write_report
 from eqprop.report.tables import rows, to_csv, to_latex
 from eqprop.training import train
@@ -276,3 +277,35 @@ def test_in_a_browser_it_renders_without_errors_or_requests_on_every_screen(brow
     assert browser.print_pdf().startswith(b"%PDF")
     assert browser.errors == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
+
+
+def test_every_run_has_its_curves_as_files_for_a_paper(folder: Path) -> None:
+    found = sorted(path.name for path in (folder / "curves").iterdir())
+    assert found == ["own.pdf", "own.png", "p-1h.pdf", "p-1h.png"]
+    assert (folder / "curves" / "own.pdf").read_bytes().startswith(b"%PDF")
+    before = (folder / "curves" / "p-1h.pdf").read_bytes()
+    write_report(folder)
+    assert (folder / "curves" / "p-1h.pdf").read_bytes() == before
+
+
+def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
+    panels = [panel_of(run) for run in collect(folder).runs]
+    assert [panel.title.split()[0] for panel in panels] == ["P-1h", SMALL.name]
+    figure = error_curves(panels)
+    row, own = figure.axes
+    lines = read_metrics(folder / "own")
+    for drawn, (method, field) in zip(
+        own.get_lines(), [(m, k) for m in ("ep", "bptt") for k in ("test_error", "train_error")], strict=True
+    ):
+        expected = [mean(x[field] for x in lines if x["method"] == method and x["epoch"] == e) for e in range(1, 5)]
+        assert list(drawn.get_ydata()) == pytest.approx(expected)
+    assert len(own.collections) == 2, "a band for the test error of each method"
+    dotted = [line.get_ydata()[0] for line in row.get_lines() if line.get_linestyle() == ":"]
+    assert dotted == [PAPER["P-1h"].reported[m].test for m in ("ep", "bptt")]
+    assert len(row.collections) == 0, "one trial has no deviation"
+
+
+def test_panels_that_do_not_fill_the_last_line_leave_it_empty(folder: Path) -> None:
+    panels = [panel_of(run) for run in collect(folder).runs]
+    figure = error_curves([*panels, panels[0]], columns=2)
+    assert [ax.axison for ax in figure.axes] == [True, True, True, False]

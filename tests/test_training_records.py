@@ -70,7 +70,11 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
     assert changes(AUTHORS["P-1h"]) == {"init": "default", "T": 40, "K": 15}
     for name in ("P-2h", "P-3h", "P-conv"):
         assert changes(AUTHORS[name]) == {"init": "default"}
-    assert {name: changes(record) for name, record in TUNED.items()} == {"P-2h": {"beta": 0.1, "init": "default"}}
+    assert {name: changes(record) for name, record in TUNED.items()} == {
+        "EB-1h": {"init": "default", "output_slope": False, "output_bias": 0.5},
+        "P-2h": {"beta": 0.1, "init": "default"},
+        "P-conv": {"init": "default", "output_bias": 0.5},
+    }
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[0]) == "beta 0.1 instead of 0.5"
 
 

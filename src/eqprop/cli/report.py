@@ -15,9 +15,13 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A run folder, or one that holds run folders.")],
     out: Annotated[Path | None, typer.Option(help="Where to write. [default: the folder itself]")] = None,
 ) -> None:
-    """One self-contained HTML page: table, curves, GDU figures, settings; the table as CSV and LaTeX beside it."""
+    """One self-contained HTML page: table, curves, GDU figures, settings.
+
+    Beside it the table as CSV and LaTeX, and the curves as PNG and PDF.
+    """
     from eqprop.report.page import write_report
 
     written = write_report(folder, out)
-    for path in (written.page, written.csv, written.latex):
-        typer.echo(path)
+    for path in (written.page, written.csv, written.latex, written.curves):
+        if path.exists():
+            typer.echo(path)

@@ -185,6 +185,7 @@ def _show(out: Path) -> None:
     Console().print(results_table(rows(collect(out).runs)))
     written = write_report(out)
     Console().print(f"Page: {written.page}", highlight=False, soft_wrap=True)
+    Console().print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", highlight=False, soft_wrap=True)
 
 
 def results_table(found: Sequence[Row]) -> Table:

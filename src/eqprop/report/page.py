@@ -13,11 +13,14 @@ from eqprop.experiments.beyond_records import LITERATURE
 from eqprop.files import write_text
 from eqprop.report.collect import Contents, Point, Run, collect
 from eqprop.report.curves import Series, draw, hover_data, series
+from eqprop.report.drawing import save
+from eqprop.report.error_curves import error_curves, panel_of
+from eqprop.report.gdu_folder import write_figure
 from eqprop.report.tables import Row, rows, to_csv, to_latex
 from eqprop.training.watch import duration
 from eqprop.version import __version__
 
-PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
+PAGE, CSV, LATEX, CURVES = "report.html", "table.csv", "table.tex", "curves"
 VERDICTS = {
     "yes": "reproduced",
     "no": "not reproduced",
@@ -34,18 +37,31 @@ class Written:
     page: Path
     csv: Path
     latex: Path
+    curves: Path
 
 
 def write_report(folder: Path, out: Path | None = None) -> Written:
-    """The page, and the table as CSV and LaTeX beside it: in the folder, or in another."""
+    """The page; beside it the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
+
+    All of it lies in the folder itself, or in another.
+    """
     contents = collect(folder)
     place = out or folder
     table = rows(contents.runs)
-    written = Written(place / PAGE, place / CSV, place / LATEX)
+    written = Written(place / PAGE, place / CSV, place / LATEX, place / CURVES)
     write_text(written.csv, to_csv(table))
     write_text(written.latex, to_latex(table))
+    for run in contents.runs:
+        panel = panel_of(run)
+        if panel.curves:
+            write_figure(written.curves / _file_name(run, folder), save(error_curves([panel])))
     write_text(written.page, render(contents))
     return written
+
+
+def _file_name(run: Run, folder: Path) -> str:
+    """After the folder of the run, as paper-P-1h."""
+    return "-".join(run.folder.relative_to(folder).parts) or run.record.name
 
 
 def render(contents: Contents) -> str:
