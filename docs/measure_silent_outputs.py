@@ -20,7 +20,11 @@ from eqprop.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "table1-tried" / "silent-outputs.json"
 SAMPLES = 60
-ROWS = (("EB-1h", "paper", "b0"), ("EB-1h", "authors", "b0"), ("P-conv", "paper", "bfc0"))
+ROWS = (
+    *((name, preset, "b0") for name in ("EB-1h", "EB-2h") for preset in ("paper", "authors")),
+    ("EB-1h", "tuned", "b0"),
+    *(("P-conv", preset, "bfc0") for preset in ("paper", "authors", "tuned")),
+)
 
 
 def silent(name: str, preset: str, bias: str, seed: int, method: str) -> int:
