@@ -117,9 +117,11 @@ class Engine(ABC):
     starts: tuple[StartName, ...] = ("zero",)
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
 
+    evaluated_from: int | None = None
+    """Samples of an iteration, over all networks, from which on iterations evaluate a set faster than `relaxation`."""
+
     def evaluates(self, samples: int) -> bool:
-        """Whether iterations of so many samples, over all networks, evaluate a set faster than `relaxation` does."""
-        return False
+        return self.evaluated_from is not None and samples >= self.evaluated_from
 
     @abstractmethod
     def refuses(

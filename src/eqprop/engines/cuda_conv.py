@@ -36,10 +36,6 @@ PLACES = BELOW_SIDE**2
 STATE = 16 + WIDE + MOST_BELOW * PLACES
 GATHERED = 2
 
-EVALUATED = 8
-"""From so many samples an iteration on, torch in large batches is slower. Measured on an H200 with the paper's net:
-torch takes 0.16 ms a sample and network, an iteration 1.3 ms with up to a hundred of them."""
-
 _BUFFERS = ("packed", "own", "pairs", "part", "gfc", "g0", "g12", "gs", "states", "stats")
 
 
@@ -185,8 +181,9 @@ class ConvRunner(CapturedRunner):
 class Conv(Engine):
     name = "cuda-conv"
 
-    def evaluates(self, samples: int) -> bool:
-        return samples >= EVALUATED
+    # Measured on an H200 with the paper's net: torch in large batches takes 0.16 ms a sample and network, an iteration
+    # 1.3 ms with up to a hundred of them.
+    evaluated_from = 8
 
     def refuses(
         self,

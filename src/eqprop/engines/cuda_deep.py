@@ -31,11 +31,6 @@ SCRATCH = 3 * 640 * 4 + 1024
 SHARED_BYTES = 232_448
 """Of a block on a device with clusters."""
 
-EVALUATED = 80
-"""From so many samples an iteration on, torch in large batches is slower. Measured on an H200, ten thousand samples on
-each of five of the paper's nets: torch takes 1.54 s (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), iterations of a hundred 0.67,
-0.17 and 0.62; what torch takes grows with the number of nets."""
-
 _Pointers = ctypes.c_void_p * LAYERS
 Role = tuple[int, int, int]
 """Layer, pair of tiles, part."""
@@ -274,8 +269,9 @@ class DeepRunner(KernelRunner):
 class Deep(Engine):
     name = "cuda-deep"
 
-    def evaluates(self, samples: int) -> bool:
-        return samples >= EVALUATED
+    # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
+    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.65, 0.15 and 0.62.
+    evaluated_from = 80
 
     def refuses(
         self,
