@@ -198,7 +198,9 @@ __device__ __forceinline__ float4 Part::gather(int round, float scale) {
   return (1.0f / WEIGHT_SCALE / scale) * sum;
 }
 
-// The warps of one block but the FINISHER share the products of the outputs, tile by tile of layer 1.
+// The warps of one block but the FINISHER share the products of the outputs, tile by tile of layer 1. A share is written anew two
+// rounds later, when layer 1 has answered what the outputs told after they were summed; the racecheck of compute-sanitizer does
+// not follow barriers from block to block and calls that a hazard.
 __device__ __forceinline__ void Part::share(int round) {
   constexpr int all = (N1 + 15) / 16, mine = (all + OUTPUT_WARPS - 2) / (OUTPUT_WARPS - 1);
   const int turn = shared_calls++ & 1, nth = warp - (warp > FINISHER);
