@@ -73,7 +73,7 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
     assert {name: changes(record) for name, record in TUNED.items()} == {
         "EB-1h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"beta": 0.1, "init": "default"},
-        "P-conv": {"init": "default", "output_bias": 0.5},
+        "P-conv": {"init": "default", "output_bias": 0.1},
     }
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[0]) == "beta 0.1 instead of 0.5"
 

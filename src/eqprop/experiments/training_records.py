@@ -113,7 +113,7 @@ beta in two rows."""
 TUNED: dict[str, Record] = {
     "EB-1h": replace(AUTHORS["EB-1h"], output_bias=0.5, preset="tuned"),
     "P-2h": replace(PAPER["P-2h"], init="default", beta=0.1, preset="tuned"),
-    "P-conv": replace(AUTHORS["P-conv"], output_bias=0.5, preset="tuned"),
+    "P-conv": replace(AUTHORS["P-conv"], output_bias=0.1, preset="tuned"),
 }
 """Rows that do not come out as printed, with the smallest change that was found to bring a method nearer. Chosen on
 images held out of the training set; docs/table1.md says what each is for and what came of it."""
