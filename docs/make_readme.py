@@ -69,10 +69,10 @@ def table1_rows() -> list[str]:
         for method in METHODS:
             paper = one.record.reported[method]
             cells += [_ours(one, method), f"{paper.test:.2f} ± {paper.test_std:.2f}"]
-        rows.append("| " + " | ".join([*cells, f"{one.found['seconds']:.0f} s"]) + " |")
+        rows.append("| " + " | ".join([*cells, f"{one.found['seconds']:,.0f} s{_on_cpu(one)}"]) + " |")
     told = [one.method(m) for one in shown for m in METHODS]
     seeds = sorted({trial["seed"] for method in told if method for trial in method["trials"]})
-    devices = sorted({s["provenance"]["device"] for one in shown for s in one.found["provenance"]})
+    devices = sorted({s["provenance"]["device"] for one in shown for s in one.found["provenance"]} - {"cpu"}) or ["CPU"]
     where = f"{len(seeds)} trials (seeds {', '.join(map(str, seeds))}) on {', '.join(devices)}"
     return [
         f"Test errors in percent, {where}; bold: reproduced, within two of the paper's standard deviations. "
@@ -83,6 +83,13 @@ def table1_rows() -> list[str]:
         *rows,
         "",
     ]
+
+
+def _on_cpu(one: Published) -> str:
+    """Where a row was not trained on a GPU as the others."""
+    devices = {(s["provenance"]["device"], s["provenance"]["threads"]) for s in one.found["provenance"]}
+    threads = next((count for device, count in devices if device == "cpu"), 0)
+    return f", {threads} CPU thread{'s' * (threads > 1)}" if threads else ""
 
 
 def _ours(one: Published, method: str) -> str:
