@@ -190,11 +190,15 @@ def provenance_block(files: list[Published]) -> str:
             rows.append(
                 [label, f"`{file.record.preset}`", file.found["engine"], where, str(told["commit"])[:12], told["date"]]
             )
-    total = sum(file.found["seconds"] for file in files)
     if not rows:
         return NOT_YET
+    totals: dict[str, float] = {}
+    for file in files:
+        device = file.found["provenance"][0]["provenance"]["device"]
+        totals[device] = totals.get(device, 0.0) + file.found["seconds"]
+    together = "; ".join(f"{seconds / 60:,.1f} minutes on {device}" for device, seconds in totals.items())
     heads = ["network", "preset", "engine", "where", "commit", "begun"]
-    return f"{table(heads, rows)}\n\nTraining and evaluation together: {total / 60:,.1f} minutes."
+    return f"{table(heads, rows)}\n\nTraining and evaluation together: {together}."
 
 
 def curves_block(files: list[Published]) -> str:
