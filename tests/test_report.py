@@ -288,6 +288,11 @@ def test_every_run_has_its_curves_as_files_for_a_paper(folder: Path) -> None:
     assert (folder / "curves" / "p-1h.pdf").read_bytes() == before
 
 
+def test_a_single_run_has_its_curves_under_its_own_name(folder: Path, tmp_path: Path) -> None:
+    written = write_report(folder / "own", tmp_path)
+    assert sorted(path.name for path in written.curves.iterdir()) == ["own.pdf", "own.png"]
+
+
 def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
     panels = [panel_of(run) for run in collect(folder).runs]
     assert [panel.title.split()[0] for panel in panels] == ["P-1h", SMALL.name]

@@ -61,7 +61,7 @@ def write_report(folder: Path, out: Path | None = None) -> Written:
 
 def _file_name(run: Run, folder: Path) -> str:
     """After the folder of the run, as paper-P-1h."""
-    return "-".join(run.folder.relative_to(folder).parts) or run.record.name
+    return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
 def render(contents: Contents) -> str:
