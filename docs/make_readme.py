@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blocks import write_or_check
-from make_table1_page import METHODS, Published, published
-
-from eqprop.experiments.training_records import PAPER, PRESETS
+from make_table1_page import METHODS, Published, in_order, published
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,14 +55,13 @@ def training_rows() -> list[str]:
 
 def table1_rows() -> list[str]:
     """The paper's Table 1 as far as it was run: as printed, and other presets where they come nearer."""
-    files = [f for f in published(ROOT / "results" / "table1") if not f.alternating]
+    files = in_order(list(published(ROOT / "results" / "table1")))
     printed = {f.record.name: f for f in files if f.record.preset == "paper"}
     shown = [f for f in files if f.record.preset == "paper" or _is_better(f, printed.get(f.record.name))]
     if not shown:
         return []
-    order = list(PAPER)
     rows = []
-    for one in sorted(shown, key=lambda f: (order.index(f.record.name), PRESETS.index(f.record.preset))):
+    for one in shown:
         cells = [one.record.name, one.record.preset]
         for method in METHODS:
             paper = one.record.reported[method]
@@ -140,5 +137,9 @@ def measured() -> str:
     return "\n".join([*table1_rows(), *gdu_rows(), *training_rows(), *bench_rows()])
 
 
-if __name__ == "__main__":
+def main() -> None:
     write_or_check(ROOT / "README.md", {"measured": measured}, check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

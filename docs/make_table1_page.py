@@ -202,18 +202,19 @@ def provenance_block(files: list[Published]) -> str:
 
 
 def curves_block(files: list[Published]) -> str:
-    return f"![Errors over epochs, EP and BPTT, five trials each]({CURVES.name})" if files else NOT_YET
+    return f"![Errors over epochs, EP and BPTT]({CURVES.name})" if files else NOT_YET
 
 
 def draw(files: list[Published]) -> None:
     """The paper's appendix figures from the published files: a panel for each network and preset."""
-    panels = [Panel(f"{f.record.name}, {f.record.preset}", _curves(f), f.record.reported) for f in _in_order(files)]
+    panels = [Panel(f"{f.record.name}, {f.record.preset}", _curves(f), f.record.reported) for f in in_order(files)]
     figure = error_curves(panels)
     with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "none"}):
         figure.savefig(CURVES, metadata={"Date": None, "Creator": "eqprop"})
 
 
-def _in_order(files: list[Published]) -> list[Published]:
+def in_order(files: list[Published]) -> list[Published]:
+    """The synchronous ones, by network and then by preset."""
     names = list(PAPER)
     return sorted((f for f in files if not f.alternating), key=lambda f: names.index(f.record.name))
 

@@ -225,7 +225,14 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     assert code == 0, err
     assert "P-1h (paper)" in text
     assert ",other settings," in (out / "table.csv").read_text(), "two epochs are not the record's thirty"
-    for file in ("report.html", "table.csv", "table.tex", "paper/P-1h.json", "paper/P-1h/record.json"):
+    for file in (
+        "report.html",
+        "table.csv",
+        "table.tex",
+        "curves/paper-P-1h.pdf",
+        "paper/P-1h.json",
+        "paper/P-1h/record.json",
+    ):
         assert (out / file).is_file(), file
     published = json.loads((out / "paper/P-1h.json").read_text())
     assert list(published["methods"]) == ["ep", "bptt"]

@@ -22,7 +22,13 @@ def page() -> ModuleType:
 def write(folder: Path, preset: str, row: str, test: float, epochs: int) -> None:
     trials = [{"seed": s, "test_error": [9.0] * (epochs - 1) + [test], "train_error": [0.5] * epochs} for s in range(5)]
     method = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
-    told: dict[str, Any] = {"device": "a device", "torch": "2.0", "commit": "c0ffee" * 6, "date": "2026-01-02"}
+    told: dict[str, Any] = {
+        "device": "a device",
+        "torch": "2.0",
+        "commit": "c0ffee" * 6,
+        "date": "2026-01-02",
+        "threads": 2,
+    }
     found = {"name": row.removesuffix("-alternating"), "preset": preset, "engine": "an engine", "seconds": 90.0}
     found |= {"methods": {"ep": method | {"train_error_mean": 0.5}}, "provenance": [{"provenance": told}]}
     path = folder / preset / f"{row}.json"

@@ -23,7 +23,7 @@ from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, RECORDS, named_record
 from eqprop.files import write_json
-from eqprop.report.page import write_report
+from eqprop.report.page import Written, write_report
 from eqprop.report.tables import Row
 from eqprop.training.folder import sessions
 from eqprop.training.metrics import Line
@@ -79,9 +79,10 @@ def table1(
                 result = begin_or_resume(record, folder, watch=overall, only=(part,), **options)
                 found = {**result.summary, "provenance": sessions(folder)}
                 write_json(folder.with_suffix(".json"), found)
-                write_report(out)
+                write_report(out, with_curves=False)
+    written = write_report(out)
     if not quiet:
-        _show(out)
+        _show(out, written)
 
 
 def _check(folder: Path, out: Path | None, rows: str | None, seed: int | None, options: dict[str, Any]) -> None:
@@ -178,12 +179,11 @@ def arithmetic(record: Record) -> float:
     return record.epochs * (record.T + 2 * record.K) * math.sqrt(connections)
 
 
-def _show(out: Path) -> None:
+def _show(out: Path, written: Written) -> None:
     from eqprop.report.collect import collect
     from eqprop.report.tables import rows
 
     Console().print(results_table(rows(collect(out).runs)))
-    written = write_report(out)
     Console().print(f"Page: {written.page}", highlight=False, soft_wrap=True)
     Console().print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", highlight=False, soft_wrap=True)
 

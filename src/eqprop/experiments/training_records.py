@@ -115,8 +115,8 @@ TUNED: dict[str, Record] = {
     "P-2h": replace(PAPER["P-2h"], init="default", beta=0.1, preset="tuned"),
     "P-conv": replace(AUTHORS["P-conv"], output_bias=0.1, preset="tuned"),
 }
-"""Rows that do not come out as printed, with the smallest change that was found to bring a method nearer, chosen
-without a look at the test set; docs/table1.md says what each is for and what came of it."""
+"""Rows that do not come out as printed, with the smallest change found that promises to bring a method nearer, chosen
+without a look at the test set; docs/table1.md says what each is for, and what came of it where it has been run."""
 
 PRINTED: dict[str, Record] = {**PAPER, **BEYOND}
 """What is printed for a row, in the paper or in the one the row is of."""

@@ -40,10 +40,11 @@ class Written:
     curves: Path
 
 
-def write_report(folder: Path, out: Path | None = None) -> Written:
+def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> Written:
     """The page; beside it the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
-    All of it lies in the folder itself, or in another.
+    All of it lies in the folder itself, or in another. Drawing takes longer than all the rest: where the page is only
+    brought up to date in between, it can be left for the end.
     """
     contents = collect(folder)
     place = out or folder
@@ -51,7 +52,7 @@ def write_report(folder: Path, out: Path | None = None) -> Written:
     written = Written(place / PAGE, place / CSV, place / LATEX, place / CURVES)
     write_text(written.csv, to_csv(table))
     write_text(written.latex, to_latex(table))
-    for run in contents.runs:
+    for run in contents.runs if with_curves else ():
         panel = panel_of(run)
         if panel.curves:
             write_figure(written.curves / _file_name(run, folder), save(error_curves([panel])))

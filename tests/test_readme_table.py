@@ -1,0 +1,37 @@
+"""The README's table of measured results: made from the files, each with its preset and its verdict."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+from pages import page_maker
+from test_table1_page import write
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    return page_maker("make_readme")
+
+
+def test_the_readme_is_current(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["make_readme.py", "--check"])
+    page.main()
+
+
+def test_other_presets_are_shown_where_they_are_better_and_what_is_reproduced_is_bold(
+    page: ModuleType, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    folder = page.ROOT / "results" / "table1"
+    write(folder, "paper", "P-2h", test=3.0, epochs=50)
+    write(folder, "authors", "P-2h", test=3.1, epochs=50)
+    write(folder, "tuned", "P-2h", test=2.15, epochs=50)
+    write(folder, "tuned", "P-conv", test=1.5, epochs=40)
+    rows = [line for line in page.table1_rows() if line.startswith("| P-")]
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| P-2h", "paper", "3.00 ± 0.10"],
+        ["| P-2h", "tuned", "**2.15 ± 0.10**"],
+        ["| P-conv", "tuned", "1.50 ± 0.10"],
+    ]
