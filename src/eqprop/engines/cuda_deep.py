@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,8 +26,10 @@ WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
 CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
-"""Samples a cluster runs. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
-SCRATCH = 3 * 640 * 4 + 1024
+"""Samples of a group. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
+LARGEST_RANGE = 32
+"""Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
+SCRATCH = 3 * 640 * 4
 """Bytes a warp needs while it loads its weights (kernels/tile.cuh)."""
 SHARED_BYTES = 232_448
 """Of a block on a device with clusters."""
@@ -49,6 +52,7 @@ class _Args(ctypes.Structure):
         ("moved_count", ctypes.c_int),
         ("lr", ctypes.c_float * 4),
         ("lrb", ctypes.c_float * 4),
+        ("output_range", ctypes.c_float),
     ]
 
 
@@ -64,12 +68,16 @@ class Layout:
     blocks        for each block its roles: (layer, pair of tiles, part), at most WARPS; the two warps of a pair side by
                   side at an even place, the four of a layer between two hidden ones at a multiple of four
     sizes         of the layers that move, output first
-    samples       that a cluster runs, at most
+    samples       of a group, at most
+    turns         groups that a cluster runs in turn
+    bptt          whether errors are told too
     """
 
     blocks: tuple[tuple[Role, ...], ...]
     sizes: tuple[int, ...]
     samples: int
+    turns: int
+    bptt: bool
 
     def layers_of(self, rank: int) -> set[int]:
         """The outputs are with the first block, which has even layers."""
@@ -101,7 +109,7 @@ class Layout:
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
             starts.append(ends[n % 2])
-            ends[n % 2] += _tiles(size) if n else 1
+            ends[n % 2] += _tiles(size) if n else 2
         return starts
 
     @property
@@ -109,9 +117,14 @@ class Layout:
         return max(map(_tiles, self.sizes[1:]))
 
     @property
+    def chunks(self) -> int:
+        """Pairs of tiles that a warp hears: half of the widest layer."""
+        return -(-self.most // 4)
+
+    @property
     def area(self) -> int:
-        """Tiles of a block's area, so wide that every warp can read `most` tiles of what it hears."""
-        return max(place + self.most for place in self.places)
+        """Tiles of a block's area, so wide that every warp can read as many as it has weights for."""
+        return max(place + 4 * self.chunks for place in self.places)
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -122,16 +135,19 @@ class Layout:
         PARTIALS   partial sums that warps hand each other; from here on, a scratch while weights are loaded
         SLOTS      what the block is told
         """
-        share = 256 + 32 * max(0, self.sizes[0] - 8)
-        outputs = (2 * self.sizes[0] + 1) * (self.most * 32 + 16) + (2 * (WARPS - 1) + 5) * share
-        side = WARPS * self.most * 512
-        partials = side + max(outputs, WARPS * 512)
+        outputs, share = self.sizes[0], 256 + 32 * max(0, self.sizes[0] - 8)
+        kept = self.turns * (3 + self.bptt)
+        first = (3 * outputs + 1) * (self.most * 16 + 16) + 64 + (2 * (WARPS - 1) + kept) * share
+        side = WARPS * 2 * self.chunks * 512
+        partials = side + max(first, WARPS * 256)
         return {"EXTRAS": side, "OUTPUTS": side, "PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
 
     @property
     def shared_bytes(self) -> int:
-        told = 2 * self.area * self.samples * 64 + 2 * LAYERS * 8
-        return max(self.offsets["SLOTS"] + told, self.offsets["PARTIALS"] + WARPS * SCRATCH)
+        slots = 2 * self.turns
+        told = slots * self.area * self.samples * 48 + slots * LAYERS * 8
+        errors = slots * (self.area + LAYERS) * 8 if self.bptt else 0
+        return max(self.offsets["SLOTS"] + told + errors, self.offsets["PARTIALS"] + WARPS * SCRATCH)
 
     def table(self) -> list[list[int]]:
         """`roles` of deep.cu: layer, pair, part, barriers it makes ready (1: its source's, 2: the outputs')."""
@@ -147,8 +163,8 @@ class Layout:
         return rows
 
 
-def layout(sizes: tuple[int, ...], samples: int = SAMPLES) -> Layout | None:
-    """The smallest cluster that holds the layers that move, for so many samples; None if none does.
+def layout(sizes: tuple[int, ...], samples: int = SAMPLES, turns: int = 1, bptt: bool = True) -> Layout | None:
+    """The smallest cluster that holds the layers that move, for so many groups of samples; None if none does.
 
     Layers of even and of odd number live in different blocks, so that a block is told of few tiles.
     """
@@ -161,7 +177,7 @@ def layout(sizes: tuple[int, ...], samples: int = SAMPLES) -> Layout | None:
     for count in CLUSTERS:
         even = min(range(1, count), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (count - k))))
         blocks = (*_share_out(units[0], even), *_share_out(units[1], count - even))
-        found = Layout(blocks, sizes, samples)
+        found = Layout(blocks, sizes, samples, turns, bptt)
         if max(map(len, blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
             return found
     return None
@@ -174,33 +190,59 @@ def _share_out(units: list[tuple[Role, ...]], blocks: int) -> list[tuple[Role, .
     return [tuple(role for unit in share for role in unit) for share in shares]
 
 
+def output_range(model: Layered, estimator: Estimator) -> float:
+    """A power of two that no rate of an output exceeds; infinity where nothing bounds it.
+
+    A prototypical output is sigma + beta (y - s), with sigma and the target y in [-1, 1].
+    """
+    beta = 0.0 if model.energy_based or isinstance(estimator, BPTT) else abs(getattr(estimator, "beta", 0.0))
+    return math.inf if beta >= 1 else 2.0 ** math.ceil(math.log2((1 + beta) / (1 - beta)))
+
+
 class DeepRunner(KernelRunner):
     iterations_per_graph = 50
 
     def build(self) -> None:
-        model, B, depth = self.model, self.batch, self.model.depth
-        self.sample_groups = -(-B // SAMPLES)
-        plan = layout(model.sizes[:depth], -(-B // self.sample_groups))
-        assert plan is not None, "refused otherwise"
-        self.cluster = len(plan.blocks)
-        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
-        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
-        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
-        definitions |= {"OUTPUT_WARPS": plan.output_warps, "FINISHER": plan.finisher}
-        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area} | plan.offsets)
-        self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
-        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
-        self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
+        self.groups = -(-self.batch // SAMPLES)
+        self._compile(self._plan(1))
+        for turns in (n for n in range(2, self.groups + 1) if self.groups % n == 0):
+            if not self.takes_turns:
+                break
+            # Groups had better take turns in a cluster, where the news of one travel while another is multiplied.
+            if layout(*self._wanted(turns)) is not None:
+                self._compile(self._plan(turns))
         self._lay_out()
-        tiles = sum(-(-model.sizes[n] // 64) * -(-model.sizes[n + 1] // 64) for n in range(depth - 1))
+        sizes, inner = self.model.sizes, range(self.model.depth - 1)
+        tiles = sum(-(-sizes[n] // 64) * -(-sizes[n + 1] // 64) for n in inner)
         self.update_blocks = self.input_blocks + tiles + 1
         self.arguments = self._arguments()
+
+    def _wanted(self, turns: int) -> tuple[tuple[int, ...], int, int, bool]:
+        samples = -(-self.batch // self.groups)
+        return self.model.sizes[: self.model.depth], samples, turns, isinstance(self.job.estimator, BPTT)
+
+    def _plan(self, turns: int) -> Layout:
+        plan = layout(*self._wanted(turns))
+        assert plan is not None, "refused otherwise"
+        return plan
+
+    def _compile(self, plan: Layout) -> None:
+        depth = self.model.depth
+        per_layer = {"N": plan.sizes, "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
+        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
+        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.groups, "TURNS": plan.turns}
+        definitions |= {"CLUSTER": len(plan.blocks), "OUTPUT_WARPS": plan.output_warps, "FINISHER": plan.finisher}
+        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area} | plan.offsets)
+        self.cluster, self.clusters = len(plan.blocks), self.groups // plan.turns
+        self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
+        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * self.batch * 64))
+        self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
 
     def _lay_out(self) -> None:
         model, R, B, K = self.model, self.networks, self.batch, self.job.estimator.K
         bptt = isinstance(self.job.estimator, BPTT)
         tiles = [-(-model.sizes[n] // 16) for n in range(model.depth)]
-        self.moved = self.buffer(R * self.sample_groups, self.job.estimator.T // 16 + 2, dtype=torch.int32)
+        self.moved = self.buffer(R * self.clusters, self.job.estimator.T // 16 + 2, dtype=torch.int32)
 
         def layers(slots: int, wanted: bool = True) -> list[Tensor]:
             return [self.buffer(slots, R, B, count * 16) for count in tiles] if wanted else []
@@ -228,6 +270,7 @@ class DeepRunner(KernelRunner):
             moved_count=self.moved.shape[1],
             lr=(ctypes.c_float * 4)(*(rates[f"W{n}{n + 1}"] for n in inner)),
             lrb=(ctypes.c_float * 4)(*(rates.get(f"b{n}", 0.0) for n in inner)),
+            output_range=output_range(model, self.job.estimator),
         )
 
     def capture(self) -> None:
@@ -249,13 +292,13 @@ class DeepRunner(KernelRunner):
         not wait for each other. Where all fit, they had better: one of a network's clusters that finds its place taken
         by another network's update waits for a whole relaxation (P-2h with BPTT on an H200: 820 us in place of 460).
         """
-        return self.networks * self.sample_groups > self.relax.clusters_at_once(THREADS, self.cluster)
+        return self.networks * self.clusters > self.relax.clusters_at_once(THREADS, self.cluster)
 
     def launch(self, i: int, first: int, count: int) -> None:
         """Iteration i of the graph, of `count` networks from `first` on."""
         arguments = [self.arguments, *map(ctypes.c_int, (i, first, count))]
         self.update.launch(self.update_blocks * count, 256, arguments)
-        self.relax.launch(self.cluster * self.sample_groups * count, THREADS, arguments[:3], cluster=self.cluster)
+        self.relax.launch(self.cluster * self.clusters * count, THREADS, arguments[:3], cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""
@@ -292,6 +335,8 @@ class Deep(Engine):
                 f"the hidden layers must fit {CLUSTERS[-1]} blocks (three of 512 units do, four of 256), "
                 f"and the sizes are {model.sizes}."
             )
+        if estimator is not None and output_range(model, estimator) > LARGEST_RANGE:
+            return f"it tells states relative to the largest they can be, and beta {estimator.beta} is too close to 1."
         properties = torch.cuda.get_device_properties(model.weight(0).device)
         if properties.major < 9:
             return f"{properties.name} has no clusters of blocks (compute capability 9.0 or newer is needed)."

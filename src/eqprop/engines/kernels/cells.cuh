@@ -43,12 +43,15 @@ __device__ __forceinline__ void tell_outcome(const Spot &spot, int it, float4 s,
 }
 
 template <bool OF_OUTPUTS> struct Cells {
-  float4 s, in, rest, told;                      // rest: what additions to the input rounded away
+  float4 s, base;                                // base: the input that does not change, bias and drive
 #if ENERGY
   float4 r;
   __device__ __forceinline__ float4 &rates() { return r; }
 #else
   __device__ __forceinline__ float4 &rates() { return s; }
+#endif
+#if METHOD == 1
+  float4 told;                                   // on the way back: the sum of the errors
 #endif
   static constexpr bool with_slope = OUTPUT_SLOPE || !OF_OUTPUTS;
 
@@ -56,40 +59,33 @@ template <bool OF_OUTPUTS> struct Cells {
     const Job &job = spot.a.job;
     const int r = spot.r;
     const float *bias = spot.n == DEPTH - 1 ? job.b : spot.a.b[spot.n];
-    s = in = rest = told = zero4();
-    if (bias) in = spot.each([&](int i) { return bias[(size_t)r * spot.size + spot.unit(i)]; });
+    s = base = zero4();
+    if (bias) base = spot.each([&](int i) { return bias[(size_t)r * spot.size + spot.unit(i)]; });
     if (!OF_OUTPUTS && spot.n == DEPTH - 1)
       for (int q = 0; q < SPLITS; q++)
-        in = in + spot.each([&](int i) {
+        base = base + spot.each([&](int i) {
           return job.drive[((size_t)(q * job.R + r) * B + spot.first_sample + spot.sample(i)) * HP + spot.unit(i)];
         });
     const int *order = job.order + ((size_t)it * job.R + r) * B + spot.first_sample;
-    if (OF_OUTPUTS) ::keep(board.kept(4), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
+    if (OF_OUTPUTS)
+      ::keep(board.kept(spot.turn, 2), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
     rates() = spot.each([](int) { return rate(0.f); });
   }
 
-  // Adds to the input; what is rounded away is carried to the next time.
-  __device__ __forceinline__ void hear(float4 sum) {
-    const float4 y = sum + rest, to = in + y;
-    rest = y - (to - in);
-    in = to;
-  }
-  // Tells what others do not know of the state, to a multiple of 2^-24, so that `told` is their sum without rounding. Returns
-  // whether there was anything.
-  __device__ __forceinline__ bool tell(const Spot &spot, int round) {
-    const float4 news = map4([](float v) { return rintf(v * 16777216.0f) * (1.0f / 16777216.0f); }, rates()) - told;
-    told = told + spot.publish(news, round, STATE_SCALE);
-    return !same(spot.only_real(news), zero4());
+  __device__ __forceinline__ void tell(const Spot &spot, const Board &board, int round) {
+    const float scale = OF_OUTPUTS ? LARGEST / spot.a.output_range : (float)LARGEST;
+    spot.publish(board, rates(), make_float2(scale, scale), round);
   }
 
-  // Step t. Returns whether anything moved.
-  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t) {
+  // Step t, with what the neighbours send. Returns whether anything moved.
+  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t, float4 coupled) {
     const Args &a = spot.a;
     const int n = spot.n;
     const float eps = a.job.eps;
+    const float4 in = base + coupled;
     float4 to = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s, rates(), in);
     if (t >= course.plain) {
-      const float4 target = OF_OUTPUTS ? ::recall(board.kept(4)) : zero4();
+      const float4 target = OF_OUTPUTS ? ::recall(board.kept(spot.turn, 2)) : zero4();
       if (t == course.star()) {
         report(spot, course.it, spot.only_real(map4([](float p, float q) { return fabsf(clip(p) - q); }, to, s)));
         spot.store(a.s[n], 0, s);
@@ -114,13 +110,12 @@ template <bool OF_OUTPUTS> struct Cells {
   }
 
 #if METHOD == 1
-  // The way back: `in` holds the gradient of the state (nabla), `rest` the state after the step, `told` the sum of the errors.
+  // The way back: `base` holds the gradient of the state (nabla), `s` the state after the step.
   __device__ __forceinline__ void turn_back(const Spot &spot, const Board &board) {
-    rest = s;
-    in = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(4))) : zero4();
+    base = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(spot.turn, 2))) : zero4();
     told = zero4();
   }
-  // The error of step t; what passes the clip stays in `in`.
+  // The error of step t; what passes the clip stays in `base`.
   __device__ __forceinline__ float4 error(const Spot &spot, int t) {
     const Args &a = spot.a;
     float4 e;
@@ -128,10 +123,10 @@ template <bool OF_OUTPUTS> struct Cells {
     const float eps = a.job.eps;
     const float4 r4 = spot.load(a.rates[spot.n], t), s4 = spot.load(a.states[spot.n], t), in4 = spot.load(a.inputs[spot.n], t);
     const float4 free = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s4, r4, in4);
-    in = map4([](float v, float g) { return inside(v) ? g : 0.f; }, free, in);
-    e = eps * (map4([](float q) { return with_slope ? slope(q) : 1.0f; }, r4) * in);
+    base = map4([](float v, float g) { return inside(v) ? g : 0.f; }, free, base);
+    e = eps * (map4([](float q) { return with_slope ? slope(q) : 1.0f; }, r4) * base);
 #else
-    e = in * map4([](float y) { return slope(y); }, rest);
+    e = base * map4([](float y) { return slope(y); }, s);
 #endif
     e = spot.only_real(e);
     spot.store(a.errors[spot.n], t, e);
@@ -144,11 +139,11 @@ template <bool OF_OUTPUTS> struct Cells {
     const float eps = spot.a.job.eps;
     const float4 in4 = spot.load(spot.a.inputs[spot.n], t);
     const float4 curve = map4([&](float q, float w) { return (1.0f - eps) + (with_slope ? eps * curvature(q) * w : 0.f); }, r4, in4);
-    in = curve * in + map4([](float q) { return slope(q); }, r4) * coupled;
+    base = curve * base + map4([](float q) { return slope(q); }, r4) * coupled;
 #else
-    in = coupled;
+    base = coupled;
+    s = r4;
 #endif
-    rest = r4;
   }
 #endif
 
@@ -171,11 +166,17 @@ template <bool OF_OUTPUTS> struct Cells {
   }
 
   // The outputs' state lies in shared memory between steps.
-  __device__ __forceinline__ void keep(const Board &board) const {
-    ::keep(board.kept(0), s), ::keep(board.kept(1), in), ::keep(board.kept(2), rest), ::keep(board.kept(3), told);
+  __device__ __forceinline__ void keep(const Spot &spot, const Board &board) const {
+    ::keep(board.kept(spot.turn, 0), s), ::keep(board.kept(spot.turn, 1), base);
+#if METHOD == 1
+    ::keep(board.kept(spot.turn, 3), told);
+#endif
   }
-  __device__ __forceinline__ void recall(const Board &board) {
-    s = ::recall(board.kept(0)), in = ::recall(board.kept(1)), rest = ::recall(board.kept(2)), told = ::recall(board.kept(3));
+  __device__ __forceinline__ void recall(const Spot &spot, const Board &board) {
+    s = ::recall(board.kept(spot.turn, 0)), base = ::recall(board.kept(spot.turn, 1));
+#if METHOD == 1
+    told = ::recall(board.kept(spot.turn, 3));
+#endif
     if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
   }
 };

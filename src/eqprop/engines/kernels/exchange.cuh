@@ -37,31 +37,28 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 }
 
 // Stores that are counted in bytes by the listener's barrier.
-__device__ __forceinline__ void push(u32 to, uint4 v, u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
-               :: "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier) : "memory");
+__device__ __forceinline__ void push(u32 to, u32 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" :: "r"(to), "r"(v), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void push(u32 to, uint2 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+               :: "r"(to), "r"(v.x), "r"(v.y), "r"(barrier) : "memory");
 }
 
-// Two floats as a pair of halves, the first in the lower half of the word, and back.
-__device__ __forceinline__ u32 halves(float x, float y) {
-  u32 h;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(y), "f"(x));
-  return h;
-}
-__device__ __forceinline__ float2 floats(u32 h) {
-  float2 v;
-  asm("{.reg .b16 p, q; mov.b32 {p, q}, %2; cvt.f32.f16 %0, p; cvt.f32.f16 %1, q;}" : "=f"(v.x), "=f"(v.y) : "r"(h));
-  return v;
-}
 __device__ __forceinline__ u32 transposed(u32 v) {
   u32 w;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(w) : "r"(v));
   return w;
 }
 
-__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+// Products of signed bytes, summed exactly: sixteen rows by eight columns over sixteen or thirty-two bytes.
+__device__ __forceinline__ void mma(int (&d)[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(b0));
+}
+__device__ __forceinline__ void mma(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // Sixteen bytes from global to shared memory behind the program's back; zeros where there is nothing to bring.

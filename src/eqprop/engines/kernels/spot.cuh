@@ -1,40 +1,46 @@
 // The shared memory of a block, where a thread's neurons are, and how their states are told.
 
+#include "digits.cuh"
+
 #define WARPS 8
 #define THREADS (32 * WARPS)
-#define WEIGHT_SCALE 256.0f            // powers of two that keep halves, and what is left of them, in range
-#define STATE_SCALE 4096.0f
-#define ERROR_SCALE 8192.0f
 
-#define SAMPLES ((B + GROUPS - 1) / GROUPS)        // of a cluster, at most eight
-#define TILE_BYTES (SAMPLES * 64)      // what is told of a tile: sixteen numbers a sample, two halves each
+#define SAMPLES ((B + GROUPS - 1) / GROUPS)        // of a group, at most seven
+#define CLUSTERS (GROUPS / TURNS)      // of a network
+#define CHUNKS ((MOST + 3) / 4)        // pairs of tiles a warp hears
+#define TILE_BYTES (SAMPLES * 48)      // what is told of a tile: sixteen numbers a sample, three bytes each
 #define SLOT_BYTES (AREA * TILE_BYTES)
 #define UPPER (N0 > 8 ? 4 * (N0 - 8) : 0)          // threads that hold outputs beyond the eighth
 #define SHARE_BYTES (256 + 8 * UPPER)  // four numbers of each thread that holds outputs
 #define SHARES ((WARPS - 1) * SHARE_BYTES)         // of all warps but the one that sums them
-#define KEPT 5                         // times SHARE_BYTES: the state of the outputs between steps
+#define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of a group's outputs between steps
 #define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
-#define LINE_BYTES (MOST * 32 + 16)    // a row of the outputs' weights, shifted against bank conflicts
-#define OUTPUT_BYTES ((2 * N0 + 1) * LINE_BYTES)   // high halves, low halves, a row of zeros
+#define LINE_BYTES (MOST * 16 + 16)    // a row of the outputs' weights, shifted against bank conflicts
+#define BARRIERS ((1 + METHOD) * LAYERS * 2 * TURNS)
+#define EXPONENT_BARRIERS (LAYERS * 2 * TURNS * 8)     // how far those of exponents lie beyond the others
+#define OUTPUT_BYTES ((3 * N0 + 1) * LINE_BYTES + 64)  // hi, mid and lo bytes, a row of zeros, the scale of each row
 
 __device__ __forceinline__ void as_array(float4 v, float (&w)[4]) { w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w; }
 
-// The shared memory of a block: low halves of its weights; low halves of layer 1's weights to the outputs (EXTRAS), or the outputs'
+// The shared memory of a block: lo bytes of its weights; lo bytes of layer 1's weights to the outputs (EXTRAS), or the outputs'
 // weights, shares of their sums and their state (OUTPUTS), if the block has them; partial sums that warps hand each other
-// (PARTIALS); from SLOTS on what it was told, and barriers.
+// (PARTIALS); from SLOTS on what it was told, two rounds of each group, barriers, and the exponents of errors.
 struct Board {
   unsigned char *base;
-  u32 slots, barriers;                 // addresses: told tiles (2 slots), barriers [layer][slot]
+  u32 slots, barriers, exponents;
   __device__ __forceinline__ explicit Board(unsigned char *memory) : base(memory) {
     slots = shared_address(memory + SLOTS);
-    barriers = slots + 2 * SLOT_BYTES;
+    barriers = slots + 2 * TURNS * SLOT_BYTES, exponents = barriers + BARRIERS * 8;
   }
   __device__ __forceinline__ float4 *partials() const { return (float4 *)(base + PARTIALS); }
   __device__ __forceinline__ u32 extras() const { return shared_address(base + EXTRAS); }
   __device__ __forceinline__ unsigned char *outputs() const { return base + OUTPUTS; }
-  __device__ __forceinline__ unsigned char *shares(int turn) const { return base + OUTPUTS + OUTPUT_BYTES + turn * SHARES; }
-  __device__ __forceinline__ unsigned char *kept(int i) const { return shares(2) + i * SHARE_BYTES; }
-  __device__ __forceinline__ u32 barrier(int layer, int slot) const { return barriers + (layer * 2 + slot) * 8; }
+  __device__ __forceinline__ float *output_scales() const { return (float *)(outputs() + (3 * N0 + 1) * LINE_BYTES); }
+  __device__ __forceinline__ unsigned char *shares(int buffer) const { return outputs() + OUTPUT_BYTES + buffer * SHARES; }
+  __device__ __forceinline__ unsigned char *kept(int turn, int i) const { return shares(2) + (turn * KEPT + i) * SHARE_BYTES; }
+  __device__ __forceinline__ static int slot(int turn, int round) { return (round & 1) * TURNS + turn; }
+  // Of a layer's bytes in a slot.
+  __device__ __forceinline__ u32 barrier(int layer, int slot) const { return barriers + (layer * 2 * TURNS + slot) * 8; }
 };
 
 // Four numbers of a thread of the outputs, of which only some threads have the upper two.
@@ -49,38 +55,59 @@ __device__ __forceinline__ float4 recall(const unsigned char *at) {
   return make_float4(p.x, p.y, q.x, q.y);
 }
 
-__device__ __forceinline__ uint4 look(u32 at) {
+__device__ __forceinline__ uint4 look4(u32 at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+  return v;
+}
+__device__ __forceinline__ uint2 look2(u32 at) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+  return v;
+}
+__device__ __forceinline__ u32 look(u32 at) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
   return v;
 }
 __device__ __forceinline__ void put(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" :: "r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+__device__ __forceinline__ void put(u32 at, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" :: "r"(at), "r"(v.x), "r"(v.y) : "memory");
+}
 
-// A tile of 16 x 16 halves, from the address of a row that each thread gives.
+// Sixteen rows of thirty-two bytes, from the address of half a row that each thread gives.
 __device__ __forceinline__ uint4 matrix(u32 row) {
   uint4 v;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row));
   return v;
 }
 
-// Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of its cluster (as a float4: g, g, g+8, g+8).
+// Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of a group (as a float4: g, g, g+8, g+8).
 struct Spot {
   const Args &a;
-  const int r, lane, first_sample, samples, n, tile, size;
-  u32 reals = 0;
+  const int r, lane, cluster, n, tile, size;
+  const bool owns;
+  int turn, first_sample, samples;
+  u32 reals;
   int first, last, start;                        // blocks that hear this layer, and the one this warp begins with
-  u32 to, barrier, slots;                        // where this tile and its barrier lie in slot 0
+  u32 to, slots;
 
-  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int group, int n, int tile, bool owns)
-      : a(a), r(r), lane(threadIdx.x % 32), first_sample(group * B / GROUPS),
-        samples((group + 1) * B / GROUPS - group * B / GROUPS), n(n), tile(tile), size(width(n)), slots(board.slots) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) reals |= (u32)(owns && unit(i) < size && sample(i) < samples) << i;
+  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int cluster, int n, int tile, bool owns)
+      : a(a), r(r), lane(threadIdx.x % 32), cluster(cluster), n(n), tile(tile), size(width(n)), owns(owns), slots(board.slots) {
     const int count = heard_by(n) >> 8;
     first = heard_by(n) & 255, last = first + count, start = first + tile % max(count, 1);
-    to = board.slots + (place_of(n) + tile) * TILE_BYTES + lane * 16, barrier = board.barrier(n, 0);
+    to = board.slots + (place_of(n) + tile) * TILE_BYTES;
+    look_at(0);
+  }
+  // The group whose turn it is.
+  __device__ __forceinline__ void look_at(int turn) {
+    const int group = cluster * TURNS + turn;
+    this->turn = turn, first_sample = group * B / GROUPS, samples = (group + 1) * B / GROUPS - first_sample;
+    reals = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) reals |= (u32)(owns && unit(i) < size && sample(i) < samples) << i;
   }
   __device__ __forceinline__ int unit(int i) const { return tile * 16 + lane / 4 + (i >> 1) * 8; }
   __device__ __forceinline__ int sample(int i) const { return 2 * (lane % 4) + (i & 1); }
@@ -106,24 +133,48 @@ struct Spot {
     return each([&](int i) { return from[index(slot, i)]; });
   }
 
-  // Tells four numbers as two halves each to the blocks that hear this layer; returns what they now know.
-  __device__ __forceinline__ float4 publish(float4 v, int round, float scale) const {
-    const float4 x = scale * v;
-    const u32 h0 = halves(x.x, x.y), h1 = halves(x.z, x.w);
-    const float2 p = floats(h0), q = floats(h1);
-    const float4 high = make_float4(p.x, p.y, q.x, q.y), left = x - high;
-    const u32 l0 = halves(left.x, left.y), l1 = halves(left.z, left.w);
-    const uint4 packet = make_uint4(transposed(h0), transposed(h1), transposed(l0), transposed(l1));
-    const u32 where = to + (round & 1) * SLOT_BYTES, counter = barrier + (round & 1) * 8;
+  // Tells four numbers, each times its sample's scale, to the blocks that hear this layer.
+  __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
+    const u32 p = digits(v.x * scale.x), q = digits(v.y * scale.y), r = digits(v.z * scale.x), s = digits(v.w * scale.y);
+    // A thread has two samples of two units, and is to have one sample of four.
+    const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
+    const u32 last_bytes = transposed(bytes(bytes(p, r, 0x0040), bytes(q, s, 0x0040), 0x5410));
+    const uint2 packet = make_uint2(bytes(upper, lower, 0x7531), bytes(upper, lower, 0x6420));
+    const u32 lo = bytes(last_bytes, last_bytes, 0x3120);
+    const int slot = Board::slot(turn, round);
+    const u32 where = to + slot * SLOT_BYTES, counter = board.barrier(n, slot);
     int rank = start;
     if (lane < 4 * samples)
 #pragma unroll 4
       for (int i = first; i < last; i++) {
         const u32 way = way_to(rank, slots);
-        push(way + where, packet, way + counter);
+        push(way + where + lane * 8, packet, way + counter);
+        push(way + where + 32 * SAMPLES + lane * 4, lo, way + counter);
         rank = rank + 1 == last ? first : rank + 1;
       }
-    const float2 c = floats(l0), d = floats(l1);
-    return (1.0f / scale) * (high + make_float4(c.x, c.y, d.x, d.y));
   }
+
+#if METHOD == 1
+  // Tells errors, which can be of any size, as multiples of a power of two for each sample of a tile.
+  __device__ __forceinline__ void publish_errors(const Board &board, float4 v, int round) const {
+    u32 most[2] = {__float_as_uint(fmaxf(fabsf(v.x), fabsf(v.z))), __float_as_uint(fmaxf(fabsf(v.y), fabsf(v.w)))};
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+      for (int x = 4; x < 32; x <<= 1) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], x));
+      // The exponent of the next power of two, kept where both it and its inverse are ordinary numbers.
+      most[i] = min(max((most[i] + 0x7fffff) >> 23, 30u), 220u);
+      scale[i] = LARGEST * __uint_as_float((254 - most[i]) << 23);
+    }
+    publish(board, v, make_float2(scale[0], scale[1]), round);
+    const u32 mine = most[0] | most[1] << 8;
+    const uint2 all = make_uint2(__shfl_sync(~0u, mine, 0) | __shfl_sync(~0u, mine, 1) << 16, __shfl_sync(~0u, mine, 2) | __shfl_sync(~0u, mine, 3) << 16);
+    const int slot = Board::slot(turn, round), rank = first + lane;
+    if (rank < last) {
+      const u32 way = way_to(rank, slots);
+      push(way + board.exponents + (slot * AREA + place_of(n) + tile) * 8, all, way + board.barrier(n, slot) + EXPONENT_BARRIERS);
+    }
+  }
+#endif
 };
