@@ -137,7 +137,7 @@ class Layout:
         """
         outputs, share = self.sizes[0], 256 + 32 * max(0, self.sizes[0] - 8)
         kept = self.turns * (3 + self.bptt)
-        first = (3 * outputs + 1) * (self.most * 16 + 16) + 64 + (2 * (WARPS - 1) + kept) * share
+        first = 3 * outputs * (self.most * 16 + 16) + 96 + (2 * (WARPS - 1) + kept) * share
         side = WARPS * 2 * self.chunks * 512
         partials = side + max(first, WARPS * 256)
         return {"EXTRAS": side, "OUTPUTS": side, "PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}

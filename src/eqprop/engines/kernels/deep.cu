@@ -117,8 +117,8 @@ __device__ __forceinline__ void run(Part &part, Spot &spot, const Board &board, 
       in_turn(cells, spot, output_spot, [&](Hidden &own) {
         float4 coupled = zero4();
         if (round >= 0) {
-          coupled = part.gather<false>(spot, round, fresh);
           if (shares) part.share<false>(spot, round);
+          coupled = part.gather<false>(spot, round, fresh);
         }
         if (part.owns) {
           moves |= own.step(spot, board, course, t, coupled);
@@ -160,8 +160,8 @@ __device__ __forceinline__ void run(Part &part, Spot &spot, const Board &board, 
     mine++;
     if (t == 0) break;
     in_turn(cells, spot, output_spot, [&](Hidden &own) {
-      const float4 coupled = part.gather<true>(spot, heard, true);
       if (shares) part.share<true>(spot, heard);
+      const float4 coupled = part.gather<true>(spot, heard, true);
       if (part.owns) own.go_back(spot, t, coupled);
       if (finishes) with_outputs([&](Outputs &outputs) { outputs.go_back(output_spot, t, part.shared_sum()); });
     });

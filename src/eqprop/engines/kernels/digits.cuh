@@ -21,12 +21,32 @@ __device__ __forceinline__ Planes planes(u32 p, u32 q, u32 r, u32 s) {
   return {bytes(bytes(p, q, 0x0062), bytes(r, s, 0x0062), 0x5410), bytes(lower, upper, 0x7632), bytes(lower, upper, 0x5410)};
 }
 
-// A number from the sums of products of its digits: top of hi * hi, middle of the two of 256 times less, bottom of the three below. The
-// smaller products are left out. Up to 256 products, middle * 256 + bottom fits an int.
-__device__ __forceinline__ float joined(int top, int middle, int bottom) {
-  return fmaf((float)top, 65536.0f, (float)(middle * 256 + bottom));
-}
-#define UNIT (65536.0f / LARGEST / LARGEST)  // what `joined` counts in, of two numbers up to 1 as LARGEST
+// Sixteen rows of weights by eight columns of states: the sums of products of their digits. Top holds hi * hi, middle the two of 256 times
+// less, bottom the three below; the smaller ones are left out.
+struct Sums {
+  int top[4] = {}, middle[4] = {}, bottom[4] = {};
+
+  // Two tiles of states, and one.
+  __device__ __forceinline__ void add(const u32 (&hi)[4], const u32 (&mid)[4], uint4 lo, Planes x, Planes y) {
+    mma(top, hi[0], hi[1], hi[2], hi[3], x.hi, y.hi);
+    mma(middle, hi[0], hi[1], hi[2], hi[3], x.mid, y.mid);
+    mma(bottom, hi[0], hi[1], hi[2], hi[3], x.lo, y.lo);
+    mma(middle, mid[0], mid[1], mid[2], mid[3], x.hi, y.hi);
+    mma(bottom, mid[0], mid[1], mid[2], mid[3], x.mid, y.mid);
+    mma(bottom, lo.x, lo.y, lo.z, lo.w, x.hi, y.hi);
+  }
+  __device__ __forceinline__ void add(uint2 hi, uint2 mid, uint2 lo, Planes x) {
+    mma(top, hi.x, hi.y, x.hi);
+    mma(middle, hi.x, hi.y, x.mid);
+    mma(bottom, hi.x, hi.y, x.lo);
+    mma(middle, mid.x, mid.y, x.hi);
+    mma(bottom, mid.x, mid.y, x.mid);
+    mma(bottom, lo.x, lo.y, x.hi);
+  }
+  // In UNITs. Of up to 256 products, middle * 256 + bottom fits an int.
+  __device__ __forceinline__ float operator[](int i) const { return fmaf((float)top[i], 65536.0f, (float)(middle[i] * 256 + bottom[i])); }
+};
+#define UNIT (65536.0f / LARGEST / LARGEST)  // of two numbers up to 1 as LARGEST
 
 // Where unit u of a tile of sixteen lies in it: as a thread has its neurons (spot.cuh), four to a word.
 __device__ __forceinline__ int place_in_tile(int u) { return u % 8 / 2 * 4 + u % 2 + u / 8 * 2; }

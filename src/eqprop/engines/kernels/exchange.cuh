@@ -37,12 +37,13 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 }
 
 // Stores that are counted in bytes by the listener's barrier.
-__device__ __forceinline__ void push(u32 to, u32 v, u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" :: "r"(to), "r"(v), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ void push(u32 to, uint2 v, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
                :: "r"(to), "r"(v.x), "r"(v.y), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void push(u32 to, uint4 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               :: "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ u32 transposed(u32 v) {

@@ -18,7 +18,7 @@
 #define LINE_BYTES (MOST * 16 + 16)    // a row of the outputs' weights, shifted against bank conflicts
 #define BARRIERS ((1 + METHOD) * LAYERS * 2 * TURNS)
 #define EXPONENT_BARRIERS (LAYERS * 2 * TURNS * 8)     // how far those of exponents lie beyond the others
-#define OUTPUT_BYTES ((3 * N0 + 1) * LINE_BYTES + 64)  // hi, mid and lo bytes, a row of zeros, the scale of each row
+#define OUTPUT_BYTES (3 * N0 * LINE_BYTES + 96)    // hi, mid and lo bytes, 32 zeros, the scale of each row
 
 __device__ __forceinline__ void as_array(float4 v, float (&w)[4]) { w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w; }
 
@@ -35,7 +35,7 @@ struct Board {
   __device__ __forceinline__ float4 *partials() const { return (float4 *)(base + PARTIALS); }
   __device__ __forceinline__ u32 extras() const { return shared_address(base + EXTRAS); }
   __device__ __forceinline__ unsigned char *outputs() const { return base + OUTPUTS; }
-  __device__ __forceinline__ float *output_scales() const { return (float *)(outputs() + (3 * N0 + 1) * LINE_BYTES); }
+  __device__ __forceinline__ float *output_scales() const { return (float *)(outputs() + 3 * N0 * LINE_BYTES + 32); }
   __device__ __forceinline__ unsigned char *shares(int buffer) const { return outputs() + OUTPUT_BYTES + buffer * SHARES; }
   __device__ __forceinline__ unsigned char *kept(int turn, int i) const { return shares(2) + (turn * KEPT + i) * SHARE_BYTES; }
   __device__ __forceinline__ static int slot(int turn, int round) { return (round & 1) * TURNS + turn; }
@@ -83,6 +83,20 @@ __device__ __forceinline__ uint4 matrix(u32 row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row));
   return v;
 }
+
+// The tiles of a slot from one on, as a thread reads them: four units of one sample, whose planes lie in three lines of sixteen bytes,
+// the word of thread t in place t ^ plane.
+struct Heard {
+  u32 hi, mid, lo;
+  __device__ __forceinline__ Heard(u32 tile) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    const u32 sample = tile + min(lane / 4, SAMPLES - 1) * 48;  // beyond the last sample: any
+    hi = sample + t * 4, mid = sample + 16 + (t ^ 1) * 4, lo = sample + 32 + (t ^ 2) * 4;
+  }
+  __device__ __forceinline__ Planes operator[](int tile) const {
+    return {look(hi + tile * TILE_BYTES), look(mid + tile * TILE_BYTES), look(lo + tile * TILE_BYTES)};
+  }
+};
 
 // Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of a group (as a float4: g, g, g+8, g+8).
 struct Spot {
@@ -139,17 +153,26 @@ struct Spot {
     // A thread has two samples of two units, and is to have one sample of four.
     const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
     const u32 last_bytes = transposed(bytes(bytes(p, r, 0x0040), bytes(q, s, 0x0040), 0x5410));
-    const uint2 packet = make_uint2(bytes(upper, lower, 0x7531), bytes(upper, lower, 0x6420));
-    const u32 lo = bytes(last_bytes, last_bytes, 0x3120);
+    const u32 plane[3] = {bytes(upper, lower, 0x7531), bytes(upper, lower, 0x6420), bytes(last_bytes, last_bytes, 0x3120)};
+    // Sixteen bytes at a time travel fastest: of four threads with the same sample three take a plane each. Thread t gets the word of thread
+    // t ^ i for place i (see Heard).
+    const int t = lane % 4;
+    u32 word[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int theirs = t ^ i;
+      const u32 send = theirs == 0 ? plane[0] : theirs == 1 ? plane[1] : plane[2];
+      word[i] = i ? __shfl_xor_sync(~0u, send, i) : send;
+    }
+    const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
     const int slot = Board::slot(turn, round);
-    const u32 where = to + slot * SLOT_BYTES, counter = board.barrier(n, slot);
+    const u32 where = to + slot * SLOT_BYTES + lane / 4 * 48 + t * 16, counter = board.barrier(n, slot);
     int rank = start;
-    if (lane < 4 * samples)
+    if (t < 3 && lane < 4 * samples)
 #pragma unroll 4
       for (int i = first; i < last; i++) {
         const u32 way = way_to(rank, slots);
-        push(way + where + lane * 8, packet, way + counter);
-        push(way + where + 32 * SAMPLES + lane * 4, lo, way + counter);
+        push(way + where, packet, way + counter);
         rank = rank + 1 == last ? first : rank + 1;
       }
   }

@@ -34,6 +34,19 @@ struct Part {
     barrier_wait(barrier, (round >> 1) & 1);
     if (ERRORS) barrier_wait(barrier + EXPONENT_BARRIERS, ((round - errors_from) >> 1) & 1);
   }
+  // What the errors of a tile told in that slot count in, for the two samples of this thread.
+  __device__ __forceinline__ float2 exponents(int slot, int tile) const {
+    unsigned short both;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(board.exponents + (slot * AREA + tile) * 8 + lane % 4 * 2));
+    return make_float2(__uint_as_float((u32)(both & 255) << 23), __uint_as_float((u32)(both >> 8) << 23));
+  }
+  __device__ __forceinline__ void add_scaled(float (&v)[4], int slot, int tile, uint2 hi, uint2 mid, uint2 lo, Planes x) const {
+    Sums sums;
+    sums.add(hi, mid, lo, x);
+    const float2 size = exponents(slot, tile);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = fmaf(i & 1 ? size.y : size.x, sums[i], v[i]);
+  }
   // A barrier is made ready for the next round of its slot, which nobody sends before all here have answered the last one.
   __device__ __forceinline__ void arm(int which, int slot, int samples, bool errors) const {
     if (lane || !(arms & which)) return;
@@ -44,13 +57,6 @@ struct Part {
   }
 };
 
-// What the errors of a tile told in that slot count in, for the two samples of this thread.
-__device__ __forceinline__ float2 exponents(const Board &board, int slot, int tile) {
-  unsigned short both;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(board.exponents + (slot * AREA + tile) * 8 + threadIdx.x % 4 * 2));
-  return make_float2(__uint_as_float((u32)(both & 255) << 23), __uint_as_float((u32)(both >> 8) << 23));
-}
-
 // Four units of a tile in one row, as a thread has them, times the row's scale.
 __device__ __forceinline__ Planes split(const float *from, int across, int down, int row, float scale) {
   const int k = threadIdx.x % 4 * 2;
@@ -59,6 +65,8 @@ __device__ __forceinline__ Planes split(const float *from, int across, int down,
   for (int j = 0; j < 4; j++) d[j] = digits(scale * from[row * down + (k + j % 2 + j / 2 * 8) * across]);
   return planes(d[0], d[1], d[2], d[3]);
 }
+// What orders numbers by size, a NaN last.
+__device__ __forceinline__ u32 size_of(float v) { return __float_as_uint(v) & 0x7fffffff; }
 __device__ __forceinline__ float inverse(float most) { return most > 0.f ? LARGEST / most : 0.f; }
 
 // The weights of two tiles to one of the other layer at a time are brought into a scratch of this warp, three deep, and split from there.
@@ -87,32 +95,37 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
     brought();
   };
   request(0), request(1);
-  // The largest weight of each row, that of row i in thread i.
-  float most = 0.f;
+  // The largest weight of each row, that of row i in thread i. What lies beyond is read from inside: a row may count in more than it has.
+  u32 largest_of_row = 0;
   if (upper) {
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < 32; i++) {
-      float largest = 0.f;
+      u32 largest = 0;
 #pragma unroll
-      for (int k = lane * 4; k < COUNT * 16; k += 128) {
-        const float4 w = row0 + i < N && k0 + k < M ? *(const float4 *)(W + (size_t)(row0 + i) * M + k0 + k) : zero4();
-        largest = worse(largest, worst4(map4([](float v) { return fabsf(v); }, w)));
+      for (int k = lane * 4; k < COUNT * 16 + lane * 4; k += 128) {
+        const float4 w = *(const float4 *)(W + (size_t)min(row0 + i, N - 1) * M + min(k0 + k, M - 4));
+        largest = max(largest, max(max(size_of(w.x), size_of(w.y)), max(size_of(w.z), size_of(w.w))));
       }
-#pragma unroll
-      for (int x = 1; x < 32; x <<= 1) largest = worse(largest, __shfl_xor_sync(~0u, largest, x));
-      if (lane == i) most = largest;
+      largest = __reduce_max_sync(~0u, largest);
+      if (lane == i) largest_of_row = largest;
     }
   } else {
-#pragma unroll 16
-    for (int k = 0; k < COUNT * 16; k++)
-      if (row0 + lane < N && k0 + k < M) most = worse(most, fabsf(W[(size_t)(k0 + k) * N + row0 + lane]));
+    const float *column = W + min(row0 + lane, N - 1);
+#pragma unroll 1
+    for (int k = 0; k < COUNT * 16; k += 32) {
+      float w[32];
+#pragma unroll
+      for (int i = 0; i < 32; i++) w[i] = column[(size_t)min(k0 + k + i, M - 1) * N];
+#pragma unroll
+      for (int i = 0; i < 32; i++) largest_of_row = max(largest_of_row, size_of(w[i]));
+    }
   }
   float to_digits[2][2];
 #pragma unroll
   for (int m = 0; m < 2; m++)
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-      const float largest = __shfl_sync(~0u, most, m * 16 + q * 8 + lane / 4);
+      const float largest = __uint_as_float(__shfl_sync(~0u, largest_of_row, m * 16 + q * 8 + lane / 4));
       scale[m][q] = largest * UNIT, to_digits[m][q] = inverse(largest);
     }
 #pragma unroll 1
@@ -143,17 +156,17 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
     }
   }
   if (extra) {
-    float largest = 0.f;
+    u32 largest = 0;
     for (int e = lane; e < 256; e += 32) {       // W[0] (N0, N1), columns of which are the rows of the own tile
       const int k = e / 16, row = row0 + part * 16 + e % 16;
       raw[k * 20 + e % 16] = k < N0 && row < N ? a.W[0][((size_t)r * N0 + k) * N + row] : 0.f;
     }
     __syncwarp();
-    for (int k = 0; k < 16; k++) largest = worse(largest, fabsf(raw[k * 20 + lane % 16]));
+    for (int k = 0; k < 16; k++) largest = max(largest, size_of(raw[k * 20 + lane % 16]));
     Planes w[2];
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-      const float of_row = __shfl_sync(~0u, largest, lane / 4 + 8 * q);
+      const float of_row = __uint_as_float(__shfl_sync(~0u, largest, lane / 4 + 8 * q));
       w[q] = split(raw, 20, 1, lane / 4 + 8 * q, inverse(of_row));
       scale_extra[q] = of_row * UNIT, hi_extra[q] = w[q].hi, mid_extra[q] = w[q].mid;
     }
@@ -167,75 +180,51 @@ __device__ __forceinline__ void load_output_weights(const Args &a, const Board &
   const int lane = threadIdx.x % 32;
   for (int row = threadIdx.x / 32; row < 16; row += WARPS) {
     const float *from = a.W[0] + ((size_t)r * N0 + row) * N1;
-    float most = 0.f;
-    if (row < N0)
-      for (int k = lane; k < N1; k += 32) most = worse(most, fabsf(from[k]));
+    float w[MOST / 2];
+    u32 largest = 0;
 #pragma unroll
-    for (int x = 1; x < 32; x <<= 1) most = worse(most, __shfl_xor_sync(~0u, most, x));
+    for (int i = 0; i < MOST / 2; i++) w[i] = row < N0 && 32 * i + lane < N1 ? from[32 * i + lane] : 0.f;
+#pragma unroll
+    for (int i = 0; i < MOST / 2; i++) largest = max(largest, size_of(w[i]));
+    const float most = __uint_as_float(__reduce_max_sync(~0u, largest));
     if (lane == 0) board.output_scales()[row] = most * UNIT;
-    if (row >= N0) continue;
     const float scale = inverse(most);
-#pragma unroll 4
-    for (int k = lane; k < MOST * 16; k += 32) {
-      const u32 d = digits(k < N1 ? scale * from[k] : 0.f);
-      unsigned char *p = to + row * LINE_BYTES + k / 16 * 16 + place_in_tile(k % 16);
-      p[0] = d >> 16, p[N0 * LINE_BYTES] = d >> 8, p[2 * N0 * LINE_BYTES] = d;
+#pragma unroll
+    for (int i = 0; i < MOST / 2; i++) {
+      const u32 d = digits(scale * w[i]);
+      unsigned char *p = to + row * LINE_BYTES + i * 32 + lane / 16 * 16 + place_in_tile(lane % 16);
+      if (row < N0) p[0] = d >> 16, p[N0 * LINE_BYTES] = d >> 8, p[2 * N0 * LINE_BYTES] = d;
     }
   }
-  for (int e = threadIdx.x; e < LINE_BYTES / 4; e += THREADS) ((u32 *)(to + 3 * N0 * LINE_BYTES))[e] = 0;
+  if (threadIdx.x < 8) ((u32 *)(to + 3 * N0 * LINE_BYTES))[threadIdx.x] = 0;
 }
 
 // What the neighbours told in that round through the weights, sum_k W x, for the own tile. `fresh`: it has not been heard before.
 template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot &spot, int round, bool fresh) {
-  const int slot = Board::slot(spot.turn, round), column = min(lane, 4 * SAMPLES - 1);
-  const u32 at = board.slots + slot * SLOT_BYTES + tile * TILE_BYTES, pairs = at + column * 8, singles = at + 32 * SAMPLES + column * 4;
-  float v[2][4] = {};
+  const int slot = Board::slot(spot.turn, round);
+  const Heard heard(board.slots + slot * SLOT_BYTES + tile * TILE_BYTES);
+  Sums sums[2];
+  float v[2][4] = {};                            // errors: the sums of each tile, times what they count in
   uint4 u[2][2];
-  uint2 x[2][2];
-  u32 y[2][2];
+  Planes x[2][2];
   auto fetch_low = [&](int k) { u[k & 1][0] = look4(low + 2 * k * 512), u[k & 1][1] = look4(low + (2 * k + 1) * 512); };
-  auto fetch = [&](int k) {
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-      x[k & 1][j] = look2(pairs + (2 * k + j) * TILE_BYTES), y[k & 1][j] = look(singles + (2 * k + j) * TILE_BYTES);
-  };
+  auto fetch = [&](int k) { x[k & 1][0] = heard[2 * k], x[k & 1][1] = heard[2 * k + 1]; };
   fetch_low(0);
   wait<ERRORS>(source, spot.turn, round);
   fetch(0);
-  int top[2][4] = {}, middle[2][4] = {}, bottom[2][4] = {};
 #pragma unroll
   for (int k = 0; k < CHUNKS; k++) {
     if (k + 1 < CHUNKS) fetch_low(k + 1), fetch(k + 1);
-    const uint2 p = x[k & 1][0], q = x[k & 1][1];
-    const u32 s = y[k & 1][0], t = y[k & 1][1];
+    const Planes p = x[k & 1][0], q = x[k & 1][1];
 #pragma unroll
     for (int m = 0; m < 2; m++) {
       const uint4 l = u[k & 1][m];
       const u32(&h)[4] = hi[2 * k + m];
       const u32(&c)[4] = mid[2 * k + m];
-      if (!ERRORS) {
-        mma(top[m], h[0], h[1], h[2], h[3], p.x, q.x);
-        mma(middle[m], h[0], h[1], h[2], h[3], p.y, q.y);
-        mma(bottom[m], h[0], h[1], h[2], h[3], s, t);
-        mma(middle[m], c[0], c[1], c[2], c[3], p.x, q.x);
-        mma(bottom[m], c[0], c[1], c[2], c[3], p.y, q.y);
-        mma(bottom[m], l.x, l.y, l.z, l.w, p.x, q.x);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-          const uint2 z = j ? q : p;
-          const u32 w = j ? t : s, l0 = j ? l.z : l.x, l1 = j ? l.w : l.y;
-          int high[4] = {}, between[4] = {}, below[4] = {};
-          mma(high, h[2 * j], h[2 * j + 1], z.x);
-          mma(between, h[2 * j], h[2 * j + 1], z.y);
-          mma(below, h[2 * j], h[2 * j + 1], w);
-          mma(between, c[2 * j], c[2 * j + 1], z.x);
-          mma(below, c[2 * j], c[2 * j + 1], z.y);
-          mma(below, l0, l1, z.x);
-          const float2 size = exponents(board, slot, tile + 2 * k + j);
-#pragma unroll
-          for (int i = 0; i < 4; i++) v[m][i] = fmaf(i & 1 ? size.y : size.x, joined(high[i], between[i], below[i]), v[m][i]);
-        }
+      if (!ERRORS) sums[m].add(h, c, l, p, q);
+      else {
+        add_scaled(v[m], slot, tile + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
+        add_scaled(v[m], slot, tile + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
       }
     }
   }
@@ -243,16 +232,16 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   if (ERRORS) arm(1, slot, spot.samples, true);
   // Each hands on what it has for the tiles that others own. Warps 2 and 3 go on; where groups take turns they could get ahead.
   const int turn = calls++ & 1, pair = (warp & -team) / 2, id = 1 + pair * 2 + turn;
-  float4 *sums = board.partials() + (pair * PARTIAL_BYTES / 512 + turn * 2 * (team - 1)) * 32 + lane;
+  float4 *handed = board.partials() + (pair * PARTIAL_BYTES / 512 + turn * 2 * (team - 1)) * 32 + lane;
   float4 sum = zero4();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     float w[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = scale[m][i >> 1] * (ERRORS ? v[m][i] : joined(top[m][i], middle[m][i], bottom[m][i]));
+    for (int i = 0; i < 4; i++) w[i] = scale[m][i >> 1] * (ERRORS ? v[m][i] : sums[m][i]);
     const float4 mine = make_float4(w[0], w[1], w[2], w[3]);
     if (part == m) sum = mine;
-    else sums[(m * (team - 1) + (part < 2 ? 0 : part - 1)) * 32] = mine;
+    else handed[(m * (team - 1) + (part < 2 ? 0 : part - 1)) * 32] = mine;
   }
   if (!owns) {
     if (TURNS > 1) asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory");
@@ -261,26 +250,18 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   }
   if (team == 2) asm volatile("bar.sync %0, 64;" :: "r"(id) : "memory");
   else asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory");
-  sum = sum + sums[part * (team - 1) * 32];
-  if (team == 4) sum = sum + (sums[(part * 3 + 1) * 32] + sums[(part * 3 + 2) * 32]);
+  sum = sum + handed[part * (team - 1) * 32];
+  if (team == 4) sum = sum + (handed[(part * 3 + 1) * 32] + handed[(part * 3 + 2) * 32]);
   if (extra) {
     const uint2 l = look2(board.extras() + (warp * 32 + lane) * 8);
-    const u32 outputs = board.slots + slot * SLOT_BYTES + PLACE0 * TILE_BYTES;
     wait<ERRORS>(0, spot.turn, round);
-    const uint2 z = look2(outputs + column * 8);
-    const u32 w = look(outputs + 32 * SAMPLES + column * 4);
-    int high[4] = {}, between[4] = {}, below[4] = {};
-    mma(high, hi_extra[0], hi_extra[1], z.x);
-    mma(between, hi_extra[0], hi_extra[1], z.y);
-    mma(below, hi_extra[0], hi_extra[1], w);
-    mma(between, mid_extra[0], mid_extra[1], z.x);
-    mma(below, mid_extra[0], mid_extra[1], z.y);
-    mma(below, l.x, l.y, z.x);
+    Sums outputs;
+    outputs.add(make_uint2(hi_extra[0], hi_extra[1]), make_uint2(mid_extra[0], mid_extra[1]), l, Heard(board.slots + slot * SLOT_BYTES + PLACE0 * TILE_BYTES)[0]);
     const float range = spot.a.output_range;
-    const float2 size = ERRORS ? exponents(board, slot, PLACE0) : make_float2(range, range);
+    const float2 size = ERRORS ? exponents(slot, PLACE0) : make_float2(range, range);
     float e[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) e[i] = (i & 1 ? size.y : size.x) * scale_extra[i >> 1] * joined(high[i], between[i], below[i]);
+    for (int i = 0; i < 4; i++) e[i] = (i & 1 ? size.y : size.x) * scale_extra[i >> 1] * outputs[i];
     sum = sum + make_float4(e[0], e[1], e[2], e[3]);
     if (fresh) arm(2, slot, spot.samples, false);
     if (ERRORS) arm(2, slot, spot.samples, true);
@@ -288,8 +269,8 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   return sum;
 }
 
-// The warps of one block but the FINISHER share the products of the outputs, two tiles of layer 1 at a time. There are two shares of a
-// warp, each written when the FINISHER has read what it held before.
+// The warps of one block but the FINISHER share the products of the outputs, two tiles of layer 1 at a time, before they do anything else,
+// so that the FINISHER finds them done. There are two shares of a warp, each written when the FINISHER has read what it held before.
 #define FULL 9
 #define EMPTY 11
 template <bool ERRORS> __device__ __forceinline__ void Part::share(const Spot &spot, int round) {
@@ -297,48 +278,29 @@ template <bool ERRORS> __device__ __forceinline__ void Part::share(const Spot &s
   const int buffer = shared_calls & 1, nth = warp - (warp > FINISHER), slot = Board::slot(spot.turn, round);
   const bool used = shared_calls++ >= 2;
   if (warp == FINISHER) return;
-  const int column = min(lane, 4 * SAMPLES - 1);
-  const u32 at = board.slots + slot * SLOT_BYTES + PLACE1 * TILE_BYTES, pairs = at + column * 8, singles = at + 32 * SAMPLES + column * 4;
+  const Heard heard(board.slots + slot * SLOT_BYTES + PLACE1 * TILE_BYTES);
   const u32 rows = shared_address(board.outputs()) + lane / 16 * 16, zeros = rows + 3 * N0 * LINE_BYTES;
   const bool real = lane % 16 < N0;
-  const u32 first = real ? rows + lane % 16 * LINE_BYTES : zeros, next = real ? N0 * LINE_BYTES : 0;
-  if (source != 1) wait<ERRORS>(1, spot.turn, round);
+  const u32 first = real ? rows + lane % 16 * LINE_BYTES : zeros, plane = real ? N0 * LINE_BYTES : 0, on = real ? 32 : 0;
+  wait<ERRORS>(1, spot.turn, round);
+  Sums sums;
   float v[4] = {};
-  int high[4] = {}, between[4] = {}, below[4] = {};
 #pragma unroll
   for (int i = 0; i < mine; i++) {
     const int k = nth + i * (OUTPUT_WARPS - 1);
     if (k >= all) break;
-    const uint4 h = matrix(first + k * 32), c = matrix(first + next + k * 32), l = matrix(first + 2 * next + k * 32);
-    const uint2 p = look2(pairs + 2 * k * TILE_BYTES), q = look2(pairs + (2 * k + 1) * TILE_BYTES);
-    const u32 s = look(singles + 2 * k * TILE_BYTES), t = look(singles + (2 * k + 1) * TILE_BYTES);
-    if (!ERRORS) {
-      mma(high, h.x, h.y, h.z, h.w, p.x, q.x);
-      mma(between, h.x, h.y, h.z, h.w, p.y, q.y);
-      mma(below, h.x, h.y, h.z, h.w, s, t);
-      mma(between, c.x, c.y, c.z, c.w, p.x, q.x);
-      mma(below, c.x, c.y, c.z, c.w, p.y, q.y);
-      mma(below, l.x, l.y, l.z, l.w, p.x, q.x);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint2 z = j ? q : p;
-        int a[4] = {}, b[4] = {}, d[4] = {};
-        mma(a, j ? h.z : h.x, j ? h.w : h.y, z.x);
-        mma(b, j ? h.z : h.x, j ? h.w : h.y, z.y);
-        mma(d, j ? h.z : h.x, j ? h.w : h.y, j ? t : s);
-        mma(b, j ? c.z : c.x, j ? c.w : c.y, z.x);
-        mma(d, j ? c.z : c.x, j ? c.w : c.y, z.y);
-        mma(d, j ? l.z : l.x, j ? l.w : l.y, z.x);
-        const float2 size = exponents(board, slot, PLACE1 + 2 * k + j);
-#pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = fmaf(e & 1 ? size.y : size.x, joined(a[e], b[e], d[e]), v[e]);
-      }
+    const uint4 h4 = matrix(first + k * on), c4 = matrix(first + plane + k * on), l = matrix(first + 2 * plane + k * on);
+    const u32 h[4] = {h4.x, h4.y, h4.z, h4.w}, c[4] = {c4.x, c4.y, c4.z, c4.w};
+    const Planes p = heard[2 * k], q = heard[2 * k + 1];
+    if (!ERRORS) sums.add(h, c, l, p, q);
+    else {
+      add_scaled(v, slot, PLACE1 + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
+      add_scaled(v, slot, PLACE1 + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
     }
   }
   const float *scales = board.output_scales() + lane / 4;
 #pragma unroll
-  for (int e = 0; e < 4; e++) v[e] = scales[e / 2 * 8] * (ERRORS ? v[e] : joined(high[e], between[e], below[e]));
+  for (int e = 0; e < 4; e++) v[e] = scales[e / 2 * 8] * (ERRORS ? v[e] : sums[e]);
   if (used) asm volatile("bar.sync %0, %1;" :: "r"(EMPTY + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
   keep(board.shares(buffer) + nth * SHARE_BYTES, make_float4(v[0], v[1], v[2], v[3]));
   asm volatile("bar.arrive %0, %1;" :: "r"(FULL + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
