@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
 CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
-"""Samples of a group. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
+"""Samples a cluster runs. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
 LARGEST_RANGE = 32
 """Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
 SCRATCH = 3 * 640 * 4
@@ -68,15 +69,13 @@ class Layout:
     blocks        for each block its roles: (layer, pair of tiles, part), at most WARPS; the two warps of a pair side by
                   side at an even place, the four of a layer between two hidden ones at a multiple of four
     sizes         of the layers that move, output first
-    samples       of a group, at most
-    turns         groups that a cluster runs in turn
+    samples       that a cluster runs, at most
     bptt          whether errors are told too
     """
 
     blocks: tuple[tuple[Role, ...], ...]
     sizes: tuple[int, ...]
     samples: int
-    turns: int
     bptt: bool
 
     def layers_of(self, rank: int) -> set[int]:
@@ -94,22 +93,32 @@ class Layout:
         return ranks[0] + 256 * len(ranks)
 
     @property
-    def output_warps(self) -> int:
-        return len(self.blocks[0])
-
-    @property
     def finisher(self) -> int:
-        """The warp that owns the outputs: one that has no neurons of its own, if there is any."""
+        """The warp of the first block that owns the outputs: one that has no neurons of its own, if there is any."""
         parts = [part for _, _, part in self.blocks[0]]
         return parts.index(2) if 2 in parts else 0
 
     @property
+    def shares(self) -> list[tuple[int, int]]:
+        """The warps, as (block, warp), that sum what the outputs hear of layer 1, two tiles or more each.
+
+        Those without neurons of their own come first, then one of each block in turn; the finisher has enough to do.
+        """
+        warps = [
+            ((rank, warp) == (0, self.finisher), part < 2, -warp, rank)
+            for rank, block in enumerate(self.blocks)
+            if 1 in self.heard(rank)
+            for warp, (_, _, part) in enumerate(block)
+        ]
+        return [(rank, -warp) for _, _, warp, rank in sorted(warps)[: _tiles(self.sizes[1]) // 2]]
+
+    @property
     def places(self) -> list[int]:
-        """Where a layer's tiles begin in a block's area; a block hears only even layers, or only odd ones."""
+        """Where a layer's tiles begin in a block's area, at an even place; a block hears only even layers, or only odd."""
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
             starts.append(ends[n % 2])
-            ends[n % 2] += _tiles(size) if n else 2
+            ends[n % 2] += _tiles(size)
         return starts
 
     @property
@@ -130,41 +139,49 @@ class Layout:
     def offsets(self) -> dict[str, int]:
         """Where things lie in shared memory.
 
-        EXTRAS     in blocks of layer 1: low halves of the weights to the outputs
-        OUTPUTS    in the first block: the outputs' weights, shares of their sums, their state
+        EXTRAS     in blocks of layer 1: lo bytes of the weights to the outputs
+        FRAGMENTS  in blocks that hear layer 1: weights of the outputs
+        OUTPUTS    in the first block: shares of the outputs' sums, their state
         PARTIALS   partial sums that warps hand each other; from here on, a scratch while weights are loaded
         SLOTS      what the block is told
         """
-        outputs, share = self.sizes[0], 256 + 32 * max(0, self.sizes[0] - 8)
-        kept = self.turns * (3 + self.bptt)
-        first = 3 * outputs * (self.most * 16 + 16) + 96 + (2 * (WARPS - 1) + kept) * share
+        shares = self.shares
+        in_a_block = max(Counter(rank for rank, _ in shares).values())
+        fragments = in_a_block * -(-_tiles(self.sizes[1]) // 2 // len(shares)) * 1536
+        outputs = (2 * len(shares) + 3 + self.bptt) * (256 + 32 * max(0, self.sizes[0] - 8))
         side = WARPS * 2 * self.chunks * 512
-        partials = side + max(first, WARPS * 256)
-        return {"EXTRAS": side, "OUTPUTS": side, "PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
+        partials = side + max(fragments + outputs, WARPS * 256)
+        places = {"EXTRAS": side, "FRAGMENTS": side, "OUTPUTS": side + fragments}
+        return places | {"PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
 
     @property
     def shared_bytes(self) -> int:
-        slots = 2 * self.turns
-        told = slots * self.area * self.samples * 48 + slots * LAYERS * 8
-        errors = slots * (self.area + LAYERS) * 8 if self.bptt else 0
+        told = 2 * self.area * self.samples * 48 + (2 * LAYERS + 2) * 8
+        errors = 2 * (self.area + LAYERS) * 8 if self.bptt else 0
         return max(self.offsets["SLOTS"] + told + errors, self.offsets["PARTIALS"] + WARPS * SCRATCH)
 
     def table(self) -> list[list[int]]:
-        """`roles` of deep.cu: layer, pair, part, barriers it makes ready (1: its source's, 2: the outputs')."""
-        rows = []
-        for block in self.blocks:
+        """`roles` of deep.cu.
+
+        Layer, pair, part, barriers it makes ready (1: its source's, 2: the outputs'); its share of the outputs' sums or
+        -1, and which of the block's shares that is.
+        """
+        rows, shares = [], self.shares
+        for rank, block in enumerate(self.blocks):
             armed: set[int] = set()
-            for n, pair, part in [*block, *[(-1, 0, 0)] * (WARPS - len(block))]:
+            here = [warp for block_of, warp in shares if block_of == rank]
+            for warp, (n, pair, part) in enumerate([*block, *[(-1, 0, 0)] * (WARPS - len(block))]):
                 source = n - 1 if part >= 2 or n == len(self.sizes) - 1 else n + 1
                 hears = [source] if n != 1 else [source, 0]
                 arms = sum(1 << i for i, m in enumerate(hears) if n >= 0 and m not in armed)
                 armed.update(hears if n >= 0 else [])
-                rows.append([n, pair, part, arms])
+                share = (shares.index((rank, warp)), here.index(warp)) if warp in here else (-1, 0)
+                rows.append([n, pair, part, arms, *share])
         return rows
 
 
-def layout(sizes: tuple[int, ...], samples: int = SAMPLES, turns: int = 1, bptt: bool = True) -> Layout | None:
-    """The smallest cluster that holds the layers that move, for so many groups of samples; None if none does.
+def layout(sizes: tuple[int, ...], samples: int = SAMPLES, bptt: bool = True) -> Layout | None:
+    """The smallest cluster that holds the layers that move, for so many samples; None if none does.
 
     Layers of even and of odd number live in different blocks, so that a block is told of few tiles.
     """
@@ -177,7 +194,7 @@ def layout(sizes: tuple[int, ...], samples: int = SAMPLES, turns: int = 1, bptt:
     for count in CLUSTERS:
         even = min(range(1, count), key=lambda k: max(-(-weight[0] // k), -(-weight[1] // (count - k))))
         blocks = (*_share_out(units[0], even), *_share_out(units[1], count - even))
-        found = Layout(blocks, sizes, samples, turns, bptt)
+        found = Layout(blocks, sizes, samples, bptt)
         if max(map(len, blocks)) <= WARPS and found.shared_bytes <= SHARED_BYTES:
             return found
     return None
@@ -203,46 +220,29 @@ class DeepRunner(KernelRunner):
     iterations_per_graph = 50
 
     def build(self) -> None:
-        self.groups = -(-self.batch // SAMPLES)
-        self._compile(self._plan(1))
-        for turns in (n for n in range(2, self.groups + 1) if self.groups % n == 0):
-            if not self.takes_turns:
-                break
-            # Groups had better take turns in a cluster, where the news of one travel while another is multiplied.
-            if layout(*self._wanted(turns)) is not None:
-                self._compile(self._plan(turns))
+        model, B, depth = self.model, self.batch, self.model.depth
+        self.sample_groups = -(-B // SAMPLES)
+        plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
+        assert plan is not None, "refused otherwise"
+        self.cluster = len(plan.blocks)
+        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
+        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
+        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
+        definitions |= {"SHARES": len(plan.shares), "FINISHER": plan.finisher, "MOST": plan.most, "AREA": plan.area}
+        self.compile("deep.cu", definitions | plan.offsets)
+        self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
+        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
+        self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
         self._lay_out()
-        sizes, inner = self.model.sizes, range(self.model.depth - 1)
-        tiles = sum(-(-sizes[n] // 64) * -(-sizes[n + 1] // 64) for n in inner)
+        tiles = sum(-(-model.sizes[n] // 64) * -(-model.sizes[n + 1] // 64) for n in range(depth - 1))
         self.update_blocks = self.input_blocks + tiles + 1
         self.arguments = self._arguments()
-
-    def _wanted(self, turns: int) -> tuple[tuple[int, ...], int, int, bool]:
-        samples = -(-self.batch // self.groups)
-        return self.model.sizes[: self.model.depth], samples, turns, isinstance(self.job.estimator, BPTT)
-
-    def _plan(self, turns: int) -> Layout:
-        plan = layout(*self._wanted(turns))
-        assert plan is not None, "refused otherwise"
-        return plan
-
-    def _compile(self, plan: Layout) -> None:
-        depth = self.model.depth
-        per_layer = {"N": plan.sizes, "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
-        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
-        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.groups, "TURNS": plan.turns}
-        definitions |= {"CLUSTER": len(plan.blocks), "OUTPUT_WARPS": plan.output_warps, "FINISHER": plan.finisher}
-        self.compile("deep.cu", definitions | {"MOST": plan.most, "AREA": plan.area} | plan.offsets)
-        self.cluster, self.clusters = len(plan.blocks), self.groups // plan.turns
-        self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
-        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * self.batch * 64))
-        self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
 
     def _lay_out(self) -> None:
         model, R, B, K = self.model, self.networks, self.batch, self.job.estimator.K
         bptt = isinstance(self.job.estimator, BPTT)
         tiles = [-(-model.sizes[n] // 16) for n in range(model.depth)]
-        self.moved = self.buffer(R * self.clusters, self.job.estimator.T // 16 + 2, dtype=torch.int32)
+        self.moved = self.buffer(R * self.sample_groups, self.job.estimator.T // 16 + 2, dtype=torch.int32)
 
         def layers(slots: int, wanted: bool = True) -> list[Tensor]:
             return [self.buffer(slots, R, B, count * 16) for count in tiles] if wanted else []
@@ -292,13 +292,13 @@ class DeepRunner(KernelRunner):
         not wait for each other. Where all fit, they had better: one of a network's clusters that finds its place taken
         by another network's update waits for a whole relaxation (P-2h with BPTT on an H200: 820 us in place of 460).
         """
-        return self.networks * self.clusters > self.relax.clusters_at_once(THREADS, self.cluster)
+        return self.networks * self.sample_groups > self.relax.clusters_at_once(THREADS, self.cluster)
 
     def launch(self, i: int, first: int, count: int) -> None:
         """Iteration i of the graph, of `count` networks from `first` on."""
         arguments = [self.arguments, *map(ctypes.c_int, (i, first, count))]
         self.update.launch(self.update_blocks * count, 256, arguments)
-        self.relax.launch(self.cluster * self.clusters * count, THREADS, arguments[:3], cluster=self.cluster)
+        self.relax.launch(self.cluster * self.sample_groups * count, THREADS, arguments[:3], cluster=self.cluster)
 
     def states(self) -> tuple[State, State]:
         """The free states of the last iteration and, after EP, the nudged ones; see `keeps_states`."""

@@ -68,7 +68,7 @@ template <bool OF_OUTPUTS> struct Cells {
         });
     const int *order = job.order + ((size_t)it * job.R + r) * B + spot.first_sample;
     if (OF_OUTPUTS)
-      ::keep(board.kept(spot.turn, 2), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
+      ::keep(board.kept(2), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
     rates() = spot.each([](int) { return rate(0.f); });
   }
 
@@ -85,7 +85,7 @@ template <bool OF_OUTPUTS> struct Cells {
     const float4 in = base + coupled;
     float4 to = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s, rates(), in);
     if (t >= course.plain) {
-      const float4 target = OF_OUTPUTS ? ::recall(board.kept(spot.turn, 2)) : zero4();
+      const float4 target = OF_OUTPUTS ? ::recall(board.kept(2)) : zero4();
       if (t == course.star()) {
         report(spot, course.it, spot.only_real(map4([](float p, float q) { return fabsf(clip(p) - q); }, to, s)));
         spot.store(a.s[n], 0, s);
@@ -112,7 +112,7 @@ template <bool OF_OUTPUTS> struct Cells {
 #if METHOD == 1
   // The way back: `base` holds the gradient of the state (nabla), `s` the state after the step.
   __device__ __forceinline__ void turn_back(const Spot &spot, const Board &board) {
-    base = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(spot.turn, 2))) : zero4();
+    base = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(2))) : zero4();
     told = zero4();
   }
   // The error of step t; what passes the clip stays in `base`.
@@ -166,16 +166,16 @@ template <bool OF_OUTPUTS> struct Cells {
   }
 
   // The outputs' state lies in shared memory between steps.
-  __device__ __forceinline__ void keep(const Spot &spot, const Board &board) const {
-    ::keep(board.kept(spot.turn, 0), s), ::keep(board.kept(spot.turn, 1), base);
+  __device__ __forceinline__ void keep(const Board &board) const {
+    ::keep(board.kept(0), s), ::keep(board.kept(1), base);
 #if METHOD == 1
-    ::keep(board.kept(spot.turn, 3), told);
+    ::keep(board.kept(3), told);
 #endif
   }
-  __device__ __forceinline__ void recall(const Spot &spot, const Board &board) {
-    s = ::recall(board.kept(spot.turn, 0)), base = ::recall(board.kept(spot.turn, 1));
+  __device__ __forceinline__ void recall(const Board &board) {
+    s = ::recall(board.kept(0)), base = ::recall(board.kept(1));
 #if METHOD == 1
-    told = ::recall(board.kept(spot.turn, 3));
+    told = ::recall(board.kept(3));
 #endif
     if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
   }

@@ -84,7 +84,7 @@ extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, 
     }
     block -= all;
   }
-  for (int e = tid; e < CLUSTERS * a.moved_count; e += 256) a.moved[r * CLUSTERS * a.moved_count + e] = 0;
+  for (int e = tid; e < GROUPS * a.moved_count; e += 256) a.moved[r * GROUPS * a.moved_count + e] = 0;
   if (tid < B) stats_of(job, it, r)[tid * STATS + 2] = 0.f;
   if (it == 0) return;
   const bool ok = applies(job, it, r);

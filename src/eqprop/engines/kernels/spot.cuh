@@ -6,41 +6,38 @@
 #define THREADS (32 * WARPS)
 
 #define SAMPLES ((B + GROUPS - 1) / GROUPS)        // of a group, at most seven
-#define CLUSTERS (GROUPS / TURNS)      // of a network
 #define CHUNKS ((MOST + 3) / 4)        // pairs of tiles a warp hears
 #define TILE_BYTES (SAMPLES * 48)      // what is told of a tile: sixteen numbers a sample, three bytes each
 #define SLOT_BYTES (AREA * TILE_BYTES)
 #define UPPER (N0 > 8 ? 4 * (N0 - 8) : 0)          // threads that hold outputs beyond the eighth
 #define SHARE_BYTES (256 + 8 * UPPER)  // four numbers of each thread that holds outputs
-#define SHARES ((WARPS - 1) * SHARE_BYTES)         // of all warps but the one that sums them
-#define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of a group's outputs between steps
+#define SHARE_CHUNKS (((N1 + 31) / 32 + SHARES - 1) / SHARES)      // pairs of tiles of layer 1 in a share of the outputs' sums
+#define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of the outputs between steps
 #define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
-#define LINE_BYTES (MOST * 16 + 16)    // a row of the outputs' weights, shifted against bank conflicts
-#define BARRIERS ((1 + METHOD) * LAYERS * 2 * TURNS)
-#define EXPONENT_BARRIERS (LAYERS * 2 * TURNS * 8)     // how far those of exponents lie beyond the others
-#define OUTPUT_BYTES (3 * N0 * LINE_BYTES + 96)    // hi, mid and lo bytes, 32 zeros, the scale of each row
+#define BARRIERS ((1 + METHOD) * LAYERS * 2 + 2)
+#define EXPONENT_BARRIERS (LAYERS * 2 * 8)         // how far the barriers of exponents lie beyond those of the bytes
 
 __device__ __forceinline__ void as_array(float4 v, float (&w)[4]) { w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w; }
 
-// The shared memory of a block: lo bytes of its weights; lo bytes of layer 1's weights to the outputs (EXTRAS), or the outputs'
-// weights, shares of their sums and their state (OUTPUTS), if the block has them; partial sums that warps hand each other
-// (PARTIALS); from SLOTS on what it was told, two rounds of each group, barriers, and the exponents of errors.
+// The shared memory of a block: lo bytes of its weights; lo bytes of layer 1's weights to the outputs (EXTRAS), or weights of the outputs to
+// parts of layer 1 (FRAGMENTS) and, in the first block, the shares of their sums and their state (OUTPUTS); partial sums that warps hand
+// each other (PARTIALS); from SLOTS on what it was told, two rounds, barriers, and the exponents of errors.
 struct Board {
   unsigned char *base;
   u32 slots, barriers, exponents;
   __device__ __forceinline__ explicit Board(unsigned char *memory) : base(memory) {
     slots = shared_address(memory + SLOTS);
-    barriers = slots + 2 * TURNS * SLOT_BYTES, exponents = barriers + BARRIERS * 8;
+    barriers = slots + 2 * SLOT_BYTES, exponents = barriers + BARRIERS * 8;
   }
   __device__ __forceinline__ float4 *partials() const { return (float4 *)(base + PARTIALS); }
   __device__ __forceinline__ u32 extras() const { return shared_address(base + EXTRAS); }
-  __device__ __forceinline__ unsigned char *outputs() const { return base + OUTPUTS; }
-  __device__ __forceinline__ float *output_scales() const { return (float *)(outputs() + 3 * N0 * LINE_BYTES + 32); }
-  __device__ __forceinline__ unsigned char *shares(int buffer) const { return outputs() + OUTPUT_BYTES + buffer * SHARES; }
-  __device__ __forceinline__ unsigned char *kept(int turn, int i) const { return shares(2) + (turn * KEPT + i) * SHARE_BYTES; }
-  __device__ __forceinline__ static int slot(int turn, int round) { return (round & 1) * TURNS + turn; }
-  // Of a layer's bytes in a slot.
-  __device__ __forceinline__ u32 barrier(int layer, int slot) const { return barriers + (layer * 2 * TURNS + slot) * 8; }
+  __device__ __forceinline__ u32 fragments(int place) const { return shared_address(base + FRAGMENTS) + place * SHARE_CHUNKS * 1536; }
+  __device__ __forceinline__ unsigned char *share(int buffer, int nth) const { return base + OUTPUTS + (buffer * SHARES + nth) * SHARE_BYTES; }
+  __device__ __forceinline__ unsigned char *kept(int i) const { return share(2, i); }
+  __device__ __forceinline__ u32 slot(int round) const { return slots + (round & 1) * SLOT_BYTES; }
+  // Of a layer's bytes in a round, and of the outputs' shares.
+  __device__ __forceinline__ u32 barrier(int layer, int round) const { return barriers + (layer * 2 + (round & 1)) * 8; }
+  __device__ __forceinline__ u32 share_barrier(int buffer) const { return barriers + (BARRIERS - 2 + buffer) * 8; }
 };
 
 // Four numbers of a thread of the outputs, of which only some threads have the upper two.
@@ -77,13 +74,6 @@ __device__ __forceinline__ void put(u32 at, uint2 v) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" :: "r"(at), "r"(v.x), "r"(v.y) : "memory");
 }
 
-// Sixteen rows of thirty-two bytes, from the address of half a row that each thread gives.
-__device__ __forceinline__ uint4 matrix(u32 row) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row));
-  return v;
-}
-
 // The tiles of a slot from one on, as a thread reads them: four units of one sample, whose planes lie in three lines of sixteen bytes,
 // the word of thread t in place t ^ plane.
 struct Heard {
@@ -98,30 +88,22 @@ struct Heard {
   }
 };
 
-// Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of a group (as a float4: g, g, g+8, g+8).
+// Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of its cluster (as a float4: g, g, g+8, g+8).
 struct Spot {
   const Args &a;
-  const int r, lane, cluster, n, tile, size;
-  const bool owns;
-  int turn, first_sample, samples;
-  u32 reals;
+  const int r, lane, first_sample, samples, n, tile, size;
+  u32 reals = 0;
   int first, last, start;                        // blocks that hear this layer, and the one this warp begins with
   u32 to, slots;
 
-  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int cluster, int n, int tile, bool owns)
-      : a(a), r(r), lane(threadIdx.x % 32), cluster(cluster), n(n), tile(tile), size(width(n)), owns(owns), slots(board.slots) {
-    const int count = heard_by(n) >> 8;
-    first = heard_by(n) & 255, last = first + count, start = first + tile % max(count, 1);
-    to = board.slots + (place_of(n) + tile) * TILE_BYTES;
-    look_at(0);
-  }
-  // The group whose turn it is.
-  __device__ __forceinline__ void look_at(int turn) {
-    const int group = cluster * TURNS + turn;
-    this->turn = turn, first_sample = group * B / GROUPS, samples = (group + 1) * B / GROUPS - first_sample;
-    reals = 0;
+  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int group, int n, int tile, bool owns)
+      : a(a), r(r), lane(threadIdx.x % 32), first_sample(group * B / GROUPS),
+        samples((group + 1) * B / GROUPS - group * B / GROUPS), n(n), tile(tile), size(width(n)), slots(board.slots) {
 #pragma unroll
     for (int i = 0; i < 4; i++) reals |= (u32)(owns && unit(i) < size && sample(i) < samples) << i;
+    const int count = heard_by(n) >> 8;
+    first = heard_by(n) & 255, last = first + count, start = first + tile % max(count, 1);
+    to = (place_of(n) + tile) * TILE_BYTES;
   }
   __device__ __forceinline__ int unit(int i) const { return tile * 16 + lane / 4 + (i >> 1) * 8; }
   __device__ __forceinline__ int sample(int i) const { return 2 * (lane % 4) + (i & 1); }
@@ -165,8 +147,7 @@ struct Spot {
       word[i] = i ? __shfl_xor_sync(~0u, send, i) : send;
     }
     const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
-    const int slot = Board::slot(turn, round);
-    const u32 where = to + slot * SLOT_BYTES + lane / 4 * 48 + t * 16, counter = board.barrier(n, slot);
+    const u32 where = board.slot(round) + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round);
     int rank = start;
     if (t < 3 && lane < 4 * samples)
 #pragma unroll 4
@@ -193,10 +174,9 @@ struct Spot {
     publish(board, v, make_float2(scale[0], scale[1]), round);
     const u32 mine = most[0] | most[1] << 8;
     const uint2 all = make_uint2(__shfl_sync(~0u, mine, 0) | __shfl_sync(~0u, mine, 1) << 16, __shfl_sync(~0u, mine, 2) | __shfl_sync(~0u, mine, 3) << 16);
-    const int slot = Board::slot(turn, round), rank = first + lane;
-    if (rank < last) {
-      const u32 way = way_to(rank, slots);
-      push(way + board.exponents + (slot * AREA + place_of(n) + tile) * 8, all, way + board.barrier(n, slot) + EXPONENT_BARRIERS);
+    if (first + lane < last) {
+      const u32 way = way_to(first + lane, slots);
+      push(way + board.exponents + ((round & 1) * AREA + place_of(n) + tile) * 8, all, way + board.barrier(n, round) + EXPONENT_BARRIERS);
     }
   }
 #endif

@@ -7,53 +7,57 @@
 // Warps 0 and 1 own a tile each.
 struct Part {
   const Board board;
-  const int warp, lane, n, part, arms;
+  const int warp, lane, samples, n, part, arms, nth, place;
   const bool owns, extra;
   const int team;                                // warps that share the tiles
   const int source, tile;                        // the layer heard, and the first tile of it that meets these weights, in the area;
                                                  // layer 1 hears the outputs besides (extra)
   u32 hi[2 * CHUNKS][4], mid[2 * CHUNKS][4];     // fragments, the two tiles in turn
   u32 hi_extra[2], mid_extra[2];
-  float scale[2][2], scale_extra[2];             // what the sums of a row count in
+  float scale[2][2], scale_extra[2], scale_share[2];  // what the sums of a row count in
   u32 low;                                       // where this thread's lo bytes lie
   int calls = 0, shared_calls = 0;
   int errors_from;                               // the first round of errors
 
   __device__ __forceinline__ Part(const Board &board, const Spot &spot, const int *role, int warp)
-      : board(board), warp(warp), lane(spot.lane), n(role[0]), part(role[2]), arms(role[3]), owns(role[2] < 2), extra(role[0] == 1),
-        team(role[0] >= 2 && role[0] < DEPTH - 1 ? 4 : 2), source(role[2] >= 2 || role[0] == DEPTH - 1 ? role[0] - 1 : role[0] + 1),
-        tile(place_of(source) + (role[2] & 1) * 2 * CHUNKS) {
+      : board(board), warp(warp), lane(spot.lane), samples(spot.samples), n(role[0]), part(role[2]), arms(role[3]), nth(role[4]),
+        place(role[5]), owns(role[2] < 2), extra(role[0] == 1), team(role[0] >= 2 && role[0] < DEPTH - 1 ? 4 : 2),
+        source(role[2] >= 2 || role[0] == DEPTH - 1 ? role[0] - 1 : role[0] + 1), tile(place_of(source) + (role[2] & 1) * 2 * CHUNKS) {
     low = shared_address(board.base) + warp * 2 * CHUNKS * 512 + lane * 16;
   }
   __device__ __forceinline__ void load_weights(const Args &a, int r, int pair, int size, unsigned char *scratch);
+  __device__ __forceinline__ void load_output_weights(const Args &a, int r, unsigned char *scratch);
   template <bool ERRORS> __device__ __forceinline__ float4 gather(const Spot &spot, int round, bool fresh);
   template <bool ERRORS> __device__ __forceinline__ void share(const Spot &spot, int round);
   __device__ __forceinline__ float4 shared_sum() const;
-  template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int turn, int round) const {
-    const u32 barrier = board.barrier(layer, Board::slot(turn, round));
+  template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int round) const {
+    const u32 barrier = board.barrier(layer, round);
     barrier_wait(barrier, (round >> 1) & 1);
     if (ERRORS) barrier_wait(barrier + EXPONENT_BARRIERS, ((round - errors_from) >> 1) & 1);
   }
-  // What the errors of a tile told in that slot count in, for the two samples of this thread.
-  __device__ __forceinline__ float2 exponents(int slot, int tile) const {
+  // What the errors of a tile told in that round count in, for the two samples of this thread.
+  __device__ __forceinline__ float2 exponents(int round, int tile) const {
     unsigned short both;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(board.exponents + (slot * AREA + tile) * 8 + lane % 4 * 2));
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(board.exponents + ((round & 1) * AREA + tile) * 8 + lane % 4 * 2));
     return make_float2(__uint_as_float((u32)(both & 255) << 23), __uint_as_float((u32)(both >> 8) << 23));
   }
-  __device__ __forceinline__ void add_scaled(float (&v)[4], int slot, int tile, uint2 hi, uint2 mid, uint2 lo, Planes x) const {
+  __device__ __forceinline__ void add_scaled(float (&v)[4], int round, int tile, uint2 hi, uint2 mid, uint2 lo, Planes x) const {
     Sums sums;
     sums.add(hi, mid, lo, x);
-    const float2 size = exponents(slot, tile);
+    const float2 size = exponents(round, tile);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = fmaf(i & 1 ? size.y : size.x, sums[i], v[i]);
   }
-  // A barrier is made ready for the next round of its slot, which nobody sends before all here have answered the last one.
-  __device__ __forceinline__ void arm(int which, int slot, int samples, bool errors) const {
-    if (lane || !(arms & which)) return;
-    const int layer = which & 1 ? source : 0, count = which & 1 ? tiles(source) : 1;
-    const u32 barrier = board.barrier(layer, slot);
-    if (errors) barrier_expect(barrier + EXPONENT_BARRIERS, count * 8);
-    else barrier_expect(barrier, count * samples * 48);
+  // A barrier is made ready for the next round of its slot, which nobody sends before all here have answered the last one. `which`: 1 the
+  // source's, 2 the outputs'.
+  __device__ __forceinline__ void arm(int which, int round) const {
+    if (lane == 0 && arms & which) barrier_expect(board.barrier(which & 1 ? source : 0, round), (which & 1 ? tiles(source) : 1) * samples * 48);
+  }
+  __device__ __forceinline__ void arm_exponents(int which, int round) const {
+    if (lane == 0 && arms & which) barrier_expect(board.barrier(which & 1 ? source : 0, round) + EXPONENT_BARRIERS, (which & 1 ? tiles(source) : 1) * 8);
+  }
+  __device__ __forceinline__ void arm_shares(int buffer) const {
+    if (lane == 0) barrier_expect(board.share_barrier(buffer), SHARES * SHARE_BYTES);
   }
 };
 
@@ -174,35 +178,43 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   }
 }
 
-// The outputs' weights as rows of bytes, those of a tile in the order in which a thread's neurons are told. A warp takes every eighth row.
-__device__ __forceinline__ void load_output_weights(const Args &a, const Board &board, int r) {
-  unsigned char *to = board.outputs();
-  const int lane = threadIdx.x % 32;
-  for (int row = threadIdx.x / 32; row < 16; row += WARPS) {
-    const float *from = a.W[0] + ((size_t)r * N0 + row) * N1;
-    float w[MOST / 2];
-    u32 largest = 0;
+// The outputs' weights to the pairs of tiles of layer 1 in this warp's share: every SHARES-th.
+__device__ __forceinline__ void Part::load_output_weights(const Args &a, int r, unsigned char *scratch) {
+  float *raw = (float *)scratch;
+  u32 largest = 0;                               // of row i in thread i
+  for (int i = 0; i < SHARE_CHUNKS; i++)
 #pragma unroll
-    for (int i = 0; i < MOST / 2; i++) w[i] = row < N0 && 32 * i + lane < N1 ? from[32 * i + lane] : 0.f;
-#pragma unroll
-    for (int i = 0; i < MOST / 2; i++) largest = max(largest, size_of(w[i]));
-    const float most = __uint_as_float(__reduce_max_sync(~0u, largest));
-    if (lane == 0) board.output_scales()[row] = most * UNIT;
-    const float scale = inverse(most);
-#pragma unroll
-    for (int i = 0; i < MOST / 2; i++) {
-      const u32 d = digits(scale * w[i]);
-      unsigned char *p = to + row * LINE_BYTES + i * 32 + lane / 16 * 16 + place_in_tile(lane % 16);
-      if (row < N0) p[0] = d >> 16, p[N0 * LINE_BYTES] = d >> 8, p[2 * N0 * LINE_BYTES] = d;
+    for (int row = 0; row < N0; row++) {
+      const int k = (nth + i * SHARES) * 32 + lane;
+      const u32 of_row = __reduce_max_sync(~0u, k < N1 ? size_of(a.W[0][((size_t)r * N0 + row) * N1 + k]) : 0);
+      if (lane == row) largest = max(largest, of_row);
     }
+  float to_digits[2];
+#pragma unroll
+  for (int q = 0; q < 2; q++) {
+    const float of_row = __uint_as_float(__shfl_sync(~0u, largest, lane / 4 + 8 * q));
+    scale_share[q] = of_row * UNIT, to_digits[q] = inverse(of_row);
   }
-  if (threadIdx.x < 8) ((u32 *)(to + 3 * N0 * LINE_BYTES))[threadIdx.x] = 0;
+  for (int i = 0; i < SHARE_CHUNKS; i++) {
+    const int k = (nth + i * SHARES) * 32 + lane;
+    __syncwarp();
+#pragma unroll
+    for (int row = 0; row < 16; row++) raw[row * 36 + lane] = row < N0 && k < N1 ? a.W[0][((size_t)r * N0 + row) * N1 + k] : 0.f;
+    __syncwarp();
+    Planes w[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) w[q] = split(raw + q / 2 * 16, 1, 36, lane / 4 + q % 2 * 8, to_digits[q % 2]);
+    const u32 at = board.fragments(place) + i * 1536 + lane * 16;
+    put(at, make_uint4(w[0].hi, w[1].hi, w[2].hi, w[3].hi));
+    put(at + 512, make_uint4(w[0].mid, w[1].mid, w[2].mid, w[3].mid));
+    put(at + 1024, make_uint4(w[0].lo, w[1].lo, w[2].lo, w[3].lo));
+  }
+  __syncwarp();
 }
 
 // What the neighbours told in that round through the weights, sum_k W x, for the own tile. `fresh`: it has not been heard before.
 template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot &spot, int round, bool fresh) {
-  const int slot = Board::slot(spot.turn, round);
-  const Heard heard(board.slots + slot * SLOT_BYTES + tile * TILE_BYTES);
+  const Heard heard(board.slot(round) + tile * TILE_BYTES);
   Sums sums[2];
   float v[2][4] = {};                            // errors: the sums of each tile, times what they count in
   uint4 u[2][2];
@@ -210,7 +222,7 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   auto fetch_low = [&](int k) { u[k & 1][0] = look4(low + 2 * k * 512), u[k & 1][1] = look4(low + (2 * k + 1) * 512); };
   auto fetch = [&](int k) { x[k & 1][0] = heard[2 * k], x[k & 1][1] = heard[2 * k + 1]; };
   fetch_low(0);
-  wait<ERRORS>(source, spot.turn, round);
+  wait<ERRORS>(source, round);
   fetch(0);
 #pragma unroll
   for (int k = 0; k < CHUNKS; k++) {
@@ -223,14 +235,14 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
       const u32(&c)[4] = mid[2 * k + m];
       if (!ERRORS) sums[m].add(h, c, l, p, q);
       else {
-        add_scaled(v[m], slot, tile + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
-        add_scaled(v[m], slot, tile + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
+        add_scaled(v[m], round, tile + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
+        add_scaled(v[m], round, tile + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
       }
     }
   }
-  if (fresh) arm(1, slot, spot.samples, false);
-  if (ERRORS) arm(1, slot, spot.samples, true);
-  // Each hands on what it has for the tiles that others own. Warps 2 and 3 go on; where groups take turns they could get ahead.
+  if (fresh) arm(1, round);
+  if (ERRORS) arm_exponents(1, round);
+  // Each hands on what it has for the tiles that others own; warps 2 and 3 go on, and cannot be more than one round ahead.
   const int turn = calls++ & 1, pair = (warp & -team) / 2, id = 1 + pair * 2 + turn;
   float4 *handed = board.partials() + (pair * PARTIAL_BYTES / 512 + turn * 2 * (team - 1)) * 32 + lane;
   float4 sum = zero4();
@@ -244,8 +256,7 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
     else handed[(m * (team - 1) + (part < 2 ? 0 : part - 1)) * 32] = mine;
   }
   if (!owns) {
-    if (TURNS > 1) asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory");
-    else asm volatile("bar.arrive %0, 128;" :: "r"(id) : "memory");
+    asm volatile("bar.arrive %0, 128;" :: "r"(id) : "memory");
     return sum;
   }
   if (team == 2) asm volatile("bar.sync %0, 64;" :: "r"(id) : "memory");
@@ -254,65 +265,59 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   if (team == 4) sum = sum + (handed[(part * 3 + 1) * 32] + handed[(part * 3 + 2) * 32]);
   if (extra) {
     const uint2 l = look2(board.extras() + (warp * 32 + lane) * 8);
-    wait<ERRORS>(0, spot.turn, round);
+    wait<ERRORS>(0, round);
     Sums outputs;
-    outputs.add(make_uint2(hi_extra[0], hi_extra[1]), make_uint2(mid_extra[0], mid_extra[1]), l, Heard(board.slots + slot * SLOT_BYTES + PLACE0 * TILE_BYTES)[0]);
+    outputs.add(make_uint2(hi_extra[0], hi_extra[1]), make_uint2(mid_extra[0], mid_extra[1]), l, Heard(board.slot(round) + PLACE0 * TILE_BYTES)[0]);
     const float range = spot.a.output_range;
-    const float2 size = ERRORS ? exponents(slot, PLACE0) : make_float2(range, range);
+    const float2 size = ERRORS ? exponents(round, PLACE0) : make_float2(range, range);
     float e[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) e[i] = (i & 1 ? size.y : size.x) * scale_extra[i >> 1] * outputs[i];
     sum = sum + make_float4(e[0], e[1], e[2], e[3]);
-    if (fresh) arm(2, slot, spot.samples, false);
-    if (ERRORS) arm(2, slot, spot.samples, true);
+    if (fresh) arm(2, round);
+    if (ERRORS) arm_exponents(2, round);
   }
   return sum;
 }
 
-// The warps of one block but the FINISHER share the products of the outputs, two tiles of layer 1 at a time, before they do anything else,
-// so that the FINISHER finds them done. There are two shares of a warp, each written when the FINISHER has read what it held before.
-#define FULL 9
-#define EMPTY 11
+// Warps of the blocks that hear layer 1 share the sums of the outputs, before they do anything else, and send their shares to the first block.
+// There are two places for a share: before one is written anew, layer 1 has answered what the outputs told after it was read.
 template <bool ERRORS> __device__ __forceinline__ void Part::share(const Spot &spot, int round) {
-  constexpr int all = (N1 + 31) / 32, mine = (all + OUTPUT_WARPS - 2) / (OUTPUT_WARPS - 1);
-  const int buffer = shared_calls & 1, nth = warp - (warp > FINISHER), slot = Board::slot(spot.turn, round);
-  const bool used = shared_calls++ >= 2;
-  if (warp == FINISHER) return;
-  const Heard heard(board.slots + slot * SLOT_BYTES + PLACE1 * TILE_BYTES);
-  const u32 rows = shared_address(board.outputs()) + lane / 16 * 16, zeros = rows + 3 * N0 * LINE_BYTES;
-  const bool real = lane % 16 < N0;
-  const u32 first = real ? rows + lane % 16 * LINE_BYTES : zeros, plane = real ? N0 * LINE_BYTES : 0, on = real ? 32 : 0;
-  wait<ERRORS>(1, spot.turn, round);
+  const int buffer = shared_calls++ & 1;
+  if (nth < 0) return;
+  const Heard heard(board.slot(round) + PLACE1 * TILE_BYTES);
+  const u32 weights = board.fragments(place) + lane * 16;
+  wait<ERRORS>(1, round);
   Sums sums;
   float v[4] = {};
 #pragma unroll
-  for (int i = 0; i < mine; i++) {
-    const int k = nth + i * (OUTPUT_WARPS - 1);
-    if (k >= all) break;
-    const uint4 h4 = matrix(first + k * on), c4 = matrix(first + plane + k * on), l = matrix(first + 2 * plane + k * on);
+  for (int i = 0; i < SHARE_CHUNKS; i++) {
+    const int k = nth + i * SHARES;
+    if (k * 32 >= N1) break;
+    const uint4 h4 = look4(weights + i * 1536), c4 = look4(weights + i * 1536 + 512), l = look4(weights + i * 1536 + 1024);
     const u32 h[4] = {h4.x, h4.y, h4.z, h4.w}, c[4] = {c4.x, c4.y, c4.z, c4.w};
     const Planes p = heard[2 * k], q = heard[2 * k + 1];
     if (!ERRORS) sums.add(h, c, l, p, q);
     else {
-      add_scaled(v, slot, PLACE1 + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
-      add_scaled(v, slot, PLACE1 + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
+      add_scaled(v, round, PLACE1 + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
+      add_scaled(v, round, PLACE1 + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
     }
   }
-  const float *scales = board.output_scales() + lane / 4;
+  u32 word[4];
 #pragma unroll
-  for (int e = 0; e < 4; e++) v[e] = scales[e / 2 * 8] * (ERRORS ? v[e] : sums[e]);
-  if (used) asm volatile("bar.sync %0, %1;" :: "r"(EMPTY + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
-  keep(board.shares(buffer) + nth * SHARE_BYTES, make_float4(v[0], v[1], v[2], v[3]));
-  asm volatile("bar.arrive %0, %1;" :: "r"(FULL + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
+  for (int e = 0; e < 4; e++) word[e] = __float_as_uint(scale_share[e / 2] * (ERRORS ? v[e] : sums[e]));
+  const u32 way = way_to(0, board.slots), to = way + shared_address(board.share(buffer, nth)) + lane * 8, counter = way + board.share_barrier(buffer);
+  push(to, make_uint2(word[0], word[1]), counter);
+  if (lane < UPPER) push(to + 256, make_uint2(word[2], word[3]), counter);
 }
 
-// The shares together, in the warp FINISHER, which owns the outputs.
+// The shares together, in the warp FINISHER of the first block, which owns the outputs.
 __device__ __forceinline__ float4 Part::shared_sum() const {
-  const int buffer = (shared_calls - 1) & 1;
-  asm volatile("bar.sync %0, %1;" :: "r"(FULL + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
+  const int call = shared_calls - 1, buffer = call & 1;
+  barrier_wait(board.share_barrier(buffer), (call >> 1) & 1);
   float4 sum = zero4();
 #pragma unroll
-  for (int w = 0; w < OUTPUT_WARPS - 1; w++) sum = sum + recall(board.shares(buffer) + w * SHARE_BYTES);
-  asm volatile("bar.arrive %0, %1;" :: "r"(EMPTY + buffer), "n"(32 * OUTPUT_WARPS) : "memory");
+  for (int i = 0; i < SHARES; i++) sum = sum + recall(board.share(buffer, i));
+  arm_shares(buffer);
   return sum;
 }
