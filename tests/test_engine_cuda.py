@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import torch
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
 from eqprop.data import one_hot
 from eqprop.engines import Job, choose, nvrtc
-from eqprop.engines.cuda_deep import SHARED_BYTES, WARPS, Deep, layout
+from eqprop.engines.cuda_deep import SHARED_BYTES, WARPS, Deep, layout, output_range
 from eqprop.engines.cuda_graph import Graph
 from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda_one_hidden import OneHidden
@@ -278,10 +279,34 @@ def test_each_barrier_of_a_block_is_made_ready_by_one_warp(sizes):
     table = plan.table()
     for rank in range(len(plan.blocks)):
         ready = []
-        for n, _, part, arms in table[rank * WARPS : (rank + 1) * WARPS]:
+        for n, _, part, arms, _, _ in table[rank * WARPS : (rank + 1) * WARPS]:
             source = n - 1 if part >= 2 or n == len(sizes) - 1 else n + 1
             ready += [m for bit, m in ((1, source), (2, 0)) if arms & bit]
         assert sorted(ready) == sorted(plan.heard(rank))
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_each_share_of_the_outputs_is_summed_by_one_warp_that_hears_layer_1(sizes):
+    plan = layout(sizes)
+    table = plan.table()
+    found = [(i // WARPS, row) for i, row in enumerate(table) if row[4] >= 0]
+    assert sorted(row[4] for _, row in found) == list(range(len(plan.shares)))
+    assert 1 <= len(found) <= -(-sizes[1] // 32), "none has nothing to do"
+    for rank, (n, _, _, _, _, place) in found:
+        assert n >= 0
+        assert 1 in plan.heard(rank)
+        assert [r for r, row in found if r == rank and row[5] == place] == [rank], "fragments of its own"
+
+
+def test_outputs_are_told_relative_to_what_bounds_them():
+    model = Layered((10, 8, 8, 12), "prototypical", seed=0)
+    assert output_range(model, EP(T=5, K=2, beta=0.5)) == 4.0, "at most (1 + beta) / (1 - beta) = 3"
+    assert output_range(model, EP(T=5, K=2, beta=-0.1)) == 2.0
+    assert output_range(model, EP(T=5, K=2, beta=0.5), largest_target=10.0) == 16.0
+    assert output_range(model, BPTT(T=5, K=2)) == 1.0, "never nudged"
+    assert output_range(model, EP(T=5, K=2, beta=1.0)) == math.inf
+    energy_based = Layered((10, 8, 8, 12), "energy-based", seed=0, eps=0.2)
+    assert output_range(energy_based, EP(T=5, K=2, beta=2.0)) == 1.0, "rates, not states, are told"
 
 
 def test_layers_that_no_cluster_holds_have_no_layout():

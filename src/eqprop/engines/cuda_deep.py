@@ -114,7 +114,7 @@ class Layout:
 
     @property
     def places(self) -> list[int]:
-        """Where a layer's tiles begin in a block's area, at an even place; a block hears only even layers, or only odd."""
+        """Where a layer's tiles begin in a block's area, always even; a block hears even layers only, or odd."""
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
             starts.append(ends[n % 2])
@@ -207,13 +207,13 @@ def _share_out(units: list[tuple[Role, ...]], blocks: int) -> list[tuple[Role, .
     return [tuple(role for unit in share for role in unit) for share in shares]
 
 
-def output_range(model: Layered, estimator: Estimator) -> float:
+def output_range(model: Layered, estimator: Estimator, largest_target: float = 1.0) -> float:
     """A power of two that no rate of an output exceeds; infinity where nothing bounds it.
 
-    A prototypical output is sigma + beta (y - s), with sigma and the target y in [-1, 1].
+    A prototypical output is sigma + beta (y - s), with sigma in [-1, 1] and y the target.
     """
     beta = 0.0 if model.energy_based or isinstance(estimator, BPTT) else abs(getattr(estimator, "beta", 0.0))
-    return math.inf if beta >= 1 else 2.0 ** math.ceil(math.log2((1 + beta) / (1 - beta)))
+    return math.inf if beta >= 1 else 2.0 ** math.ceil(math.log2((1 + beta * largest_target) / (1 - beta)))
 
 
 class DeepRunner(KernelRunner):
@@ -225,10 +225,17 @@ class DeepRunner(KernelRunner):
         plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
         assert plan is not None, "refused otherwise"
         self.cluster = len(plan.blocks)
-        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": [plan.listeners(n) for n in range(depth)]}
+        heard = [plan.listeners(n) for n in range(depth)]
+        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": heard}
         definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
         definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
-        definitions |= {"SHARES": len(plan.shares), "FINISHER": plan.finisher, "MOST": plan.most, "AREA": plan.area}
+        definitions |= {
+            "LISTENERS": max(heard) // 256,
+            "SHARES": len(plan.shares),
+            "FINISHER": plan.finisher,
+            "MOST": plan.most,
+            "AREA": plan.area,
+        }
         self.compile("deep.cu", definitions | plan.offsets)
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
@@ -270,7 +277,7 @@ class DeepRunner(KernelRunner):
             moved_count=self.moved.shape[1],
             lr=(ctypes.c_float * 4)(*(rates[f"W{n}{n + 1}"] for n in inner)),
             lrb=(ctypes.c_float * 4)(*(rates.get(f"b{n}", 0.0) for n in inner)),
-            output_range=output_range(model, self.job.estimator),
+            output_range=output_range(model, self.job.estimator, float(self.targets.abs().max())),
         )
 
     def capture(self) -> None:
@@ -336,7 +343,7 @@ class Deep(Engine):
                 f"and the sizes are {model.sizes}."
             )
         if estimator is not None and output_range(model, estimator) > LARGEST_RANGE:
-            return f"it tells states relative to the largest they can be, and beta {estimator.beta} is too close to 1."
+            return "it tells states relative to the largest they can be, and with this beta nothing bounds the outputs."
         properties = torch.cuda.get_device_properties(model.weight(0).device)
         if properties.major < 9:
             return f"{properties.name} has no clusters of blocks (compute capability 9.0 or newer is needed)."

@@ -77,7 +77,7 @@ template <bool OF_OUTPUTS> struct Cells {
     spot.publish(board, rates(), make_float2(scale, scale), round);
   }
 
-  // Step t, with what the neighbours send. Returns whether anything moved.
+  // Step t, with what the neighbours send. Returns whether anything moved, where that is asked for.
   __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t, float4 coupled) {
     const Args &a = spot.a;
     const int n = spot.n;
@@ -103,7 +103,7 @@ template <bool OF_OUTPUTS> struct Cells {
 #endif
     }
     to = map4([](float q) { return clip(q); }, to);
-    const bool moves = !same(spot.only_real(to), spot.only_real(s));
+    const bool moves = a.job.stop && !same(spot.only_real(to), spot.only_real(s));
     s = to;
     if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
     return moves;

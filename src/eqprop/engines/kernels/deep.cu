@@ -12,8 +12,8 @@
 // Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples in GROUPS
 // groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES warps that share the sums of the
 // outputs, the warp FINISHER of the first block that owns them, MOST tiles in the widest layer (even), AREA tiles a block can be told of,
-// PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), and
-// EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
+// PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at most
+// LISTENERS, and EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -38,13 +38,7 @@ struct Args {
   float output_range;                  // no output is larger
 };
 
-__device__ __forceinline__ int width(int n) {
-  constexpr int sizes[] = {N0, N1, N2, N3, N4};
-  int w = sizes[0];
-#pragma unroll
-  for (int i = 1; i < DEPTH; i++) w = n == i ? sizes[i] : w;
-  return w;
-}
+__device__ __forceinline__ int width(int n) { return n == 0 ? N0 : n == 1 ? N1 : n == 2 ? N2 : n == 3 ? N3 : N4; }
 // Hidden layers have an even number of tiles, the last of which may be empty.
 __device__ __forceinline__ int tiles(int n) { return n ? (width(n) + 31) / 32 * 2 : 1; }
 __device__ __forceinline__ int place_of(int n) { return n == 0 ? PLACE0 : n == 1 ? PLACE1 : n == 2 ? PLACE2 : n == 3 ? PLACE3 : PLACE4; }

@@ -148,14 +148,14 @@ struct Spot {
     }
     const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
     const u32 where = board.slot(round) + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round);
+    const int listeners = t < 3 && lane < 4 * samples ? last - first : 0;
     int rank = start;
-    if (t < 3 && lane < 4 * samples)
-#pragma unroll 4
-      for (int i = first; i < last; i++) {
-        const u32 way = way_to(rank, slots);
-        push(way + where, packet, way + counter);
-        rank = rank + 1 == last ? first : rank + 1;
-      }
+#pragma unroll
+    for (int i = 0; i < LISTENERS; i++) {
+      const u32 way = way_to(rank, slots);
+      if (i < listeners) push(way + where, packet, way + counter);
+      rank = rank + 1 == last ? first : rank + 1;
+    }
   }
 
 #if METHOD == 1
