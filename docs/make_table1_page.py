@@ -31,7 +31,8 @@ from eqprop.training.result import deviation
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "table1"
 TRIED = ROOT / "results" / "table1-tried"
-SILENT = "silent-outputs"
+SILENT, HELD_OUT = "silent-outputs", "held-out"
+"""Files of TRIED that are not a row of the table."""
 PAGE = ROOT / "docs" / "table1.md"
 CURVES = ROOT / "docs" / "table1-curves.svg"
 METHODS = ("ep", "bptt")
@@ -130,7 +131,7 @@ def tried(folder: Path) -> list[Published]:
     """Settings that were tried for a row and are not a preset; each file carries its record."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        if path.stem != SILENT:
+        if path.stem not in (SILENT, HELD_OUT):
             result = json.loads(path.read_text(encoding="utf-8"))
             record = replace(from_plain(result["record"], str(path)), reported=PAPER[result["name"]].reported)
             found.append(Published(record, record.schedule == "alternating", result))
@@ -161,16 +162,39 @@ def silent_block(files: list[Published]) -> str:
     return f"{table(['network', 'EP: silent outputs of ten', 'BPTT'], rows)}\n\n{note}"
 
 
+def held_out_block(files: list[Published]) -> str:
+    """What a part of the training set that was held out said of settings, before any test image was seen."""
+    path = TRIED / f"{HELD_OUT}.json"
+    if not path.is_file():
+        return NOT_YET
+    told = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in told["rows"]:
+        error = f"{row['held_out_mean']:.2f} ± {row['held_out_std']:.2f} ({row['train_error_mean']:.2f})"
+        label, changes = f"{row['name']} {row['method'].upper()}", "; ".join(row["changes"])
+        rows.append([label, changes or "nothing", error])
+    made = told["provenance"]
+    note = (
+        f"{told['samples']:,} images to train on, {told['held_out']:,} held out, seeds "
+        f"{', '.join(str(trial['seed']) for trial in told['rows'][0]['trials'])}, {made['device']}, "
+        f"commit {made['commit'][:7]}."
+    )
+    return f"{table(['network', 'what is not as printed', 'error on held-out images'], rows)}\n\n{note}"
+
+
 def schedules_block(files: list[Published]) -> str:
     """The P rows with both schedules: the same errors, at what cost."""
     rows = []
-    for file in files:
-        twin = next((f for f in files if f.record == file.record and f.alternating), None)
-        if file.alternating or twin is None:
+    for file in (files := [*files, *tried(TRIED)]):
+        twin = next((f for f in files if f.record == file.record and f.alternating), None) or next(
+            (f for f in files if f.record == replace(file.record, schedule="alternating")), None
+        )
+        if file.alternating or file.record.schedule == "alternating" or twin is None:
             continue
         for name in METHODS:
             if file.method(name) and twin.method(name):
-                cells = [f"{file.record.name} {name.upper()}, `{file.record.preset}`"]
+                changes = "; ".join(str(c) for c in file.record.changes(PAPER[file.record.name]))
+                cells = [f"{file.record.name} {name.upper()}, {changes or f'`{file.record.preset}`'}"]
                 cells += [spread(file.method(name)), spread(twin.method(name))]
                 # A file has one time for all its methods: it says something where both ran the same.
                 same = all(bool(file.method(m)) == bool(twin.method(m)) for m in METHODS)
@@ -238,6 +262,7 @@ BLOCKS: dict[str, Callable[[list[Published]], str]] = {
     "changes": changes_block,
     "tried": tried_block,
     "silent": silent_block,
+    "held-out": held_out_block,
     "schedules": schedules_block,
     "provenance": provenance_block,
 }

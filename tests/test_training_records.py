@@ -71,11 +71,15 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
     for name in ("P-2h", "P-3h", "P-conv"):
         assert changes(AUTHORS[name]) == {"init": "default"}
     assert {name: changes(record) for name, record in TUNED.items()} == {
-        "EB-1h": {"init": "default", "output_slope": False, "output_bias": 0.5},
-        "P-2h": {"beta": 0.1, "init": "default"},
-        "P-conv": {"init": "default", "output_bias": 0.1},
+        "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
+        "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
+        "P-conv": {
+            "init": "default",
+            "learning_rates": {"Wconv12": 0.15, "Wconv01": 0.035, "Wfc01": 0.005},
+            "output_bias": 0.1,
+        },
     }
-    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[0]) == "beta 0.1 instead of 0.5"
+    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "beta 0.1 instead of 0.5"
 
 
 def test_methods_share_steps_and_schedule() -> None:
