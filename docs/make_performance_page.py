@@ -27,6 +27,9 @@ NOTHING = "*Not measured yet.*"
 
 Json = dict[str, Any]
 
+CASE = ("name", "preset", "method", "schedule", "stop", "weights", "trials", "engine")
+"""What is measured by a row."""
+
 
 class Results:
     """Every measurement in a folder, by what it holds."""
@@ -38,11 +41,12 @@ class Results:
         self.peaks = {place(found["machine"]): found["peaks"] for found in files.values() if "peaks" in found}
 
     def by_machine(self) -> dict[str, list[Json]]:
-        """All rows of each machine that are right."""
-        rows: dict[str, list[Json]] = {}
-        for found in self.benches.values():
-            rows.setdefault(place(found["machine"]), []).extend(r for r in found["rows"] if r["speedup"] is not None)
-        return rows
+        """All rows of each machine that are right; of a case that was measured twice the later one."""
+        cases: dict[str, dict[tuple[object, ...], Json]] = {}
+        for found in sorted(self.benches.values(), key=lambda f: f["machine"]["date"]):
+            latest = cases.setdefault(place(found["machine"]), {})
+            latest |= {tuple(row[key] for key in CASE): row for row in found["rows"]}
+        return {where: [r for r in rows.values() if r["speedup"] is not None] for where, rows in cases.items()}
 
 
 def place(machine: Json) -> str:
@@ -183,7 +187,8 @@ def projection_table(results: Results) -> str:
             for method in ("ep", "bptt")
         ]
         lines.append(("**whole table**", *(_duration(total["seconds"]) for total in (every, exact))))
-        parts.append(f"**{place(found['machine'])}**\n\n" + table(("row", "all steps", "all exact means"), lines))
+        title = f"**{place(found['machine'])}**, commit {(found['machine']['commit'] or 'unknown')[:12]}"
+        parts.append(f"{title}\n\n" + table(("row", "all steps", "all exact means"), lines))
     return "\n\n".join(parts) or NOTHING
 
 

@@ -54,6 +54,19 @@ def results(page: ModuleType, tmp_path: Path) -> Any:
     return page.Results(tmp_path)
 
 
+def test_of_a_case_that_was_measured_twice_the_later_one_counts(page: ModuleType, tmp_path: Path) -> None:
+    row = bench_rows()[0]
+    for name, date, us, speedup in (("a", "2026-01-03", 10.0, 5.0), ("b", "2026-01-02", 9.0, 6.0)):
+        found = {"machine": {**MACHINE, "date": date}, "rows": [{**row, "us_per_iteration": us, "speedup": speedup}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    (rows,) = page.Results(tmp_path).by_machine().values()
+    assert [r["us_per_iteration"] for r in rows] == [10.0]
+    refused = {"machine": {**MACHINE, "date": "2026-01-04"}, "rows": [{**row, "speedup": None}]}
+    (tmp_path / "c.json").write_text(json.dumps(refused))
+    (rows,) = page.Results(tmp_path).by_machine().values()
+    assert rows == [], "the earlier ones are of other code"
+
+
 def test_the_page_is_current(page: ModuleType) -> None:
     page.main(["--check"])
 
