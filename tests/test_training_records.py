@@ -75,8 +75,8 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
         "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
         "P-conv": {
             "init": "default",
-            "learning_rates": {"Wconv12": 0.15, "Wconv01": 0.035, "Wfc01": 0.005},
-            "output_bias": 0.1,
+            "learning_rates": {"Wconv12": 0.15, "Wconv01": 0.035, "Wfc01": 0.002},
+            "output_bias": 0.3,
         },
     }
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "beta 0.1 instead of 0.5"

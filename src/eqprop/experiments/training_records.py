@@ -115,8 +115,8 @@ TUNED: dict[str, Record] = {
     "P-2h": replace(PAPER["P-2h"], init="default", beta=0.1, T=200, schedule="alternating", preset="tuned"),
     "P-conv": replace(
         AUTHORS["P-conv"],
-        output_bias=0.1,
-        learning_rates={**PAPER["P-conv"].learning_rates, "Wfc01": 0.005},
+        output_bias=0.3,
+        learning_rates={**PAPER["P-conv"].learning_rates, "Wfc01": 0.002},
         preset="tuned",
     ),
 }
