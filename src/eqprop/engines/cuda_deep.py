@@ -32,6 +32,8 @@ LARGEST_RANGE = 32
 """Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
 SCRATCH = 3 * 640 * 4
 """Bytes a warp needs while it loads its weights (kernels/tile.cuh)."""
+FRAGMENT_BYTES = 1536
+"""Weights of the outputs to two tiles (kernels/spot.cuh)."""
 SHARED_BYTES = 232_448
 """Of a block on a device with clusters."""
 
@@ -147,7 +149,7 @@ class Layout:
         """
         shares = self.shares
         in_a_block = max(Counter(rank for rank, _ in shares).values())
-        fragments = in_a_block * -(-_tiles(self.sizes[1]) // 2 // len(shares)) * 1536
+        fragments = in_a_block * -(-_tiles(self.sizes[1]) // 2 // len(shares)) * FRAGMENT_BYTES
         outputs = (2 * len(shares) + 3 + self.bptt) * (256 + 32 * max(0, self.sizes[0] - 8))
         side = WARPS * 2 * self.chunks * 512
         partials = side + max(fragments + outputs, WARPS * 256)

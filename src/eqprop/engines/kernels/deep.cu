@@ -4,10 +4,10 @@
 //   relax    all T + K steps in one launch. A cluster of blocks runs up to seven samples of one network; a warp owns a tile of
 //            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh).
 //
-// Precision. A weight is told as three bytes relative to the largest of its row, a state as three bytes relative to the largest it can be,
-// an error (BPTT) as three bytes relative to a power of two for each sample of a tile. Tensor cores sum products of bytes exactly; of
-// the nine products of two numbers the three smallest are left out, 2^-23 of the sum of as many numbers: as good as float32, whether or
-// not the states settle, and the same bits for the same states.
+// Precision. A weight is three bytes relative to the largest of its row, a state three bytes relative to the largest it can be,
+// an error (BPTT) three bytes relative to a power of two for each sample of a tile. Tensor cores sum products of bytes exactly; of
+// the nine products of two numbers the three smallest are left out, some 2^-23 of the sum. States are as good as float32's, whether or
+// not they settle, and the same states give the same bits.
 //
 // Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples in GROUPS
 // groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES warps that share the sums of the
@@ -89,7 +89,7 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
       float4 coupled = zero4();
       bool moves = false;
       if (round >= 0) {
-        part.share<false>(spot, round);
+        part.share<false>(round);
         coupled = part.gather<false>(spot, round, fresh);
       }
       if (part.owns) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
     });
     mine++;
     if (t == 0) break;
-    part.share<true>(spot, heard);
+    part.share<true>(heard);
     const float4 coupled = part.gather<true>(spot, heard, true);
     if (part.owns) own.go_back(spot, t, coupled);
     if (finishes) with_outputs([&](Cells<true> &outputs) { outputs.go_back(output_spot, t, part.shared_sum()); });

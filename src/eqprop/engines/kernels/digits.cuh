@@ -47,6 +47,3 @@ struct Sums {
   __device__ __forceinline__ float operator[](int i) const { return fmaf((float)top[i], 65536.0f, (float)(middle[i] * 256 + bottom[i])); }
 };
 #define UNIT (65536.0f / LARGEST / LARGEST)  // of two numbers up to 1 as LARGEST
-
-// Where unit u of a tile of sixteen lies in it: as a thread has its neurons (spot.cuh), four to a word.
-__device__ __forceinline__ int place_in_tile(int u) { return u % 8 / 2 * 4 + u % 2 + u / 8 * 2; }

@@ -12,6 +12,7 @@
 #define UPPER (N0 > 8 ? 4 * (N0 - 8) : 0)          // threads that hold outputs beyond the eighth
 #define SHARE_BYTES (256 + 8 * UPPER)  // four numbers of each thread that holds outputs
 #define SHARE_CHUNKS (((N1 + 31) / 32 + SHARES - 1) / SHARES)      // pairs of tiles of layer 1 in a share of the outputs' sums
+#define FRAGMENT_BYTES 1536            // sixteen rows of weights to a pair of tiles, three planes
 #define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of the outputs between steps
 #define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
 #define BARRIERS ((1 + METHOD) * LAYERS * 2 + 2)
@@ -31,7 +32,7 @@ struct Board {
   }
   __device__ __forceinline__ float4 *partials() const { return (float4 *)(base + PARTIALS); }
   __device__ __forceinline__ u32 extras() const { return shared_address(base + EXTRAS); }
-  __device__ __forceinline__ u32 fragments(int place) const { return shared_address(base + FRAGMENTS) + place * SHARE_CHUNKS * 1536; }
+  __device__ __forceinline__ u32 fragments(int place) const { return shared_address(base + FRAGMENTS) + place * SHARE_CHUNKS * FRAGMENT_BYTES; }
   __device__ __forceinline__ unsigned char *share(int buffer, int nth) const { return base + OUTPUTS + (buffer * SHARES + nth) * SHARE_BYTES; }
   __device__ __forceinline__ unsigned char *kept(int i) const { return share(2, i); }
   __device__ __forceinline__ u32 slot(int round) const { return slots + (round & 1) * SLOT_BYTES; }

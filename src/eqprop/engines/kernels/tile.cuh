@@ -28,7 +28,7 @@ struct Part {
   __device__ __forceinline__ void load_weights(const Args &a, int r, int pair, int size, unsigned char *scratch);
   __device__ __forceinline__ void load_output_weights(const Args &a, int r, unsigned char *scratch);
   template <bool ERRORS> __device__ __forceinline__ float4 gather(const Spot &spot, int round, bool fresh);
-  template <bool ERRORS> __device__ __forceinline__ void share(const Spot &spot, int round);
+  template <bool ERRORS> __device__ __forceinline__ void share(int round);
   __device__ __forceinline__ float4 shared_sum() const;
   template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int round) const {
     const u32 barrier = board.barrier(layer, round);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void Part::load_output_weights(const Args &a, int r, 
     Planes w[4];
 #pragma unroll
     for (int q = 0; q < 4; q++) w[q] = split(raw + q / 2 * 16, 1, 36, lane / 4 + q % 2 * 8, to_digits[q % 2]);
-    const u32 at = board.fragments(place) + i * 1536 + lane * 16;
+    const u32 at = board.fragments(place) + i * FRAGMENT_BYTES + lane * 16;
     put(at, make_uint4(w[0].hi, w[1].hi, w[2].hi, w[3].hi));
     put(at + 512, make_uint4(w[0].mid, w[1].mid, w[2].mid, w[3].mid));
     put(at + 1024, make_uint4(w[0].lo, w[1].lo, w[2].lo, w[3].lo));
@@ -282,7 +282,7 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
 
 // Warps of the blocks that hear layer 1 share the sums of the outputs, before they do anything else, and send their shares to the first block.
 // There are two places for a share: before one is written anew, layer 1 has answered what the outputs told after it was read.
-template <bool ERRORS> __device__ __forceinline__ void Part::share(const Spot &spot, int round) {
+template <bool ERRORS> __device__ __forceinline__ void Part::share(int round) {
   const int buffer = shared_calls++ & 1;
   if (nth < 0) return;
   const Heard heard(board.slot(round) + PLACE1 * TILE_BYTES);
@@ -294,7 +294,7 @@ template <bool ERRORS> __device__ __forceinline__ void Part::share(const Spot &s
   for (int i = 0; i < SHARE_CHUNKS; i++) {
     const int k = nth + i * SHARES;
     if (k * 32 >= N1) break;
-    const uint4 h4 = look4(weights + i * 1536), c4 = look4(weights + i * 1536 + 512), l = look4(weights + i * 1536 + 1024);
+    const uint4 h4 = look4(weights + i * FRAGMENT_BYTES), c4 = look4(weights + i * FRAGMENT_BYTES + 512), l = look4(weights + i * FRAGMENT_BYTES + 1024);
     const u32 h[4] = {h4.x, h4.y, h4.z, h4.w}, c[4] = {c4.x, c4.y, c4.z, c4.w};
     const Planes p = heard[2 * k], q = heard[2 * k + 1];
     if (!ERRORS) sums.add(h, c, l, p, q);
