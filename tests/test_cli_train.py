@@ -260,6 +260,12 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     assert "P-1h (paper, synchronous), ep, seed " in text
     again = float(text.split("Yes: ")[1].split(" %")[0])
     assert again == pytest.approx(float(text.split("published ")[1].split(" %")[0]), abs=0.01), "the same trial"
+    code, _, err = call("reproduce", "table1", "--check", out, "--method", "bptt", *data)
+    assert code == 2
+    assert "Nothing published for any preset bptt; there is P-1h paper ep." in err
+    code, _, err = call("reproduce", "table1", "--check", out, "--preset", "tuned", *data)
+    assert code == 2
+    assert "Nothing published for tuned ep or bptt" in err
     file = out / "paper" / "P-1h.json"
     better = json.loads(file.read_text())
     for trial in better["methods"]["ep"]["trials"]:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from eqprop.cli.options import Data, Device, Engine, Preset, Quiet, Threads, spread, stopping, watcher
+from eqprop.cli.options import Data, Device, Engine, Quiet, Threads, spread, stopping, watcher
 from eqprop.cli.reproduce import reproduce
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.record import Record
@@ -28,7 +28,7 @@ from eqprop.report.tables import Row
 from eqprop.training.folder import sessions
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
-from eqprop.training.published import draw, published_trials
+from eqprop.training.published import PublishedTrial, draw, published_trials
 from eqprop.training.result import mean
 from eqprop.training.run import begin_or_resume
 from eqprop.training.settings import split_methods
@@ -40,8 +40,8 @@ def table1(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
     check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
-    preset: Preset = "paper",
-    method: Annotated[str, typer.Option(help="ep, bptt, or both.")] = "ep,bptt",
+    preset: Annotated[str | None, typer.Option(help="paper (the default), authors or tuned.")] = None,
+    method: Annotated[str | None, typer.Option(help="ep, bptt; both by default.")] = None,
     trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
     epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,
     schedule: Annotated[str | None, typer.Option(help="synchronous, or alternating in runs of their own.")] = None,
@@ -56,17 +56,19 @@ def table1(
     """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on.
 
     With --check FOLDER one random trial of one published row is trained anew, and told whether it lies within the
-    published spread (code 1 if not); --seed chooses which.
+    published spread (code 1 if not); --seed chooses which, among those of --rows, --preset and --method.
     """
+    methods = split_methods(method or "ep,bptt")
     if check is not None:
         told = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
-        _check(check, out, rows, seed, {"watch": watcher(quiet), **told})
+        among = Among(None if rows is None else rows.split(","), preset, methods)
+        _check(check, out, among, seed, {"watch": watcher(quiet), **told})
         return
+    preset = preset or "paper"
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
     records = [record.override(epochs=epochs, schedule=schedule, seed=seed) for record in _rows(rows, preset)]
     _check_out(out)
-    methods = split_methods(method)
     options: dict[str, Any] = {"methods": methods, "trials": trials, "samples": samples, "data": data}
     options |= {"engine": engine, "device": device, "threads": threads}
     overall = Overall(watcher(quiet), [(r, m) for m in methods for r in records])
@@ -85,9 +87,26 @@ def table1(
         _show(out, written)
 
 
-def _check(folder: Path, out: Path | None, rows: str | None, seed: int | None, options: dict[str, Any]) -> None:
+class Among(NamedTuple):
+    """Which published trials one is drawn from."""
+
+    rows: list[str] | None
+    preset: str | None
+    methods: tuple[str, ...]
+
+    def trials(self, folder: Path) -> list[PublishedTrial]:
+        found = published_trials(folder, self.rows)
+        wanted = [t for t in found if t.method in self.methods and self.preset in (None, t.record.preset)]
+        if not wanted:
+            there = sorted({f"{t.record.name} {t.record.preset} {t.method}" for t in found})
+            asked = " ".join([self.preset or "any preset", " or ".join(self.methods)])
+            raise ValueError(f"Nothing published for {asked}; there is {', '.join(there)}. Choose one of these.")
+        return wanted
+
+
+def _check(folder: Path, out: Path | None, among: Among, seed: int | None, options: dict[str, Any]) -> None:
     """Train the drawn trial again, into a folder that is kept if it was asked for."""
-    trial = draw(published_trials(folder, None if rows is None else rows.split(",")), seed)
+    trial = draw(among.trials(folder), seed)
     label = f"{trial.record.name} ({trial.record.preset}, {trial.record.schedule}), {trial.method}, seed {trial.seed}"
     typer.echo(f"{label}: published {trial.error:.2f} %, {trial.record.epochs} epochs, from {trial.path}")
     with TemporaryDirectory() as scratch, stopping():
