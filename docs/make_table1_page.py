@@ -163,7 +163,7 @@ def silent_block(files: list[Published]) -> str:
 
 
 def held_out_block(files: list[Published]) -> str:
-    """What a part of the training set that was held out said of settings, before any test image was seen."""
+    """What images held out of the training set said of settings."""
     path = TRIED / f"{HELD_OUT}.json"
     if not path.is_file():
         return NOT_YET
@@ -185,11 +185,10 @@ def held_out_block(files: list[Published]) -> str:
 def schedules_block(files: list[Published]) -> str:
     """The P rows with both schedules: the same errors, at what cost."""
     rows = []
-    for file in (files := [*files, *tried(TRIED)]):
-        twin = next((f for f in files if f.record == file.record and f.alternating), None) or next(
-            (f for f in files if f.record == replace(file.record, schedule="alternating")), None
-        )
-        if file.alternating or file.record.schedule == "alternating" or twin is None:
+    everything = [*files, *tried(TRIED)]
+    for file in everything:
+        twin = next((f for f in everything if _stepped(f) == replace(file.record, schedule="alternating")), None)
+        if twin is None or _stepped(file).schedule == "alternating":
             continue
         for name in METHODS:
             if file.method(name) and twin.method(name):
@@ -202,6 +201,11 @@ def schedules_block(files: list[Published]) -> str:
                 rows.append([*cells, *times])
     heads = ["network", "synchronous", "alternating", "time, both methods", "alternating"]
     return table(heads, rows) if rows else NOT_YET
+
+
+def _stepped(file: Published) -> Record:
+    """The record with the schedule it was run with."""
+    return replace(file.record, schedule="alternating") if file.alternating else file.record
 
 
 def provenance_block(files: list[Published]) -> str:

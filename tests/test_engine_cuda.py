@@ -305,6 +305,7 @@ def test_outputs_are_told_relative_to_what_bounds_them():
     assert output_range(model, EP(T=5, K=2, beta=0.5), largest_target=10.0) == 16.0
     assert output_range(model, BPTT(T=5, K=2)) == 1.0, "never nudged"
     assert output_range(model, EP(T=5, K=2, beta=1.0)) == math.inf
+    assert output_range(model, EP(T=5, K=2, beta=0.5), largest_target=math.nan) == math.inf
     energy_based = Layered((10, 8, 8, 12), "energy-based", seed=0, eps=0.2)
     assert output_range(energy_based, EP(T=5, K=2, beta=2.0)) == 1.0, "rates, not states, are told"
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
+from eqprop.engines import nvrtc
 from eqprop.engines.base import Engine, Job, Runner, learning_rates
 from eqprop.engines.cuda_job import JobArgs, KernelRunner, refuses_job
 from eqprop.estimators import BPTT, Estimator
@@ -215,7 +216,8 @@ def output_range(model: Layered, estimator: Estimator, largest_target: float = 1
     A prototypical output is sigma + beta (y - s), with sigma in [-1, 1] and y the target.
     """
     beta = 0.0 if model.energy_based or isinstance(estimator, BPTT) else abs(getattr(estimator, "beta", 0.0))
-    return math.inf if beta >= 1 else 2.0 ** math.ceil(math.log2((1 + beta * largest_target) / (1 - beta)))
+    bound = math.inf if beta >= 1 else (1 + beta * largest_target) / (1 - beta)
+    return 2.0 ** math.ceil(math.log2(bound)) if math.isfinite(bound) else math.inf
 
 
 class DeepRunner(KernelRunner):
@@ -223,6 +225,9 @@ class DeepRunner(KernelRunner):
 
     def build(self) -> None:
         model, B, depth = self.model, self.batch, self.model.depth
+        self.output_range = output_range(model, self.job.estimator, float(self.targets.abs().max()))
+        if self.output_range > LARGEST_RANGE:
+            raise nvrtc.CudaError("Targets this large leave the states too few digits for the kernels.")
         self.sample_groups = -(-B // SAMPLES)
         plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
         assert plan is not None, "refused otherwise"
@@ -279,7 +284,7 @@ class DeepRunner(KernelRunner):
             moved_count=self.moved.shape[1],
             lr=(ctypes.c_float * 4)(*(rates[f"W{n}{n + 1}"] for n in inner)),
             lrb=(ctypes.c_float * 4)(*(rates.get(f"b{n}", 0.0) for n in inner)),
-            output_range=output_range(model, self.job.estimator, float(self.targets.abs().max())),
+            output_range=self.output_range,
         )
 
     def capture(self) -> None:
@@ -322,7 +327,8 @@ class Deep(Engine):
     name = "cuda-deep"
 
     # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
-    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.65, 0.15 and 0.62.
+    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations took 0.65, 0.15 and 0.62 with
+    # slower kernels than these.
     evaluated_from = 80
 
     def refuses(
@@ -345,7 +351,7 @@ class Deep(Engine):
                 f"and the sizes are {model.sizes}."
             )
         if estimator is not None and output_range(model, estimator) > LARGEST_RANGE:
-            return "it tells states relative to the largest they can be, and with this beta nothing bounds the outputs."
+            return "it tells states relative to the largest they can be, and with this beta outputs can be too large."
         properties = torch.cuda.get_device_properties(model.weight(0).device)
         if properties.major < 9:
             return f"{properties.name} has no clusters of blocks (compute capability 9.0 or newer is needed)."
