@@ -158,6 +158,25 @@ class Layout:
         return places | {"PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
 
     @property
+    def definitions(self) -> dict[str, int]:
+        """What deep.cu is compiled with."""
+        depth = len(self.sizes)
+        heard = [self.listeners(n) for n in range(depth)]
+        per_layer = {"N": self.sizes, "PLACE": self.places, "HEARD": heard}
+        named = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
+        return named | {
+            "DEPTH": depth,
+            "CLUSTER": len(self.blocks),
+            "LISTENERS": max(heard) // 256,
+            "SHARES": len(self.shares),
+            "FINISHER": self.finisher,
+            "FINISHER_OWNS": int(self.blocks[0][self.finisher][2] < 2),
+            "MOST": self.most,
+            "AREA": self.area,
+            **self.offsets,
+        }
+
+    @property
     def shared_bytes(self) -> int:
         told = 2 * self.area * self.samples * 48 + (2 * LAYERS + 2) * 8
         errors = 2 * (self.area + LAYERS) * 8 if self.bptt else 0
@@ -229,23 +248,16 @@ class DeepRunner(KernelRunner):
         if self.output_range > LARGEST_RANGE:
             raise nvrtc.CudaError("Targets this large leave the states too few digits for the kernels.")
         self.sample_groups = -(-B // SAMPLES)
-        plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
+        bptt = isinstance(self.job.estimator, BPTT)
+        plan = layout(model.sizes[:depth], -(-B // self.sample_groups), bptt)
         assert plan is not None, "refused otherwise"
         self.cluster = len(plan.blocks)
-        heard = [plan.listeners(n) for n in range(depth)]
-        per_layer = {"N": model.sizes[:depth], "PLACE": plan.places, "HEARD": heard}
-        definitions = {f"{k}{n}": v[n] if n < depth else 0 for k, v in per_layer.items() for n in range(LAYERS)}
-        definitions |= {"DEPTH": depth, "QUICK": 1, "GROUPS": self.sample_groups, "CLUSTER": self.cluster}
-        definitions |= {
-            "LISTENERS": max(heard) // 256,
-            "SHARES": len(plan.shares),
-            "FINISHER": plan.finisher,
-            "MOST": plan.most,
-            "AREA": plan.area,
-        }
-        self.compile("deep.cu", definitions | plan.offsets)
+        switches = {"QUICK": int(not bptt), "GROUPS": self.sample_groups}
+        self.compile("deep.cu", plan.definitions | switches)
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
-        self.update = self.module.kernel("update", max(self.input_tile_bytes, 2 * 4 * 2 * B * 64))
+        # Pages of four workers, and what they hand each other (kernels/inner_weights.cuh).
+        pages, sums = 4 * 2 * (4 * 2 * B * 64), 4 * (4 * 64 * 64 + 256)
+        self.update = self.module.kernel("update", max(self.input_tile_bytes, pages, sums))
         self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
         self._lay_out()
         tiles = sum(-(-model.sizes[n] // 64) * -(-model.sizes[n + 1] // 64) for n in range(depth - 1))

@@ -3,67 +3,87 @@ struct Outer {
   float left[B][64], right[B][64];
 };
 
-#define LOADS ((2 * B * 16 + 255) / 256)   // float4s of a page that a thread brings
+#define WORKERS 4                          // of a block, 64 threads each: every one sums some of the products, with pages of its own
+
+__device__ __forceinline__ void await_workmates(int worker) { asm volatile("bar.sync %0, 64;" :: "r"(1 + worker) : "memory"); }
 
 __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, int it) {
   extern __shared__ __align__(16) unsigned char memory[];
-  Outer *page = (Outer *)memory;
   const Job &job = a.job;
   const int tid = threadIdx.x, N = width(n), M = width(n + 1), NP = (N + 15) / 16 * 16, MP = (M + 15) / 16 * 16;
   if (!applies(job, it, r)) return;
-  const int i0 = tid / 16 * 4, j0 = tid % 16 * 4;
-  float4 sum[4] = {zero4(), zero4(), zero4(), zero4()}, next[LOADS];
-  float bias = 0.f;
-  const int parts = METHOD == 0 ? 2 : 2 * job.K;
-  // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step.
-  auto bring = [&](int q) {
-    const float *left = METHOD == 0 ? a.rates[n] : (q & 1 ? a.rates[n] : a.errors[n]);
-    const float *right = METHOD == 0 ? a.rates[n + 1] : (q & 1 ? a.errors[n + 1] : a.rates[n + 1]);
-    const size_t slot = ((size_t)(METHOD == 0 ? q : q >> 1) * job.R + r) * B;
-#pragma unroll
-    for (int l = 0; l < LOADS; l++) {
-      const int e = tid + 256 * l, b = e / 32, i = e % 16 * 4;
-      const bool isright = e % 32 >= 16;
-      const int at = (isright ? column0 : row0) + i, wide = isright ? MP : NP;
-      next[l] = b < B && at < wide ? *(const float4 *)((isright ? right : left) + (slot + b) * wide + at) : zero4();
+  const int worker = tid / 64, id = tid % 64, i0 = id / 8 * 8, j0 = id % 8 * 8;
+  Outer *page = (Outer *)memory + 2 * worker;
+  float sum[8][8] = {}, bias = 0.f;
+  // EP: last rates minus free rates, of half the samples each. BPTT: errors with rates, rates with errors, for every step.
+  const int items = METHOD == 0 ? 4 : 2 * job.K;
+  auto first = [](int item) { return METHOD == 0 ? item % 2 * B / 2 : 0; };
+  auto end = [](int item) { return METHOD == 0 ? (item % 2 + 1) * B / 2 : B; };
+  auto request = [&](int item, Outer &to) {
+    if (item < items) {
+      const float *left = METHOD == 0 ? a.rates[n] : (item & 1 ? a.rates[n] : a.errors[n]);
+      const float *right = METHOD == 0 ? a.rates[n + 1] : (item & 1 ? a.errors[n + 1] : a.rates[n + 1]);
+      const size_t sample = ((size_t)(item >> 1) * job.R + r) * B + first(item);
+      for (int e = id; e < (end(item) - first(item)) * 32; e += 64) {
+        const int b = e / 32, i = e % 16 * 4;
+        const bool isright = e % 32 >= 16;
+        const int at = (isright ? column0 : row0) + i, wide = isright ? MP : NP;
+        const float *from = (isright ? right : left) + (sample + b) * wide;
+        bring(shared_address(isright ? &to.right[b][i] : &to.left[b][i]), at < wide ? from + at : from, at < wide);
+      }
     }
+    brought();
   };
-  bring(0);
-  for (int q = 0; q < parts; q++) {
-    Outer &m = page[q & 1];
+  request(worker, page[0]);
+  for (int item = worker, turn = 0; item < items; item += WORKERS, turn ^= 1) {
+    request(item + WORKERS, page[turn ^ 1]);
+    await_brought<1>();
+    await_workmates(worker);
+    const Outer &m = page[turn];
+    const int count = end(item) - first(item);
+    const float sign = METHOD == 0 && item < 2 ? -1.0f : 1.0f;
+#pragma unroll 2
+    for (int b = 0; b < count; b++) {
+      float x[8], y[8];
+      *(float4 *)x = sign * *(const float4 *)&m.left[b][i0], *(float4 *)(x + 4) = sign * *(const float4 *)&m.left[b][i0 + 4];
+      *(float4 *)y = *(const float4 *)&m.right[b][j0], *(float4 *)(y + 4) = *(const float4 *)&m.right[b][j0 + 4];
 #pragma unroll
-    for (int l = 0; l < LOADS; l++) {
-      const int e = tid + 256 * l, b = e / 32, i = e % 16 * 4;
-      if (b < B) *(float4 *)(e % 32 >= 16 ? &m.right[b][i] : &m.left[b][i]) = next[l];
+      for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
     }
-    if (q + 1 < parts) bring(q + 1);
-    __syncthreads();
-    const float sign = METHOD == 0 && q == 0 ? -1.0f : 1.0f;
-#pragma unroll 4
-    for (int b = 0; b < B; b++) {
-      const float4 x = sign * *(const float4 *)&m.left[b][i0], y = *(const float4 *)&m.right[b][j0];
-      sum[0] = fma4(x.x, y, sum[0]);
-      sum[1] = fma4(x.y, y, sum[1]);
-      sum[2] = fma4(x.z, y, sum[2]);
-      sum[3] = fma4(x.w, y, sum[3]);
-    }
-    if (column0 == 0 && tid < 64 && (METHOD == 0 || !(q & 1)))
-#pragma unroll 4
-      for (int b = 0; b < B; b++) bias += sign * m.left[b][tid];
+    if (column0 == 0 && (METHOD == 0 || !(item & 1)))
+      for (int b = 0; b < count; b++) bias += sign * m.left[b][id];
+    await_workmates(worker);
   }
+  // The workers' sums together: row by row, sixteen columns of four, and the biases behind them.
+  __syncthreads();
+  float4 *parts = (float4 *)memory;
+  float *biases = (float *)(parts + WORKERS * 64 * 16);
+  for (int i = 0; i < 8; i++)
+    for (int j = 0; j < 2; j++) parts[(worker * 64 + i0 + i) * 16 + j0 / 4 + j] = *(float4 *)&sum[i][4 * j];
+  biases[tid] = bias;
+  __syncthreads();
   const float unit = METHOD == 0 ? -1.0f / job.beta : 1.0f, rate = -a.lr[n] * unit * (1.0f / B);
-  for (int i = 0; i < 4; i++) {
-    const int row = row0 + i0 + i;
-    float *w = a.W[n] + ((size_t)r * N + row) * M + column0 + j0;
-    if (row < N && column0 + j0 + 3 < M && M % 4 == 0) {
-      *(float4 *)w = fma4(rate, sum[i], *(float4 *)w);
+  const int column = column0 + tid % 16 * 4;
+  for (int i = tid / 16; i < 64; i += 16) {
+    float4 all = zero4();
+    for (int w = 0; w < WORKERS; w++) all = all + parts[(w * 64 + i) * 16 + tid % 16];
+    const int row = row0 + i;
+    float *w = a.W[n] + ((size_t)r * N + row) * M + column;
+    if (row < N && column + 3 < M && M % 4 == 0) {
+      *(float4 *)w = fma4(rate, all, *(float4 *)w);
     } else if (row < N) {
-      const float v[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
+      const float v[4] = {all.x, all.y, all.z, all.w};
       for (int j = 0; j < 4; j++)
-        if (column0 + j0 + j < M) w[j] += rate * v[j];
+        if (column + j < M) w[j] += rate * v[j];
     }
   }
-  if (column0 == 0 && tid < 64 && row0 + tid < N && a.b[n]) a.b[n][(size_t)r * N + row0 + tid] -= a.lrb[n] * unit * (1.0f / B) * bias;
+  if (column0 == 0 && tid < 64 && row0 + tid < N && a.b[n]) {
+    float all = 0.f;
+    for (int w = 0; w < WORKERS; w++) all += biases[w * 64 + tid];
+    a.b[n][(size_t)r * N + row0 + tid] -= a.lrb[n] * unit * (1.0f / B) * all;
+  }
 }
 
 // The first blocks of a network hold a tile of the input weights each, the next a tile of the others, the last one its counts.
