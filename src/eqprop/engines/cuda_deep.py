@@ -170,7 +170,6 @@ class Layout:
             "LISTENERS": max(heard) // 256,
             "SHARES": len(self.shares),
             "FINISHER": self.finisher,
-            "FINISHER_OWNS": int(self.blocks[0][self.finisher][2] < 2),
             "MOST": self.most,
             "AREA": self.area,
             **self.offsets,
@@ -248,12 +247,10 @@ class DeepRunner(KernelRunner):
         if self.output_range > LARGEST_RANGE:
             raise nvrtc.CudaError("Targets this large leave the states too few digits for the kernels.")
         self.sample_groups = -(-B // SAMPLES)
-        bptt = isinstance(self.job.estimator, BPTT)
-        plan = layout(model.sizes[:depth], -(-B // self.sample_groups), bptt)
+        plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
         assert plan is not None, "refused otherwise"
         self.cluster = len(plan.blocks)
-        switches = {"QUICK": int(not bptt), "GROUPS": self.sample_groups}
-        self.compile("deep.cu", plan.definitions | switches)
+        self.compile("deep.cu", plan.definitions | {"QUICK": 1, "GROUPS": self.sample_groups})
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         # Pages of four workers, and what they hand each other (kernels/inner_weights.cuh).
         pages, sums = 4 * 2 * (4 * 2 * B * 64), 4 * (4 * 64 * 64 + 256)

@@ -72,14 +72,13 @@ template <bool OF_OUTPUTS> struct Cells {
     rates() = spot.each([](int) { return rate(0.f); });
   }
 
-  // What is told of the state.
-  __device__ __forceinline__ uint4 packed(const Spot &spot) {
+  __device__ __forceinline__ void tell(const Spot &spot, const Board &board, int round) {
     const float scale = OF_OUTPUTS ? LARGEST / spot.a.output_range : (float)LARGEST;
-    return spot.packed(rates(), make_float2(scale, scale));
+    spot.publish(board, rates(), make_float2(scale, scale), round);
   }
 
-  // Step t, with what the neighbours send. Returns whether anything moved, if someone looks.
-  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t, float4 coupled, bool looks) {
+  // Step t, with what the neighbours send. Returns whether anything moved, where that is asked for.
+  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t, float4 coupled) {
     const Args &a = spot.a;
     const int n = spot.n;
     const float eps = a.job.eps;
@@ -104,7 +103,7 @@ template <bool OF_OUTPUTS> struct Cells {
 #endif
     }
     to = map4([](float q) { return clip(q); }, to);
-    const bool moves = looks && !same(spot.only_real(to), spot.only_real(s));
+    const bool moves = a.job.stop && !same(spot.only_real(to), spot.only_real(s));
     s = to;
     if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
     return moves;

@@ -11,10 +11,9 @@
 //
 // Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples
 // in GROUPS groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES warps that share the sums of
-// the outputs, the warp FINISHER of the first block that owns them and, if FINISHER_OWNS, a tile besides, MOST tiles in the widest layer
-// (even), AREA tiles a block can be told of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the
-// first, and 256 times their number), at most LISTENERS, and EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory
-// (spot.cuh).
+// the outputs, the warp FINISHER of the first block that owns them, MOST tiles in the widest layer (even), AREA tiles a block can be told
+// of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at
+// most LISTENERS, and EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -69,23 +68,20 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
   // Rounds told, rounds the neighbours have told, rounds heard. Rates that begin at zero need not be told.
   int mine = ENERGY, theirs = ENERGY, heard = 0;
   own.begin(spot, board, it);
-  if (ENERGY && part.owns) spot.send(board, own.packed(spot), 0);
+  if (ENERGY && part.owns) own.tell(spot, board, 0);
   if (finishes) {
     Cells<true> outputs;
     outputs.begin(output_spot, board, it);
-    if (ENERGY) output_spot.send(board, outputs.packed(output_spot), 0);
+    if (ENERGY) outputs.tell(output_spot, board, 0);
     outputs.keep(board);
   }
   int *moved = spot.a.moved + (spot.r * GROUPS + group) * spot.a.moved_count;
-  bool stirred = false, resting = false;
 #pragma unroll 1
   for (int t = 0; t < course.end + METHOD; t++) {
-    if (t % 16 == 0 && resting && t < course.plain) t = course.plain;
+    if (job.stop && t < course.plain && t % 16 == 0 && t && ((volatile int *)moved)[t / 16 - 1] == 0) t = course.plain;
     const bool second = t >= course.plain, together = second || !job.alternating;
     const bool turn = together || ((course.plain - 1 - t) & 1) == (spot.n & 1);
     const bool tells = METHOD == 1 ? t < course.end : t + 1 < course.end;
-    // Two steps are looked at, so that both halves of an alternating pair are; seven more pass before anyone asks.
-    const bool looks = job.stop && !second && (t % 16 == 7 || t % 16 == 8);
     if (turn) {
       // Where nobody has told anything since, the last round counts once more. Blocks with outputs to sum have even layers, as they are one.
       const bool fresh = heard < theirs;
@@ -96,31 +92,22 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
         part.share<false>(round);
         coupled = part.gather<false>(spot, round, fresh);
       }
-      if (finishes) {
-        // Its own tile and the outputs side by side: what one waits for the other fills. Layer 1 needs the outputs last.
-        with_outputs([&](Cells<true> &outputs) {
-          const float4 sum = round >= 0 ? part.shared_sum() : zero4();
-          if (FINISHER_OWNS) moves = own.step(spot, board, course, t, coupled, looks);
-          moves |= outputs.step(output_spot, board, course, t, sum, looks);
-          if (tells) {
-            const uint4 hidden = FINISHER_OWNS ? own.packed(spot) : make_uint4(0, 0, 0, 0), packet = outputs.packed(output_spot);
-            if (FINISHER_OWNS) spot.send(board, hidden, mine);
-            output_spot.send(board, packet, mine);
-          }
-        });
-      } else if (part.owns) {
-        moves = own.step(spot, board, course, t, coupled, looks);
-        if (tells) spot.send(board, own.packed(spot), mine);
+      if (part.owns) {
+        moves = own.step(spot, board, course, t, coupled);
+        if (tells) own.tell(spot, board, mine);
       }
+      // Layer 1 needs the outputs last.
+      if (finishes) with_outputs([&](Cells<true> &outputs) {
+        moves |= outputs.step(output_spot, board, course, t, round >= 0 ? part.shared_sum() : zero4());
+        if (tells) outputs.tell(output_spot, board, mine);
+      });
       heard += fresh, mine += tells;
-      if (looks) stirred |= __any_sync(~0u, moves);
+      // Two steps are looked at, so that both halves of an alternating pair are; seven more pass before anyone asks.
+      if (job.stop && !second && (t % 16 == 7 || t % 16 == 8)) {
+        if (__any_sync(~0u, moves) && spot.lane == 0) atomicExch(moved + t / 16, 1);
+        __threadfence();
+      }
     }
-    if (looks && t % 16 == 8 && stirred) {
-      if (spot.lane == 0) atomicExch(moved + t / 16, 1);
-      __threadfence();
-      stirred = false;
-    }
-    if (job.stop && !second && t % 16 == 15) resting = ((volatile int *)moved)[t / 16] == 0;
     if ((together || !turn) && tells) theirs++;
   }
 #if METHOD == 1

@@ -130,8 +130,8 @@ struct Spot {
     return each([&](int i) { return from[index(slot, i)]; });
   }
 
-  // Four numbers, each times its sample's scale, as they travel.
-  __device__ __forceinline__ uint4 packed(float4 v, float2 scale) const {
+  // Tells four numbers, each times its sample's scale, to the blocks that hear this layer.
+  __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
     const u32 p = digits(v.x * scale.x), q = digits(v.y * scale.y), r = digits(v.z * scale.x), s = digits(v.w * scale.y);
     // A thread has two samples of two units, and is to have one sample of four.
     const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
@@ -147,11 +147,7 @@ struct Spot {
       const u32 send = theirs == 0 ? plane[0] : theirs == 1 ? plane[1] : plane[2];
       word[i] = i ? __shfl_xor_sync(~0u, send, i) : send;
     }
-    return make_uint4(word[0], word[1], word[2], word[3]);
-  }
-  // To the blocks that hear this layer.
-  __device__ __forceinline__ void send(const Board &board, uint4 packet, int round) const {
-    const int t = lane % 4;
+    const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
     const u32 where = board.slot(round) + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round);
     const int listeners = t < 3 && lane < 4 * samples ? last - first : 0;
     int rank = start;
@@ -176,7 +172,7 @@ struct Spot {
       most[i] = min(max((most[i] + 0x7fffff) >> 23, 30u), 220u);
       scale[i] = LARGEST * __uint_as_float((254 - most[i]) << 23);
     }
-    send(board, packed(v, make_float2(scale[0], scale[1])), round);
+    publish(board, v, make_float2(scale[0], scale[1]), round);
     const u32 mine = most[0] | most[1] << 8;
     const uint2 all = make_uint2(__shfl_sync(~0u, mine, 0) | __shfl_sync(~0u, mine, 1) << 16, __shfl_sync(~0u, mine, 2) | __shfl_sync(~0u, mine, 3) << 16);
     if (first + lane < last) {
