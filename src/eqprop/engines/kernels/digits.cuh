@@ -43,7 +43,8 @@ struct Sums {
     mma(bottom, mid.x, mid.y, x.mid);
     mma(bottom, lo.x, lo.y, x.hi);
   }
-  // In UNITs. Of up to 256 products, middle * 256 + bottom fits an int.
+  // In units. Of up to 256 products, middle * 256 + bottom fits an int.
   __device__ __forceinline__ float operator[](int i) const { return fmaf((float)top[i], 65536.0f, (float)(middle[i] * 256 + bottom[i])); }
 };
-#define UNIT (65536.0f / LARGEST / LARGEST)  // of two numbers up to 1 as LARGEST
+// What they stand for, of weights up to `most` and states up to 1. Rounded once: an error that all rows share adds up from step to step.
+__device__ __forceinline__ float worth(float most) { return (float)(most * (65536.0 / LARGEST / LARGEST)); }

@@ -130,7 +130,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
 #pragma unroll
     for (int q = 0; q < 2; q++) {
       const float largest = __uint_as_float(__shfl_sync(~0u, largest_of_row, m * 16 + q * 8 + lane / 4));
-      scale[m][q] = largest * UNIT, to_digits[m][q] = inverse(largest);
+      scale[m][q] = worth(largest), to_digits[m][q] = inverse(largest);
     }
 #pragma unroll 1
   for (int c = 0; c < CHUNKS; c++) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
     for (int q = 0; q < 2; q++) {
       const float of_row = __uint_as_float(__shfl_sync(~0u, largest, lane / 4 + 8 * q));
       w[q] = split(raw, 20, 1, lane / 4 + 8 * q, inverse(of_row));
-      scale_extra[q] = of_row * UNIT, hi_extra[q] = w[q].hi, mid_extra[q] = w[q].mid;
+      scale_extra[q] = worth(of_row), hi_extra[q] = w[q].hi, mid_extra[q] = w[q].mid;
     }
     put(board.extras() + (warp * 32 + lane) * 8, make_uint2(w[0].lo, w[1].lo));
   }
@@ -193,7 +193,7 @@ __device__ __forceinline__ void Part::load_output_weights(const Args &a, int r, 
 #pragma unroll
   for (int q = 0; q < 2; q++) {
     const float of_row = __uint_as_float(__shfl_sync(~0u, largest, lane / 4 + 8 * q));
-    scale_share[q] = of_row * UNIT, to_digits[q] = inverse(of_row);
+    scale_share[q] = worth(of_row), to_digits[q] = inverse(of_row);
   }
   for (int i = 0; i < SHARE_CHUNKS; i++) {
     const int k = (nth + i * SHARES) * 32 + lane;
