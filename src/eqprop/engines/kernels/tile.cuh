@@ -159,6 +159,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
       put(low + (2 * c + m) * 512, make_uint4(w[m][0].lo, w[m][1].lo, w[m][2].lo, w[m][3].lo));
     }
   }
+  await_brought<0>();
   if (extra) {
     u32 largest = 0;
     for (int e = lane; e < 256; e += 32) {       // W[0] (N0, N1), columns of which are the rows of the own tile
@@ -242,7 +243,7 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   }
   if (fresh) arm(1, round);
   if (ERRORS) arm_exponents(1, round);
-  // Each hands on what it has for the tiles that others own; warps 2 and 3 go on, and cannot be more than one round ahead.
+  // Each hands on what it has for the tiles that others own, in two places in turn: before one is written anew, all have met once more.
   const int turn = calls++ & 1, pair = (warp & -team) / 2, id = 1 + pair * 2 + turn;
   float4 *handed = board.partials() + (pair * PARTIAL_BYTES / 512 + turn * 2 * (team - 1)) * 32 + lane;
   float4 sum = zero4();
@@ -255,12 +256,9 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
     if (part == m) sum = mine;
     else handed[(m * (team - 1) + (part < 2 ? 0 : part - 1)) * 32] = mine;
   }
-  if (!owns) {
-    asm volatile("bar.arrive %0, 128;" :: "r"(id) : "memory");
-    return sum;
-  }
   if (team == 2) asm volatile("bar.sync %0, 64;" :: "r"(id) : "memory");
   else asm volatile("bar.sync %0, 128;" :: "r"(id) : "memory");
+  if (!owns) return sum;
   sum = sum + handed[part * (team - 1) * 32];
   if (team == 4) sum = sum + (handed[(part * 3 + 1) * 32] + handed[(part * 3 + 2) * 32]);
   if (extra) {
