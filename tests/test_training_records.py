@@ -72,6 +72,7 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
         assert changes(AUTHORS[name]) == {"init": "default"}
     assert {name: changes(record) for name, record in TUNED.items()} == {
         "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
+        "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
         "P-conv": {
             "init": "default",
