@@ -28,9 +28,11 @@ WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
 CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
-"""Samples a cluster runs. A tensor-core product has eight columns; three hidden layers of 512 leave room for seven."""
+"""Samples a cluster runs, at most. A tensor-core product has eight columns; for the paper's twenty samples seven do."""
 LARGEST_RANGE = 32
 """Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
+WORKERS = 4
+"""Of a block that updates a tile of 64 x 64 weights (kernels/inner_weights.cuh)."""
 SCRATCH = 3 * 640 * 4
 """Bytes a warp needs while it loads its weights (kernels/tile.cuh)."""
 FRAGMENT_BYTES = 1536
@@ -252,8 +254,8 @@ class DeepRunner(KernelRunner):
         self.cluster = len(plan.blocks)
         self.compile("deep.cu", plan.definitions | {"QUICK": 1, "GROUPS": self.sample_groups})
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
-        # Pages of four workers, and what they hand each other (kernels/inner_weights.cuh).
-        pages, sums = 4 * 2 * (4 * 2 * B * 64), 4 * (4 * 64 * 64 + 256)
+        # Of each worker two pages of rates and errors, and then its sums (kernels/inner_weights.cuh).
+        pages, sums = WORKERS * 2 * (2 * B * 64) * 4, WORKERS * (64 * 64 + 64) * 4
         self.update = self.module.kernel("update", max(self.input_tile_bytes, pages, sums))
         self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
         self._lay_out()
@@ -336,8 +338,7 @@ class Deep(Engine):
     name = "cuda-deep"
 
     # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
-    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations took 0.65, 0.15 and 0.62 with
-    # slower kernels than these.
+    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.61, 0.13 and 0.48.
     evaluated_from = 80
 
     def refuses(
