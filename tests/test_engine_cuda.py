@@ -139,6 +139,19 @@ def test_updates_are_near_float32(net, setting):
 
 
 @pytest.mark.gpu
+def test_updates_of_a_large_batch_are_near_float32():
+    networks, batch = 2, 61
+    order = torch.randint(N, (2, networks, batch), generator=torch.Generator().manual_seed(3))
+    model = build(NETS["two hidden"], "P sigmoid", networks)
+    for estimator in (EP(T=21, K=6, beta=0.3), BPTT(T=21, K=6)):
+        exact, _ = trained(EagerRunner, model, estimator, torch.float64, order)
+        plain, _ = trained(EagerRunner, model, estimator, torch.float32, order)
+        got, runner = trained(Deep().runner, model, estimator, torch.float32, order)
+        assert runner.substitute is None
+        assert_near_float32([name for name, _ in model.named_parameters()], got, plain, exact)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["P-2h", "P-3h"])
 def test_printed_nets_by_bptt_are_as_good_as_float32(name):
     """Nothing settles in them: an error that all sums have in common shows here, and not in small nets."""

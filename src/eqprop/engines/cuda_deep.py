@@ -255,7 +255,7 @@ class DeepRunner(KernelRunner):
         self.compile("deep.cu", plan.definitions | {"QUICK": 1, "GROUPS": self.sample_groups})
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
         # Of each worker two pages of rates and errors, and then its sums (kernels/inner_weights.cuh).
-        pages, sums = WORKERS * 2 * (2 * B * 64) * 4, WORKERS * (64 * 64 + 64) * 4
+        pages, sums = WORKERS * 2 * (2 * min(B, 28) * 64) * 4, WORKERS * (64 * 64 + 64) * 4
         self.update = self.module.kernel("update", max(self.input_tile_bytes, pages, sums))
         self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
         self._lay_out()

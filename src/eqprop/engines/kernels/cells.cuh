@@ -74,7 +74,7 @@ template <bool OF_OUTPUTS> struct Cells {
 
   __device__ __forceinline__ void tell(const Spot &spot, const Board &board, int round) {
     const float scale = OF_OUTPUTS ? LARGEST / spot.a.output_range : (float)LARGEST;
-    spot.publish(board, rates(), make_float2(scale, scale), round);
+    spot.template publish<OF_OUTPUTS>(board, rates(), make_float2(scale, scale), round);
   }
 
   // Step t, with what the neighbours send. Returns whether anything moved, where that is asked for.

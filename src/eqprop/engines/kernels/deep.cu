@@ -118,11 +118,11 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
   for (int t = job.K - 1; t >= 0; t--) {
     if (part.owns) {
       const float4 e = own.error(spot, t);
-      if (t) spot.publish_errors(board, e, mine);
+      if (t) spot.publish_errors<false>(board, e, mine);
     }
     if (finishes) with_outputs([&](Cells<true> &outputs) {
       const float4 e = outputs.error(output_spot, t);
-      if (t) output_spot.publish_errors(board, e, mine);
+      if (t) output_spot.publish_errors<true>(board, e, mine);
     });
     mine++;
     if (t == 0) break;

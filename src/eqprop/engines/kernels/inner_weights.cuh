@@ -1,6 +1,8 @@
 // A tile of 64 x 64 of the weights between two moving layers: the sum of outer products, then the step.
+#define PAGE (B < 28 ? B : 28)             // samples of it that are brought at a time
+#define PORTIONS (METHOD == 0 && B <= 56 ? 2 : (B + 27) / 28)  // of the samples; EP has two for each phase, so that all workers have one
 struct Outer {
-  float left[B][64], right[B][64];
+  float left[PAGE][64], right[PAGE][64];
 };
 
 #define WORKERS 4                          // of a block, 64 threads each: every one sums some of the products, with pages of its own
@@ -15,15 +17,16 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
   const int worker = tid / 64, id = tid % 64, i0 = id / 8 * 8, j0 = id % 8 * 8;
   Outer *page = (Outer *)memory + 2 * worker;
   float sum[8][8] = {}, bias = 0.f;
-  // EP: last rates minus free rates, of half the samples each. BPTT: errors with rates, rates with errors, for every step.
-  const int items = METHOD == 0 ? 4 : 2 * job.K;
-  auto first = [](int item) { return METHOD == 0 ? item % 2 * B / 2 : 0; };
-  auto end = [](int item) { return METHOD == 0 ? (item % 2 + 1) * B / 2 : B; };
+  // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step. All of them a portion of the samples at a time.
+  const int items = (METHOD == 0 ? 2 : 2 * job.K) * PORTIONS;
+  auto swapped = [](int item) { return METHOD == 1 && item / PORTIONS & 1; };
+  auto first = [](int item) { return item % PORTIONS * B / PORTIONS; };
+  auto end = [](int item) { return (item % PORTIONS + 1) * B / PORTIONS; };
   auto request = [&](int item, Outer &to) {
     if (item < items) {
-      const float *left = METHOD == 0 ? a.rates[n] : (item & 1 ? a.rates[n] : a.errors[n]);
-      const float *right = METHOD == 0 ? a.rates[n + 1] : (item & 1 ? a.errors[n + 1] : a.rates[n + 1]);
-      const size_t sample = ((size_t)(item >> 1) * job.R + r) * B + first(item);
+      const float *left = METHOD == 0 || swapped(item) ? a.rates[n] : a.errors[n];
+      const float *right = swapped(item) ? a.errors[n + 1] : a.rates[n + 1];
+      const size_t sample = ((size_t)(METHOD == 0 ? item / PORTIONS : item / PORTIONS / 2) * job.R + r) * B + first(item);
       for (int e = id; e < (end(item) - first(item)) * 32; e += 64) {
         const int b = e / 32, i = e % 16 * 4;
         const bool isright = e % 32 >= 16;
@@ -41,7 +44,7 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
     await_workmates(worker);
     const Outer &m = page[turn];
     const int count = end(item) - first(item);
-    const float sign = METHOD == 0 && item < 2 ? -1.0f : 1.0f;
+    const float sign = METHOD == 0 && item < PORTIONS ? -1.0f : 1.0f;
 #pragma unroll 2
     for (int b = 0; b < count; b++) {
       float x[8], y[8];
@@ -52,7 +55,7 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
 #pragma unroll
         for (int j = 0; j < 8; j++) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
     }
-    if (column0 == 0 && (METHOD == 0 || !(item & 1)))
+    if (column0 == 0 && !swapped(item))
       for (int b = 0; b < count; b++) bias += sign * m.left[b][id];
     await_workmates(worker);
   }

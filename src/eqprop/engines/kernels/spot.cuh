@@ -15,6 +15,8 @@
 #define FRAGMENT_BYTES 1536            // sixteen rows of weights to a pair of tiles, three planes
 #define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of the outputs between steps
 #define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
+// Whether all hidden layers have as many listeners.
+#define EQUALLY_HEARD ((HEARD1 ^ HEARD2) < 256 && (N3 == 0 || (HEARD1 ^ HEARD3) < 256) && (N4 == 0 || (HEARD1 ^ HEARD4) < 256))
 #define BARRIERS ((1 + METHOD) * LAYERS * 2 + 2)
 #define EXPONENT_BARRIERS (LAYERS * 2 * 8)         // how far the barriers of exponents lie beyond those of the bytes
 
@@ -131,7 +133,7 @@ struct Spot {
   }
 
   // Tells four numbers, each times its sample's scale, to the blocks that hear this layer.
-  __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
+  template <bool OF_OUTPUTS> __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
     const u32 p = digits(v.x * scale.x), q = digits(v.y * scale.y), r = digits(v.z * scale.x), s = digits(v.w * scale.y);
     // A thread has two samples of two units, and is to have one sample of four.
     const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
@@ -149,19 +151,22 @@ struct Spot {
     }
     const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
     const u32 where = board.slot(round) + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round);
-    const int listeners = t < 3 && lane < 4 * samples ? last - first : 0;
-    int rank = start;
+    // How many they are is known beforehand, where it can be: a store that may not happen costs a branch.
+    const int listeners = OF_OUTPUTS ? HEARD0 >> 8 : EQUALLY_HEARD ? HEARD1 >> 8 : last - first;
+    if (t < 3 && lane < 4 * samples) {
+      int rank = start;
 #pragma unroll
-    for (int i = 0; i < LISTENERS; i++) {
-      const u32 way = way_to(rank, slots);
-      if (i < listeners) push(way + where, packet, way + counter);
-      rank = rank + 1 == last ? first : rank + 1;
+      for (int i = 0; i < LISTENERS; i++) {
+        const u32 way = way_to(rank, slots);
+        if (i < listeners) push(way + where, packet, way + counter);
+        rank = rank + 1 == last ? first : rank + 1;
+      }
     }
   }
 
 #if METHOD == 1
   // Tells errors, which can be of any size, as multiples of a power of two for each sample of a tile.
-  __device__ __forceinline__ void publish_errors(const Board &board, float4 v, int round) const {
+  template <bool OF_OUTPUTS> __device__ __forceinline__ void publish_errors(const Board &board, float4 v, int round) const {
     u32 most[2] = {__float_as_uint(fmaxf(fabsf(v.x), fabsf(v.z))), __float_as_uint(fmaxf(fabsf(v.y), fabsf(v.w)))};
     float scale[2];
 #pragma unroll
@@ -172,7 +177,7 @@ struct Spot {
       most[i] = min(max((most[i] + 0x7fffff) >> 23, 30u), 220u);
       scale[i] = LARGEST * __uint_as_float((254 - most[i]) << 23);
     }
-    publish(board, v, make_float2(scale[0], scale[1]), round);
+    publish<OF_OUTPUTS>(board, v, make_float2(scale[0], scale[1]), round);
     const u32 mine = most[0] | most[1] << 8;
     const uint2 all = make_uint2(__shfl_sync(~0u, mine, 0) | __shfl_sync(~0u, mine, 1) << 16, __shfl_sync(~0u, mine, 2) | __shfl_sync(~0u, mine, 3) << 16);
     if (first + lane < last) {
