@@ -15,7 +15,7 @@ from eqprop.benchmarks.cases import Case
 from eqprop.benchmarks.check import Checker
 from eqprop.data import mnist, one_hot
 from eqprop.engines import Job, choose, nvrtc
-from eqprop.engines.cuda_deep import SHARED_BYTES, WARPS, Deep, layout, output_range
+from eqprop.engines.cuda_deep import HELPERS, SHARED_BYTES, WARPS, Deep, layout, output_range
 from eqprop.engines.cuda_graph import Graph
 from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda_one_hidden import OneHidden
@@ -306,23 +306,23 @@ def test_each_barrier_of_a_block_is_made_ready_by_one_warp(sizes):
     table = plan.table()
     for rank in range(len(plan.blocks)):
         ready = []
-        for n, _, part, arms, _, _ in table[rank * WARPS : (rank + 1) * WARPS]:
+        for n, _, part, arms in table[rank * (WARPS + HELPERS) :][:WARPS]:
             source = n - 1 if part >= 2 or n == len(sizes) - 1 else n + 1
             ready += [m for bit, m in ((1, source), (2, 0)) if arms & bit]
         assert sorted(ready) == sorted(plan.heard(rank))
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
-def test_each_share_of_the_outputs_is_summed_by_one_warp_that_hears_layer_1(sizes):
+def test_each_share_of_the_outputs_is_summed_by_one_helper_that_hears_layer_1(sizes):
     plan = layout(sizes)
-    table = plan.table()
-    found = [(i // WARPS, row) for i, row in enumerate(table) if row[4] >= 0]
-    assert sorted(row[4] for _, row in found) == list(range(len(plan.shares)))
+    table, warps = plan.table(), WARPS + HELPERS
+    assert len(table) == len(plan.blocks) * warps
+    found = [(i // warps, row) for i, row in enumerate(table) if i % warps >= WARPS and row[0] >= 0]
+    assert sorted(row[0] for _, row in found) == list(range(len(plan.shares)))
     assert 1 <= len(found) <= -(-sizes[1] // 32), "none has nothing to do"
-    for rank, (n, _, _, _, _, place) in found:
-        assert n >= 0
+    for rank, (_, place, _, _) in found:
         assert 1 in plan.heard(rank)
-        assert [r for r, row in found if r == rank and row[5] == place] == [rank], "fragments of its own"
+        assert [r for r, row in found if r == rank and row[1] == place] == [rank], "fragments of its own"
 
 
 def test_outputs_are_told_relative_to_what_bounds_them():

@@ -23,7 +23,9 @@ from eqprop.state import State
 
 LAYERS = 5
 WARPS = 8
-THREADS = 32 * WARPS
+HELPERS = 4
+"""Warps of a block beyond those that hold weights between hidden layers: they have the outputs."""
+THREADS = 32 * (WARPS + HELPERS)
 WIDEST = 32
 """Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
 CLUSTERS = (2, 4, 8, 16)
@@ -33,8 +35,8 @@ LARGEST_RANGE = 32
 """Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
 WORKERS = 4
 """Of a block that updates a tile of 64 x 64 weights (kernels/inner_weights.cuh)."""
-SCRATCH = 3 * 640 * 4
-"""Bytes a warp needs while it loads its weights (kernels/tile.cuh)."""
+SCRATCH, OUTPUT_SCRATCH = 6 * 640 * 4, 16 * 36 * 4
+"""Bytes a warp needs, and a helper, while it loads its weights (kernels/tile.cuh, outputs.cuh)."""
 FRAGMENT_BYTES = 1536
 """Weights of the outputs to two tiles (kernels/spot.cuh)."""
 SHARED_BYTES = 232_448
@@ -84,8 +86,7 @@ class Layout:
     bptt: bool
 
     def layers_of(self, rank: int) -> set[int]:
-        """The outputs are with the first block, which has even layers."""
-        return {role[0] for role in self.blocks[rank]} | ({0} if rank == 0 else set())
+        return {role[0] for role in self.blocks[rank]}
 
     def heard(self, rank: int) -> set[int]:
         """The layers a block is told of."""
@@ -98,24 +99,10 @@ class Layout:
         return ranks[0] + 256 * len(ranks)
 
     @property
-    def finisher(self) -> int:
-        """The warp of the first block that owns the outputs: one that has no neurons of its own, if there is any."""
-        parts = [part for _, _, part in self.blocks[0]]
-        return parts.index(2) if 2 in parts else 0
-
-    @property
     def shares(self) -> list[tuple[int, int]]:
-        """The warps, as (block, warp), that sum what the outputs hear of layer 1, two tiles or more each.
-
-        Those without neurons of their own come first, then one of each block in turn; the finisher has enough to do.
-        """
-        warps = [
-            ((rank, warp) == (0, self.finisher), part < 2, -warp, rank)
-            for rank, block in enumerate(self.blocks)
-            if 1 in self.heard(rank)
-            for warp, (_, _, part) in enumerate(block)
-        ]
-        return [(rank, -warp) for _, _, warp, rank in sorted(warps)[: _tiles(self.sizes[1]) // 2]]
+        """The helpers, as (block, helper), that sum what the outputs hear of layer 1, two tiles or more each."""
+        helpers = [(rank, i) for i in range(HELPERS) for rank in range(len(self.blocks)) if 1 in self.heard(rank)]
+        return helpers[: _tiles(self.sizes[1]) // 2]
 
     @property
     def places(self) -> list[int]:
@@ -146,17 +133,18 @@ class Layout:
 
         EXTRAS     in blocks of layer 1: lo bytes of the weights to the outputs
         FRAGMENTS  in blocks that hear layer 1: weights of the outputs
-        OUTPUTS    in the first block: shares of the outputs' sums, their state
+        OUTPUTS    in blocks that hear the outputs: shares of their sums
         PARTIALS   partial sums that warps hand each other; from here on, a scratch while weights are loaded
         SLOTS      what the block is told
         """
         shares = self.shares
         in_a_block = max(Counter(rank for rank, _ in shares).values())
         fragments = in_a_block * -(-_tiles(self.sizes[1]) // 2 // len(shares)) * FRAGMENT_BYTES
-        outputs = (2 * len(shares) + 3 + self.bptt) * (256 + 32 * max(0, self.sizes[0] - 8))
+        outputs = 2 * len(shares) * (256 + 32 * max(0, self.sizes[0] - 8))
         side = WARPS * 2 * self.chunks * 512
-        partials = side + max(fragments + outputs, WARPS * 256)
-        places = {"EXTRAS": side, "FRAGMENTS": side, "OUTPUTS": side + fragments}
+        extras = WARPS * 256
+        partials = side + max(fragments, extras + outputs)
+        places = {"EXTRAS": side, "FRAGMENTS": side, "OUTPUTS": side + extras}
         return places | {"PARTIALS": partials, "SLOTS": partials + WARPS // 2 * 3072}
 
     @property
@@ -171,7 +159,6 @@ class Layout:
             "CLUSTER": len(self.blocks),
             "LISTENERS": max(heard) // 256,
             "SHARES": len(self.shares),
-            "FINISHER": self.finisher,
             "MOST": self.most,
             "AREA": self.area,
             **self.offsets,
@@ -181,25 +168,28 @@ class Layout:
     def shared_bytes(self) -> int:
         told = 2 * self.area * self.samples * 48 + (2 * LAYERS + 2) * 8
         errors = 2 * (self.area + LAYERS) * 8 if self.bptt else 0
-        return max(self.offsets["SLOTS"] + told + errors, self.offsets["PARTIALS"] + WARPS * SCRATCH)
+        scratch = WARPS * SCRATCH + HELPERS * OUTPUT_SCRATCH
+        return max(self.offsets["SLOTS"] + told + errors, self.offsets["PARTIALS"] + scratch)
 
     def table(self) -> list[list[int]]:
         """`roles` of deep.cu.
 
-        Layer, pair, part, barriers it makes ready (1: its source's, 2: the outputs'); its share of the outputs' sums or
-        -1, and which of the block's shares that is.
+        Of a warp its layer, pair, part, and the barriers it makes ready (1: its source's, 2: the outputs'); of a helper
+        its share of the outputs' sums or -1, and which of the block's shares that is.
         """
         rows, shares = [], self.shares
         for rank, block in enumerate(self.blocks):
             armed: set[int] = set()
-            here = [warp for block_of, warp in shares if block_of == rank]
-            for warp, (n, pair, part) in enumerate([*block, *[(-1, 0, 0)] * (WARPS - len(block))]):
+            for n, pair, part in [*block, *[(-1, 0, 0)] * (WARPS - len(block))]:
                 source = n - 1 if part >= 2 or n == len(self.sizes) - 1 else n + 1
                 hears = [source] if n != 1 else [source, 0]
                 arms = sum(1 << i for i, m in enumerate(hears) if n >= 0 and m not in armed)
                 armed.update(hears if n >= 0 else [])
-                share = (shares.index((rank, warp)), here.index(warp)) if warp in here else (-1, 0)
-                rows.append([n, pair, part, arms, *share])
+                rows.append([n, pair, part, arms])
+            here = [helper for block_of, helper in shares if block_of == rank]
+            for i in range(HELPERS):
+                share = [shares.index((rank, i)), here.index(i)] if i in here else [-1, 0]
+                rows.append([*share, 0, 0])
         return rows
 
 
@@ -262,6 +252,9 @@ class DeepRunner(KernelRunner):
         tiles = sum(-(-model.sizes[n] // 64) * -(-model.sizes[n + 1] // 64) for n in range(depth - 1))
         self.update_blocks = self.input_blocks + tiles + 1
         self.arguments = self._arguments()
+        if self.takes_turns:
+            # Where a graph ends, networks wait for the last one.
+            self.iterations_per_graph = 100
 
     def _lay_out(self) -> None:
         model, R, B, K = self.model, self.networks, self.batch, self.job.estimator.K

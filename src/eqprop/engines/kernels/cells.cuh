@@ -1,6 +1,6 @@
 // The neurons of a thread: what they are, what they hear, what others know of them.
 
-#include "tile.cuh"
+#include "outputs.cuh"
 
 // The largest of a sample's numbers, or NaN, among its residuals. A column of eight threads holds two samples.
 __device__ __forceinline__ void report(const Spot &spot, int it, float4 v) {
@@ -44,6 +44,7 @@ __device__ __forceinline__ void tell_outcome(const Spot &spot, int it, float4 s,
 
 template <bool OF_OUTPUTS> struct Cells {
   float4 s, base;                                // base: the input that does not change, bias and drive
+  float4 target;                                 // of outputs
 #if ENERGY
   float4 r;
   __device__ __forceinline__ float4 &rates() { return r; }
@@ -55,7 +56,7 @@ template <bool OF_OUTPUTS> struct Cells {
 #endif
   static constexpr bool with_slope = OUTPUT_SLOPE || !OF_OUTPUTS;
 
-  __device__ __forceinline__ void begin(const Spot &spot, const Board &board, int it) {
+  __device__ __forceinline__ void begin(const Spot &spot, int it) {
     const Job &job = spot.a.job;
     const int r = spot.r;
     const float *bias = spot.n == DEPTH - 1 ? job.b : spot.a.b[spot.n];
@@ -68,24 +69,23 @@ template <bool OF_OUTPUTS> struct Cells {
         });
     const int *order = job.order + ((size_t)it * job.R + r) * B + spot.first_sample;
     if (OF_OUTPUTS)
-      ::keep(board.kept(2), spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; }));
+      target = spot.each([&](int i) { return job.targets[(size_t)order[spot.sample(i)] * N0 + spot.unit(i)]; });
     rates() = spot.each([](int) { return rate(0.f); });
   }
 
   __device__ __forceinline__ void tell(const Spot &spot, const Board &board, int round) {
     const float scale = OF_OUTPUTS ? LARGEST / spot.a.output_range : (float)LARGEST;
-    spot.template publish<OF_OUTPUTS>(board, rates(), make_float2(scale, scale), round);
+    spot.template publish<OF_OUTPUTS, ACT == 0 && !OF_OUTPUTS>(board, rates(), make_float2(scale, scale), round);
   }
 
   // Step t, with what the neighbours send. Returns whether anything moved, where that is asked for.
-  __device__ __forceinline__ bool step(const Spot &spot, const Board &board, const Course &course, int t, float4 coupled) {
+  __device__ __forceinline__ bool step(const Spot &spot, const Course &course, int t, float4 coupled) {
     const Args &a = spot.a;
     const int n = spot.n;
     const float eps = a.job.eps;
     const float4 in = base + coupled;
     float4 to = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s, rates(), in);
     if (t >= course.plain) {
-      const float4 target = OF_OUTPUTS ? ::recall(board.kept(2)) : zero4();
       if (t == course.star()) {
         report(spot, course.it, spot.only_real(map4([](float p, float q) { return fabsf(clip(p) - q); }, to, s)));
         spot.store(a.s[n], 0, s);
@@ -111,8 +111,8 @@ template <bool OF_OUTPUTS> struct Cells {
 
 #if METHOD == 1
   // The way back: `base` holds the gradient of the state (nabla), `s` the state after the step.
-  __device__ __forceinline__ void turn_back(const Spot &spot, const Board &board) {
-    base = OF_OUTPUTS ? spot.only_real(s - ::recall(board.kept(2))) : zero4();
+  __device__ __forceinline__ void turn_back(const Spot &spot) {
+    base = OF_OUTPUTS ? spot.only_real(s - target) : zero4();
     told = zero4();
   }
   // The error of step t; what passes the clip stays in `base`.
@@ -163,20 +163,5 @@ template <bool OF_OUTPUTS> struct Cells {
     as_array(u, v);
     for (int i = 0; i < 4; i++)
       if (spot.real(i)) job.u[(size_t)(spot.r * B + spot.first_sample + spot.sample(i)) * HP + spot.unit(i)] = v[i];
-  }
-
-  // The outputs' state lies in shared memory between steps.
-  __device__ __forceinline__ void keep(const Board &board) const {
-    ::keep(board.kept(0), s), ::keep(board.kept(1), base);
-#if METHOD == 1
-    ::keep(board.kept(3), told);
-#endif
-  }
-  __device__ __forceinline__ void recall(const Board &board) {
-    s = ::recall(board.kept(0)), base = ::recall(board.kept(1));
-#if METHOD == 1
-    told = ::recall(board.kept(3));
-#endif
-    if (ENERGY) rates() = map4([](float q) { return rate(q); }, s);
   }
 };

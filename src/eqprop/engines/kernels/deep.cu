@@ -2,7 +2,8 @@
 // `first` on:
 //   update   applies the last iteration's gradients and computes the input drive of this iteration's mini-batch;
 //   relax    all T + K steps in one launch. A cluster of blocks runs up to seven samples of one network; a warp owns a tile of
-//            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh).
+//            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh); further
+//            warps have the outputs (outputs.cuh).
 //
 // Precision. A weight is three bytes relative to the largest of its row, a state three bytes relative to the largest it can be,
 // an error (BPTT) three bytes relative to a power of two for each sample of a tile. Tensor cores sum products of bytes exactly; of
@@ -10,9 +11,8 @@
 // not they settle, and the same states give the same bits.
 //
 // Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples
-// in GROUPS groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES warps that share the sums of
-// the outputs, the warp FINISHER of the first block that owns them, MOST tiles in the widest layer (even), AREA tiles a block can be told
-// of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at
+// in GROUPS groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES helpers that share the sums of
+// the outputs, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at
 // most LISTENERS, and EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
 
 #include "neuron.cuh"
@@ -22,6 +22,10 @@
 #include "exchange.cuh"
 
 #define LAYERS 5
+// Registers of a thread that holds weights, and of a helper's; a block begins with 168 for each.
+// As measured: the more of the first, the better the products are interleaved, until the second spill.
+#define REGISTERS (METHOD == 0 ? 232 : 216)
+#define LENT_FROM (METHOD == 0 ? 40 : 72)
 
 struct Args {
   Job job;
@@ -31,8 +35,8 @@ struct Args {
   float *states[LAYERS], *inputs[LAYERS];  // BPTT, energy-based: (K, R, B, padded)
   float *s[LAYERS], *t[LAYERS];        // free and last states (R, B, padded), or null
   int *moved;                          // (R * GROUPS, moved_count)
-  const int *roles;                    // (CLUSTER * WARPS, 6): layer (-1: none), pair of tiles, part, which sources it arms; which share of the
-                                       // outputs' sums (-1: none), and where in its block its weights for that lie
+  const int *roles;                    // (CLUSTER, WARPS + HELPERS, 4): layer (-1: none), pair of tiles, part, which sources it arms; of helpers which
+                                       // share of the outputs' sums (-1: none), and where in the block its weights lie
   int moved_count;
   float lr[4], lrb[4];
   float output_range;                  // no output is larger
@@ -53,28 +57,16 @@ struct Course {
 
 #include "cells.cuh"
 
-__device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &board, int group, int it, bool finishes) {
+// All steps of the neurons of a warp, or its part in them: Part (tile.cuh) or Outputs.
+template <class Team> __device__ __forceinline__ void run(Team &team, const Spot &spot, const Board &board, int group, int it) {
+  constexpr bool OF_OUTPUTS = Team::of_outputs;
   const Job &job = spot.a.job;
   const Course course(job, it);
-  const Spot output_spot(spot.a, board, spot.r, group, 0, 0, finishes);
-  Cells<false> own;
-  // What is done with the outputs, whose state is brought for it and put back.
-  auto with_outputs = [&](auto f) {
-    Cells<true> outputs;
-    outputs.recall(board);
-    f(outputs);
-    outputs.keep(board);
-  };
+  Cells<OF_OUTPUTS> own;
   // Rounds told, rounds the neighbours have told, rounds heard. Rates that begin at zero need not be told.
   int mine = ENERGY, theirs = ENERGY, heard = 0;
-  own.begin(spot, board, it);
-  if (ENERGY && part.owns) own.tell(spot, board, 0);
-  if (finishes) {
-    Cells<true> outputs;
-    outputs.begin(output_spot, board, it);
-    if (ENERGY) outputs.tell(output_spot, board, 0);
-    outputs.keep(board);
-  }
+  own.begin(spot, it);
+  if (ENERGY && team.owns) own.tell(spot, board, 0);
   int *moved = spot.a.moved + (spot.r * GROUPS + group) * spot.a.moved_count;
 #pragma unroll 1
   for (int t = 0; t < course.end + METHOD; t++) {
@@ -83,24 +75,16 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
     const bool turn = together || ((course.plain - 1 - t) & 1) == (spot.n & 1);
     const bool tells = METHOD == 1 ? t < course.end : t + 1 < course.end;
     if (turn) {
-      // Where nobody has told anything since, the last round counts once more. Blocks with outputs to sum have even layers, as they are one.
+      // Where nobody has told anything since, the last round counts once more.
       const bool fresh = heard < theirs;
       const int round = fresh ? heard : heard - 1;
       float4 coupled = zero4();
       bool moves = false;
-      if (round >= 0) {
-        part.share<false>(round);
-        coupled = part.gather<false>(spot, round, fresh);
-      }
-      if (part.owns) {
-        moves = own.step(spot, board, course, t, coupled);
+      if (round >= 0) coupled = team.template hear<false>(spot, round, fresh);
+      if (team.owns) {
+        moves = own.step(spot, course, t, coupled);
         if (tells) own.tell(spot, board, mine);
       }
-      // Layer 1 needs the outputs last.
-      if (finishes) with_outputs([&](Cells<true> &outputs) {
-        moves |= outputs.step(output_spot, board, course, t, round >= 0 ? part.shared_sum() : zero4());
-        if (tells) outputs.tell(output_spot, board, mine);
-      });
       heard += fresh, mine += tells;
       // Two steps are looked at, so that both halves of an alternating pair are; seven more pass before anyone asks.
       if (job.stop && !second && (t % 16 == 7 || t % 16 == 8)) {
@@ -111,62 +95,73 @@ __device__ __forceinline__ void run(Part &part, const Spot &spot, const Board &b
     if ((together || !turn) && tells) theirs++;
   }
 #if METHOD == 1
-  part.errors_from = heard;
-  own.turn_back(spot, board);
-  if (finishes) with_outputs([&](Cells<true> &outputs) { outputs.turn_back(output_spot, board); });
+  team.errors_from = heard;
+  own.turn_back(spot);
 #pragma unroll 1
   for (int t = job.K - 1; t >= 0; t--) {
-    if (part.owns) {
+    if (team.owns) {
       const float4 e = own.error(spot, t);
-      if (t) spot.publish_errors<false>(board, e, mine);
+      if (t) spot.publish_errors<OF_OUTPUTS>(board, e, mine);
     }
-    if (finishes) with_outputs([&](Cells<true> &outputs) {
-      const float4 e = outputs.error(output_spot, t);
-      if (t) output_spot.publish_errors<true>(board, e, mine);
-    });
     mine++;
     if (t == 0) break;
-    part.share<true>(heard);
-    const float4 coupled = part.gather<true>(spot, heard, true);
-    if (part.owns) own.go_back(spot, t, coupled);
-    if (finishes) with_outputs([&](Cells<true> &outputs) { outputs.go_back(output_spot, t, part.shared_sum()); });
+    const float4 coupled = team.template hear<true>(spot, heard, true);
+    if (team.owns) own.go_back(spot, t, coupled);
     heard++;
   }
 #endif
-  if (part.owns) own.end(spot, course);
-  if (finishes) with_outputs([&](Cells<true> &outputs) { outputs.end(output_spot, course); });
+  if (team.owns) own.end(spot, course);
+}
+
+// Barriers lie where weights were on their way to the registers: all have theirs.
+__device__ __forceinline__ void begin_exchange(const Board &board) {
+  __syncthreads();
+#if METHOD == 1
+  // Tiles beyond a narrow layer are multiplied by zero weights: their exponents must not stand for infinity.
+  for (int e = threadIdx.x; e < 2 * AREA * 2; e += THREADS) ((u32 *)(board.base + SLOTS + 2 * SLOT_BYTES + BARRIERS * 8))[e] = 0;
+#endif
+  if (threadIdx.x < BARRIERS) barrier_init(board.barriers + threadIdx.x * 8);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset, int first) {
   extern __shared__ __align__(16) unsigned char memory[];
   const int it = a.job.counters->it + offset;
   if (it >= a.job.counters->n) return;
-  const int warp = threadIdx.x / 32, rank = cluster_rank(), problem = blockIdx.x / CLUSTER;
+  const int warp = uniform(threadIdx.x / 32), rank = cluster_rank(), problem = blockIdx.x / CLUSTER;
   const int r = first + problem / GROUPS, group = problem % GROUPS;
   const Board board(memory);
-  const int *role = a.roles + (rank * WARPS + warp) * 6;
-  const bool works = role[0] >= 0, finishes = rank == 0 && warp == FINISHER;
-  const Spot spot(a, board, r, group, max(role[0], 0), 2 * role[1] + (role[2] & 1), works && role[2] < 2);
-  Part part(board, spot, role, warp);
-  unsigned char *scratch = memory + PARTIALS + warp * SCRATCH;
-  if (part.nth >= 0) part.load_output_weights(a, r, scratch);
-  if (works) part.load_weights(a, r, role[1], spot.size, scratch);
-  __syncthreads();
-#if METHOD == 1
-  // Tiles beyond a narrow layer are multiplied by zero weights: their exponents must not stand for infinity.
-  for (int e = threadIdx.x; e < 2 * AREA * 2; e += THREADS) ((u32 *)(memory + SLOTS + 2 * SLOT_BYTES + BARRIERS * 8))[e] = 0;
-#endif
-  if (threadIdx.x < BARRIERS) barrier_init(board.barriers + threadIdx.x * 8);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  __syncthreads();
-  if (works)
-    for (int round = 0; round < 2; round++) {
-      part.arm(1, round), part.arm(2, round);
-      if (METHOD == 1) part.arm_exponents(1, round), part.arm_exponents(2, round);
-      if (finishes) part.arm_shares(round);
-    }
-  cluster_sync();
-  if (works) run(part, spot, board, group, it, finishes);
+  const int4 read = ((const int4 *)a.roles)[rank * (WARPS + HELPERS) + warp];
+  const int role[4] = {uniform(read.x), uniform(read.y), uniform(read.z), uniform(read.w)};
+  // Registers go from the helpers to the warps that hold weights in theirs.
+  if (warp < WARPS) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(REGISTERS));
+    const bool works = role[0] >= 0;
+    const Spot spot(a, board, r, group, max(role[0], 0), 2 * role[1] + (role[2] & 1), works && role[2] < 2, heard_by(max(role[0], 0)));
+    Part part(board, spot, role, warp);
+    if (works) part.load_weights(a, r, role[1], spot.size, memory + PARTIALS + warp * SCRATCH);
+    begin_exchange(board);
+    if (works)
+      for (int round = 0; round < 2; round++) {
+        part.arm(1, round), part.arm(2, round);
+        if (METHOD == 1) part.arm_exponents(1, round), part.arm_exponents(2, round);
+      }
+    cluster_sync();
+    if (works) run(part, spot, board, group, it);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(LENT_FROM));
+    // Whoever owns the outputs tells its own block.
+    const bool owns = warp == WARPS && rank - (HEARD0 & 255) < HEARD0 >> 8 && rank >= (HEARD0 & 255);
+    const Spot spot(a, board, r, group, 0, 0, owns, rank + 256);
+    Outputs outputs(board, role, owns);
+    if (outputs.nth >= 0) outputs.load_weights(a, r, memory + PARTIALS + WARPS * SCRATCH + (warp - WARPS) * OUTPUT_SCRATCH);
+    begin_exchange(board);
+    if (owns) outputs.arm(0), outputs.arm(1);
+    cluster_sync();
+    if (!owns && outputs.nth < 0) return;
+    run(outputs, spot, board, group, it);
+  }
   cluster_sync();
 }
 

@@ -16,6 +16,10 @@ __device__ __forceinline__ u32 digits(float v) {
   return ((u32)whole + 0x808080u) ^ 0x808080u;
 }
 
+// The same of a number from 0 to 1 times LARGEST; the fourth byte may be anything. A sum with 2^23 ends in the whole number;
+// a NaN becomes any, and is told of where it arose.
+__device__ __forceinline__ u32 digits_of_unit(float v) { return (__float_as_uint(fmaf(v, (float)LARGEST, 8388608.0f)) + 0x808080u) ^ 0x808080u; }
+
 __device__ __forceinline__ Planes planes(u32 p, u32 q, u32 r, u32 s) {
   const u32 lower = bytes(p, q, 0x5140), upper = bytes(r, s, 0x5140);
   return {bytes(bytes(p, q, 0x0062), bytes(r, s, 0x0062), 0x5410), bytes(lower, upper, 0x7632), bytes(lower, upper, 0x5410)};

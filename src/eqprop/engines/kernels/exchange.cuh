@@ -3,6 +3,11 @@
 
 typedef unsigned int u32;
 
+// The same number in all threads of a warp, for the compiler to know that it is: registers of a warp are not those of its threads.
+__device__ __forceinline__ int uniform(int v) { return __reduce_max_sync(~0u, v); }
+// A number that is kept: the compiler would rather compute it anew, in the middle of a step.
+__device__ __forceinline__ u32 kept(u32 v) { return __shfl_sync(~0u, v, threadIdx.x % 32); }
+
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ u32 cluster_rank() {

@@ -3,7 +3,8 @@
 #include "digits.cuh"
 
 #define WARPS 8
-#define THREADS (32 * WARPS)
+#define HELPERS 4                      // warps beyond those, of the blocks that hear layer 1: they have the outputs (outputs.cuh)
+#define THREADS (32 * (WARPS + HELPERS))
 
 #define SAMPLES ((B + GROUPS - 1) / GROUPS)        // of a group, at most seven
 #define CHUNKS ((MOST + 3) / 4)        // pairs of tiles a warp hears
@@ -13,7 +14,6 @@
 #define SHARE_BYTES (256 + 8 * UPPER)  // four numbers of each thread that holds outputs
 #define SHARE_CHUNKS (((N1 + 31) / 32 + SHARES - 1) / SHARES)      // pairs of tiles of layer 1 in a share of the outputs' sums
 #define FRAGMENT_BYTES 1536            // sixteen rows of weights to a pair of tiles, three planes
-#define KEPT (3 + METHOD)              // times SHARE_BYTES: the state of the outputs between steps
 #define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
 // Whether all hidden layers have as many listeners.
 #define EQUALLY_HEARD ((HEARD1 ^ HEARD2) < 256 && (N3 == 0 || (HEARD1 ^ HEARD3) < 256) && (N4 == 0 || (HEARD1 ^ HEARD4) < 256))
@@ -23,7 +23,7 @@
 __device__ __forceinline__ void as_array(float4 v, float (&w)[4]) { w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w; }
 
 // The shared memory of a block: lo bytes of its weights; lo bytes of layer 1's weights to the outputs (EXTRAS), or weights of the outputs to
-// parts of layer 1 (FRAGMENTS) and, in the first block, the shares of their sums and their state (OUTPUTS); partial sums that warps hand
+// parts of layer 1 (FRAGMENTS) or, in blocks that hear them, the shares of their sums (OUTPUTS); partial sums that warps hand
 // each other (PARTIALS); from SLOTS on what it was told, two rounds, barriers, and the exponents of errors.
 struct Board {
   unsigned char *base;
@@ -36,24 +36,28 @@ struct Board {
   __device__ __forceinline__ u32 extras() const { return shared_address(base + EXTRAS); }
   __device__ __forceinline__ u32 fragments(int place) const { return shared_address(base + FRAGMENTS) + place * SHARE_CHUNKS * FRAGMENT_BYTES; }
   __device__ __forceinline__ unsigned char *share(int buffer, int nth) const { return base + OUTPUTS + (buffer * SHARES + nth) * SHARE_BYTES; }
-  __device__ __forceinline__ unsigned char *kept(int i) const { return share(2, i); }
   __device__ __forceinline__ u32 slot(int round) const { return slots + (round & 1) * SLOT_BYTES; }
   // Of a layer's bytes in a round, and of the outputs' shares.
   __device__ __forceinline__ u32 barrier(int layer, int round) const { return barriers + (layer * 2 + (round & 1)) * 8; }
   __device__ __forceinline__ u32 share_barrier(int buffer) const { return barriers + (BARRIERS - 2 + buffer) * 8; }
+  template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int round, int errors_from) const {
+    barrier_wait(barrier(layer, round), (round >> 1) & 1);
+    if (ERRORS) barrier_wait(barrier(layer, round) + EXPONENT_BARRIERS, ((round - errors_from) >> 1) & 1);
+  }
+  // What the errors of a tile told in that round count in, for the two samples of this thread.
+  __device__ __forceinline__ float2 exponents_of(int round, int tile) const {
+    unsigned short both;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(exponents + ((round & 1) * AREA + tile) * 8 + threadIdx.x % 4 * 2));
+    return make_float2(__uint_as_float((u32)(both & 255) << 23), __uint_as_float((u32)(both >> 8) << 23));
+  }
+  __device__ __forceinline__ void add_scaled(float (&v)[4], int round, int tile, uint2 hi, uint2 mid, uint2 lo, Planes x) const {
+    Sums sums;
+    sums.add(hi, mid, lo, x);
+    const float2 size = exponents_of(round, tile);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = fmaf(i & 1 ? size.y : size.x, sums[i], v[i]);
+  }
 };
-
-// Four numbers of a thread of the outputs, of which only some threads have the upper two.
-__device__ __forceinline__ void keep(unsigned char *at, float4 v) {
-  const int lane = threadIdx.x % 32;
-  *(float2 *)(at + lane * 8) = make_float2(v.x, v.y);
-  if (lane < UPPER) *(float2 *)(at + 256 + lane * 8) = make_float2(v.z, v.w);
-}
-__device__ __forceinline__ float4 recall(const unsigned char *at) {
-  const int lane = threadIdx.x % 32;
-  const float2 p = *(const float2 *)(at + lane * 8), q = lane < UPPER ? *(const float2 *)(at + 256 + lane * 8) : make_float2(0.f, 0.f);
-  return make_float4(p.x, p.y, q.x, q.y);
-}
 
 __device__ __forceinline__ uint4 look4(u32 at) {
   uint4 v;
@@ -77,17 +81,18 @@ __device__ __forceinline__ void put(u32 at, uint2 v) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" :: "r"(at), "r"(v.x), "r"(v.y) : "memory");
 }
 
-// The tiles of a slot from one on, as a thread reads them: four units of one sample, whose planes lie in three lines of sixteen bytes,
-// the word of thread t in place t ^ plane.
-struct Heard {
+// Tiles as a thread reads them: four units of one sample, whose planes lie in three lines of sixteen bytes, the word of thread t in place
+// t ^ plane.
+struct Ear {
   u32 hi, mid, lo;
-  __device__ __forceinline__ Heard(u32 tile) {
+  __device__ __forceinline__ Ear() {
     const int lane = threadIdx.x % 32, t = lane % 4;
-    const u32 sample = tile + min(lane / 4, SAMPLES - 1) * 48;  // beyond the last sample: any
-    hi = sample + t * 4, mid = sample + 16 + (t ^ 1) * 4, lo = sample + 32 + (t ^ 2) * 4;
+    const u32 sample = min(lane / 4, SAMPLES - 1) * 48;         // beyond the last sample: any
+    hi = kept(sample + t * 4), mid = kept(sample + 16 + (t ^ 1) * 4), lo = kept(sample + 32 + (t ^ 2) * 4);
   }
-  __device__ __forceinline__ Planes operator[](int tile) const {
-    return {look(hi + tile * TILE_BYTES), look(mid + tile * TILE_BYTES), look(lo + tile * TILE_BYTES)};
+  __device__ __forceinline__ Planes hear(u32 slot, int tile) const {
+    slot += tile * TILE_BYTES;
+    return {look(hi + slot), look(mid + slot), look(lo + slot)};
   }
 };
 
@@ -97,15 +102,16 @@ struct Spot {
   const int r, lane, first_sample, samples, n, tile, size;
   u32 reals = 0;
   int first, last, start;                        // blocks that hear this layer, and the one this warp begins with
-  u32 to, slots;
+  u32 to, slots;                                 // where this tile lies in a slot, and the slots here
 
-  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int group, int n, int tile, bool owns)
+  __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int group, int n, int tile, bool owns, int heard)
       : a(a), r(r), lane(threadIdx.x % 32), first_sample(group * B / GROUPS),
         samples((group + 1) * B / GROUPS - group * B / GROUPS), n(n), tile(tile), size(width(n)), slots(board.slots) {
 #pragma unroll
     for (int i = 0; i < 4; i++) reals |= (u32)(owns && unit(i) < size && sample(i) < samples) << i;
-    const int count = heard_by(n) >> 8;
-    first = heard_by(n) & 255, last = first + count, start = first + tile % max(count, 1);
+    // So that not all warps begin with the same block, nor those in the same place of all blocks.
+    const int count = heard >> 8;
+    first = heard & 255, last = first + count, start = first + (tile + tile / 8) % max(count, 1);
     to = (place_of(n) + tile) * TILE_BYTES;
   }
   __device__ __forceinline__ int unit(int i) const { return tile * 16 + lane / 4 + (i >> 1) * 8; }
@@ -132,16 +138,29 @@ struct Spot {
     return each([&](int i) { return from[index(slot, i)]; });
   }
 
-  // Tells four numbers, each times its sample's scale, to the blocks that hear this layer.
-  template <bool OF_OUTPUTS> __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
-    const u32 p = digits(v.x * scale.x), q = digits(v.y * scale.y), r = digits(v.z * scale.x), s = digits(v.w * scale.y);
+  // Tells four numbers, each times its sample's scale, to the blocks that hear this layer. UNIT: they are from 0 to 1, and scales LARGEST.
+  template <bool OF_OUTPUTS, bool UNIT> __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
+    const int t = lane % 4, listeners = OF_OUTPUTS ? 1 : EQUALLY_HEARD ? HEARD1 >> 8 : last - first;
+    constexpr int MOST_LISTENERS = OF_OUTPUTS ? 1 : LISTENERS;
+    const u32 where = board.slot(round) - slots + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round) - slots;
+    u32 place[MOST_LISTENERS], count[MOST_LISTENERS];
+    int rank = start;
+#pragma unroll
+    for (int i = 0; i < MOST_LISTENERS; i++) {
+      const u32 base = slots + way_to(rank, slots);
+      place[i] = base + where, count[i] = base + counter;
+      rank = rank + 1 == last ? first : rank + 1;
+      // The compiler would do this last, when everything waits for it.
+      asm volatile("" : "+r"(place[i]), "+r"(count[i]));
+    }
+    auto split = [](float v, float scale) { return UNIT ? digits_of_unit(v) : digits(v * scale); };
+    const u32 p = split(v.x, scale.x), q = split(v.y, scale.y), r = split(v.z, scale.x), s = split(v.w, scale.y);
     // A thread has two samples of two units, and is to have one sample of four.
     const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
     const u32 last_bytes = transposed(bytes(bytes(p, r, 0x0040), bytes(q, s, 0x0040), 0x5410));
     const u32 plane[3] = {bytes(upper, lower, 0x7531), bytes(upper, lower, 0x6420), bytes(last_bytes, last_bytes, 0x3120)};
     // Sixteen bytes at a time travel fastest: of four threads with the same sample three take a plane each. Thread t gets the word of thread
-    // t ^ i for place i (see Heard).
-    const int t = lane % 4;
+    // t ^ i for place i (see Ear).
     u32 word[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -150,18 +169,11 @@ struct Spot {
       word[i] = i ? __shfl_xor_sync(~0u, send, i) : send;
     }
     const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
-    const u32 where = board.slot(round) + to + lane / 4 * 48 + t * 16, counter = board.barrier(n, round);
     // How many they are is known beforehand, where it can be: a store that may not happen costs a branch.
-    const int listeners = OF_OUTPUTS ? HEARD0 >> 8 : EQUALLY_HEARD ? HEARD1 >> 8 : last - first;
-    if (t < 3 && lane < 4 * samples) {
-      int rank = start;
+    if (t < 3 && lane < 4 * samples)
 #pragma unroll
-      for (int i = 0; i < LISTENERS; i++) {
-        const u32 way = way_to(rank, slots);
-        if (i < listeners) push(way + where, packet, way + counter);
-        rank = rank + 1 == last ? first : rank + 1;
-      }
-    }
+      for (int i = 0; i < MOST_LISTENERS; i++)
+        if (i < listeners) push(place[i], packet, count[i]);
   }
 
 #if METHOD == 1
@@ -177,7 +189,7 @@ struct Spot {
       most[i] = min(max((most[i] + 0x7fffff) >> 23, 30u), 220u);
       scale[i] = LARGEST * __uint_as_float((254 - most[i]) << 23);
     }
-    publish<OF_OUTPUTS>(board, v, make_float2(scale[0], scale[1]), round);
+    publish<OF_OUTPUTS, false>(board, v, make_float2(scale[0], scale[1]), round);
     const u32 mine = most[0] | most[1] << 8;
     const uint2 all = make_uint2(__shfl_sync(~0u, mine, 0) | __shfl_sync(~0u, mine, 1) << 16, __shfl_sync(~0u, mine, 2) | __shfl_sync(~0u, mine, 3) << 16);
     if (first + lane < last) {

@@ -6,48 +6,31 @@
 // two tiles. A layer between two hidden ones has four warps: 0 and 1 hear the layer above (nearer the input), 2 and 3 the one below.
 // Warps 0 and 1 own a tile each.
 struct Part {
+  static constexpr bool of_outputs = false;
   const Board board;
-  const int warp, lane, samples, n, part, arms, nth, place;
+  const Ear ear;
+  const int warp, lane, samples, n, part, arms;
   const bool owns, extra;
   const int team;                                // warps that share the tiles
   const int source, tile;                        // the layer heard, and the first tile of it that meets these weights, in the area;
                                                  // layer 1 hears the outputs besides (extra)
+  const u32 listens;                             // that tile in the first slot
   u32 hi[2 * CHUNKS][4], mid[2 * CHUNKS][4];     // fragments, the two tiles in turn
   u32 hi_extra[2], mid_extra[2];
-  float scale[2][2], scale_extra[2], scale_share[2];  // what the sums of a row count in
+  float scale[2][2], scale_extra[2];             // what the sums of a row count in
   u32 low;                                       // where this thread's lo bytes lie
-  int calls = 0, shared_calls = 0;
+  int calls = 0;
   int errors_from;                               // the first round of errors
 
   __device__ __forceinline__ Part(const Board &board, const Spot &spot, const int *role, int warp)
-      : board(board), warp(warp), lane(spot.lane), samples(spot.samples), n(role[0]), part(role[2]), arms(role[3]), nth(role[4]),
-        place(role[5]), owns(role[2] < 2), extra(role[0] == 1), team(role[0] >= 2 && role[0] < DEPTH - 1 ? 4 : 2),
-        source(role[2] >= 2 || role[0] == DEPTH - 1 ? role[0] - 1 : role[0] + 1), tile(place_of(source) + (role[2] & 1) * 2 * CHUNKS) {
+      : board(board), warp(warp), lane(spot.lane), samples(spot.samples), n(role[0]), part(role[2]), arms(role[3]),
+        owns(role[2] < 2), extra(role[0] == 1), team(role[0] >= 2 && role[0] < DEPTH - 1 ? 4 : 2),
+        source(role[2] >= 2 || role[0] == DEPTH - 1 ? role[0] - 1 : role[0] + 1), tile(place_of(source) + (role[2] & 1) * 2 * CHUNKS),
+        listens(uniform(board.slots + tile * TILE_BYTES)) {
     low = shared_address(board.base) + warp * 2 * CHUNKS * 512 + lane * 16;
   }
   __device__ __forceinline__ void load_weights(const Args &a, int r, int pair, int size, unsigned char *scratch);
-  __device__ __forceinline__ void load_output_weights(const Args &a, int r, unsigned char *scratch);
-  template <bool ERRORS> __device__ __forceinline__ float4 gather(const Spot &spot, int round, bool fresh);
-  template <bool ERRORS> __device__ __forceinline__ void share(int round);
-  __device__ __forceinline__ float4 shared_sum() const;
-  template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int round) const {
-    const u32 barrier = board.barrier(layer, round);
-    barrier_wait(barrier, (round >> 1) & 1);
-    if (ERRORS) barrier_wait(barrier + EXPONENT_BARRIERS, ((round - errors_from) >> 1) & 1);
-  }
-  // What the errors of a tile told in that round count in, for the two samples of this thread.
-  __device__ __forceinline__ float2 exponents(int round, int tile) const {
-    unsigned short both;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(board.exponents + ((round & 1) * AREA + tile) * 8 + lane % 4 * 2));
-    return make_float2(__uint_as_float((u32)(both & 255) << 23), __uint_as_float((u32)(both >> 8) << 23));
-  }
-  __device__ __forceinline__ void add_scaled(float (&v)[4], int round, int tile, uint2 hi, uint2 mid, uint2 lo, Planes x) const {
-    Sums sums;
-    sums.add(hi, mid, lo, x);
-    const float2 size = exponents(round, tile);
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = fmaf(i & 1 ? size.y : size.x, sums[i], v[i]);
-  }
+  template <bool ERRORS> __device__ __forceinline__ float4 hear(const Spot &spot, int round, bool fresh);
   // A barrier is made ready for the next round of its slot, which nobody sends before all here have answered the last one. `which`: 1 the
   // source's, 2 the outputs'.
   __device__ __forceinline__ void arm(int which, int round) const {
@@ -55,9 +38,6 @@ struct Part {
   }
   __device__ __forceinline__ void arm_exponents(int which, int round) const {
     if (lane == 0 && arms & which) barrier_expect(board.barrier(which & 1 ? source : 0, round) + EXPONENT_BARRIERS, (which & 1 ? tiles(source) : 1) * 8);
-  }
-  __device__ __forceinline__ void arm_shares(int buffer) const {
-    if (lane == 0) barrier_expect(board.share_barrier(buffer), SHARES * SHARE_BYTES);
   }
 };
 
@@ -73,11 +53,12 @@ __device__ __forceinline__ Planes split(const float *from, int across, int down,
 __device__ __forceinline__ u32 size_of(float v) { return __float_as_uint(v) & 0x7fffffff; }
 __device__ __forceinline__ float inverse(float most) { return most > 0.f ? LARGEST / most : 0.f; }
 
-// The weights of two tiles to one of the other layer at a time are brought into a scratch of this warp, three deep, and split from there.
+// The weights of two tiles to one of the other layer at a time are brought into a scratch of this warp, RING deep, and split from there.
 // The loop is rolled and the fragments move up through the registers: unrolled, the code would be run once and fetched for longer
 // than the data.
 #define RAW 640                        // floats of two raw tiles: 32 lines of 16 + 4, or 16 of 32 + 4
-#define SCRATCH (3 * RAW * 4)
+#define RING 6
+#define SCRATCH (RING * RAW * 4)
 __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pair, int N, unsigned char *scratch) {
   constexpr int COUNT = 2 * CHUNKS;
   float *raw = (float *)scratch;
@@ -87,7 +68,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   // upper: W (N, M), a row of which is a row here; else W (M, N), whose columns are the rows here
   auto request = [&](int c) {
     if (c < COUNT) {
-      float *to = raw + c % 3 * RAW;
+      float *to = raw + c % RING * RAW;
       for (int e = lane; e < 128; e += 32) {
         const int line = upper ? e / 4 : e / 8, at = (upper ? e % 4 : e % 8) * 4;
         const int row = upper ? row0 + line : k0 + c * 16 + line, column = upper ? k0 + c * 16 + at : row0 + at;
@@ -98,7 +79,8 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
     }
     brought();
   };
-  request(0), request(1);
+#pragma unroll 1
+  for (int c = 0; c < RING - 1; c++) request(c);
   // The largest weight of each row, that of row i in thread i. What lies beyond is read from inside: a row may count in more than it has.
   u32 largest_of_row = 0;
   if (upper) {
@@ -137,10 +119,10 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
     Planes w[2][4];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      request(2 * c + j + 2);
-      await_brought<2>();
+      request(2 * c + j + RING - 1);
+      await_brought<RING - 1>();
       __syncwarp();
-      const float *from = raw + (2 * c + j) % 3 * RAW;
+      const float *from = raw + (2 * c + j) % RING * RAW;
 #pragma unroll
       for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -179,51 +161,17 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   }
 }
 
-// The outputs' weights to the pairs of tiles of layer 1 in this warp's share: every SHARES-th.
-__device__ __forceinline__ void Part::load_output_weights(const Args &a, int r, unsigned char *scratch) {
-  float *raw = (float *)scratch;
-  u32 largest = 0;                               // of row i in thread i
-  for (int i = 0; i < SHARE_CHUNKS; i++)
-#pragma unroll
-    for (int row = 0; row < N0; row++) {
-      const int k = (nth + i * SHARES) * 32 + lane;
-      const u32 of_row = __reduce_max_sync(~0u, k < N1 ? size_of(a.W[0][((size_t)r * N0 + row) * N1 + k]) : 0);
-      if (lane == row) largest = max(largest, of_row);
-    }
-  float to_digits[2];
-#pragma unroll
-  for (int q = 0; q < 2; q++) {
-    const float of_row = __uint_as_float(__shfl_sync(~0u, largest, lane / 4 + 8 * q));
-    scale_share[q] = worth(of_row), to_digits[q] = inverse(of_row);
-  }
-  for (int i = 0; i < SHARE_CHUNKS; i++) {
-    const int k = (nth + i * SHARES) * 32 + lane;
-    __syncwarp();
-#pragma unroll
-    for (int row = 0; row < 16; row++) raw[row * 36 + lane] = row < N0 && k < N1 ? a.W[0][((size_t)r * N0 + row) * N1 + k] : 0.f;
-    __syncwarp();
-    Planes w[4];
-#pragma unroll
-    for (int q = 0; q < 4; q++) w[q] = split(raw + q / 2 * 16, 1, 36, lane / 4 + q % 2 * 8, to_digits[q % 2]);
-    const u32 at = board.fragments(place) + i * FRAGMENT_BYTES + lane * 16;
-    put(at, make_uint4(w[0].hi, w[1].hi, w[2].hi, w[3].hi));
-    put(at + 512, make_uint4(w[0].mid, w[1].mid, w[2].mid, w[3].mid));
-    put(at + 1024, make_uint4(w[0].lo, w[1].lo, w[2].lo, w[3].lo));
-  }
-  __syncwarp();
-}
-
 // What the neighbours told in that round through the weights, sum_k W x, for the own tile. `fresh`: it has not been heard before.
-template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot &spot, int round, bool fresh) {
-  const Heard heard(board.slot(round) + tile * TILE_BYTES);
+template <bool ERRORS> __device__ __forceinline__ float4 Part::hear(const Spot &spot, int round, bool fresh) {
+  const u32 slot = listens + (round & 1) * SLOT_BYTES;
   Sums sums[2];
   float v[2][4] = {};                            // errors: the sums of each tile, times what they count in
   uint4 u[2][2];
   Planes x[2][2];
   auto fetch_low = [&](int k) { u[k & 1][0] = look4(low + 2 * k * 512), u[k & 1][1] = look4(low + (2 * k + 1) * 512); };
-  auto fetch = [&](int k) { x[k & 1][0] = heard[2 * k], x[k & 1][1] = heard[2 * k + 1]; };
+  auto fetch = [&](int k) { x[k & 1][0] = ear.hear(slot, 2 * k), x[k & 1][1] = ear.hear(slot, 2 * k + 1); };
   fetch_low(0);
-  wait<ERRORS>(source, round);
+  board.wait<ERRORS>(source, round, errors_from);
   fetch(0);
 #pragma unroll
   for (int k = 0; k < CHUNKS; k++) {
@@ -236,8 +184,8 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
       const u32(&c)[4] = mid[2 * k + m];
       if (!ERRORS) sums[m].add(h, c, l, p, q);
       else {
-        add_scaled(v[m], round, tile + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
-        add_scaled(v[m], round, tile + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
+        board.add_scaled(v[m], round, tile + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
+        board.add_scaled(v[m], round, tile + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
       }
     }
   }
@@ -263,11 +211,11 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
   if (team == 4) sum = sum + (handed[(part * 3 + 1) * 32] + handed[(part * 3 + 2) * 32]);
   if (extra) {
     const uint2 l = look2(board.extras() + (warp * 32 + lane) * 8);
-    wait<ERRORS>(0, round);
+    board.wait<ERRORS>(0, round, errors_from);
     Sums outputs;
-    outputs.add(make_uint2(hi_extra[0], hi_extra[1]), make_uint2(mid_extra[0], mid_extra[1]), l, Heard(board.slot(round) + PLACE0 * TILE_BYTES)[0]);
+    outputs.add(make_uint2(hi_extra[0], hi_extra[1]), make_uint2(mid_extra[0], mid_extra[1]), l, ear.hear(board.slot(round), PLACE0));
     const float range = spot.a.output_range;
-    const float2 size = ERRORS ? exponents(round, PLACE0) : make_float2(range, range);
+    const float2 size = ERRORS ? board.exponents_of(round, PLACE0) : make_float2(range, range);
     float e[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) e[i] = (i & 1 ? size.y : size.x) * scale_extra[i >> 1] * outputs[i];
@@ -275,47 +223,5 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::gather(const Spot
     if (fresh) arm(2, round);
     if (ERRORS) arm_exponents(2, round);
   }
-  return sum;
-}
-
-// Warps of the blocks that hear layer 1 share the sums of the outputs, before they do anything else, and send their shares to the first block.
-// There are two places for a share: before one is written anew, layer 1 has answered what the outputs told after it was read.
-template <bool ERRORS> __device__ __forceinline__ void Part::share(int round) {
-  const int buffer = shared_calls++ & 1;
-  if (nth < 0) return;
-  const Heard heard(board.slot(round) + PLACE1 * TILE_BYTES);
-  const u32 weights = board.fragments(place) + lane * 16;
-  wait<ERRORS>(1, round);
-  Sums sums;
-  float v[4] = {};
-#pragma unroll
-  for (int i = 0; i < SHARE_CHUNKS; i++) {
-    const int k = nth + i * SHARES;
-    if (k * 32 >= N1) break;
-    const uint4 h4 = look4(weights + i * FRAGMENT_BYTES), c4 = look4(weights + i * FRAGMENT_BYTES + 512), l = look4(weights + i * FRAGMENT_BYTES + 1024);
-    const u32 h[4] = {h4.x, h4.y, h4.z, h4.w}, c[4] = {c4.x, c4.y, c4.z, c4.w};
-    const Planes p = heard[2 * k], q = heard[2 * k + 1];
-    if (!ERRORS) sums.add(h, c, l, p, q);
-    else {
-      add_scaled(v, round, PLACE1 + 2 * k, make_uint2(h[0], h[1]), make_uint2(c[0], c[1]), make_uint2(l.x, l.y), p);
-      add_scaled(v, round, PLACE1 + 2 * k + 1, make_uint2(h[2], h[3]), make_uint2(c[2], c[3]), make_uint2(l.z, l.w), q);
-    }
-  }
-  u32 word[4];
-#pragma unroll
-  for (int e = 0; e < 4; e++) word[e] = __float_as_uint(scale_share[e / 2] * (ERRORS ? v[e] : sums[e]));
-  const u32 way = way_to(0, board.slots), to = way + shared_address(board.share(buffer, nth)) + lane * 8, counter = way + board.share_barrier(buffer);
-  push(to, make_uint2(word[0], word[1]), counter);
-  if (lane < UPPER) push(to + 256, make_uint2(word[2], word[3]), counter);
-}
-
-// The shares together, in the warp FINISHER of the first block, which owns the outputs.
-__device__ __forceinline__ float4 Part::shared_sum() const {
-  const int call = shared_calls - 1, buffer = call & 1;
-  barrier_wait(board.share_barrier(buffer), (call >> 1) & 1);
-  float4 sum = zero4();
-#pragma unroll
-  for (int i = 0; i < SHARES; i++) sum = sum + recall(board.share(buffer, i));
-  arm_shares(buffer);
   return sum;
 }
