@@ -331,7 +331,7 @@ class Deep(Engine):
     name = "cuda-deep"
 
     # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
-    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.61, 0.13 and 0.48.
+    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.46, 0.10 and 0.41.
     evaluated_from = 80
 
     def refuses(
