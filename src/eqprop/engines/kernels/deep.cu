@@ -12,8 +12,9 @@
 //
 // Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples
 // in GROUPS groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES helpers that share the sums of
-// the outputs, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a layer's tiles lie in that area, HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at
-// most LISTENERS, and EXTRAS, FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
+// the outputs, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a layer's tiles lie in that area,
+// HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at most LISTENERS, and EXTRAS,
+// FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -23,7 +24,7 @@
 
 #define LAYERS 5
 // Registers of a thread that holds weights, and of a helper's; a block begins with 168 for each.
-// As measured: the more of the first, the better the products are interleaved, until the second spill.
+// As measured: the more of the first, the better the products are interleaved; too few of the second keep layer 1 waiting.
 #define REGISTERS (METHOD == 0 ? 232 : 216)
 #define LENT_FROM (METHOD == 0 ? 40 : 72)
 
@@ -159,7 +160,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     begin_exchange(board);
     if (owns) outputs.arm(0), outputs.arm(1);
     cluster_sync();
-    if (!owns && outputs.nth < 0) return;
+    if (!owns && outputs.nth < 0) return;        // the others do not wait for threads that are gone
     run(outputs, spot, board, group, it);
   }
   cluster_sync();

@@ -1,5 +1,6 @@
 // The outputs: helpers in the blocks that hear layer 1 share the sums of what they hear, and one in each block that hears the outputs owns
-// them, all the same ones, so that they need not travel. Other warps go on with the hidden layers meanwhile: layer 1 needs the outputs last.
+// them, all the same ones, so that they need not travel, and all write the same to device memory. Other warps go on with the hidden layers
+// meanwhile: layer 1 needs the outputs last.
 
 #include "tile.cuh"
 
