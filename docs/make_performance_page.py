@@ -38,6 +38,7 @@ class Results:
         files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
         self.benches = {name: found for name, found in files.items() if "rows" in found}
         self.scalings = {name: found for name, found in files.items() if "scaling" in found}
+        self.rests = {name: found for name, found in files.items() if "rest" in found}
         self.peaks = {place(found["machine"]): found["peaks"] for found in files.values() if "peaks" in found}
 
     def by_machine(self) -> dict[str, list[Json]]:
@@ -242,10 +243,33 @@ def draw(found: Json, path: Path) -> None:
     pyplot.close(figure)
 
 
+def rest_table(results: Results) -> str:
+    """Samples that repeat a state before the free phase is over, and how far the others still move."""
+    headings = ["record", "weights", "schedule", "T", "samples at rest", "residual, median", "largest"]
+    told = []
+    for name, found in results.rests.items():
+        lines = [
+            (
+                *(row[key] for key in ("name", "weights", "schedule")),
+                str(row["T"]),
+                f"{row['at_rest']} of {row['samples']}",
+                f"{row['residual_median']:.1e}",
+                f"{row['residual_max']:.1e}",
+            )
+            for row in found["rest"]
+        ]
+        machine = found["machine"]
+        where = f"{place(machine)}, torch {machine['torch']}, seed {found['seed']}"
+        source = f"(`results/bench/{name}.json`, commit {machine['commit']})"
+        told.append(f"{table(headings, lines, words=3)}\n\n{where} {source}")
+    return "\n\n".join(told) or NOTHING
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "work": work_table,
     "floors": floors_table,
     "results": results_table,
+    "rest": rest_table,
     "table1": projection_table,
     "scaling": scaling_figures,
 }

@@ -2,9 +2,9 @@
 
 python docs/measure_rest.py     writes results/bench/rest.json
 
-A state that is, bit for bit, the one of one or two steps before will not bring anything new, and all further steps can be
-left out in pairs. Counted in float32 for each sample and for groups of seven, as a kernel runs them: from the printed
-initial weights, from PyTorch's, and after an epoch by EP from the printed ones.
+A state that is, bit for bit, the one of one or two steps before will not bring anything new, and all further steps can
+be left out in pairs. Counted in float32 for each sample and for groups of seven, as a kernel runs them: from the
+printed initial weights, from PyTorch's, and after an epoch by EP from the printed ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLES, GROUP, SEED = 140, 7, 0
 
 @torch.no_grad()
 def at_rest(model: Dynamics, x: Tensor, T: int, schedule: Schedule) -> list[bool]:
-    """For each sample whether a state within T steps is that of one or two steps before (of twice that, alternating)."""
+    """For each sample whether a state within T steps is that of one or two steps before; alternating, two or four."""
     drive, s = model.drive(x), model.init_state(x)
     span = 2 if schedule == "alternating" else 1
     recent = [s]
