@@ -8,12 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from pages import page_maker
 from test_bench import rows_of_table1
 
 from eqprop.benchmarks.floors import floors
 from eqprop.benchmarks.table1 import project
 from eqprop.experiments.training_records import PAPER
+from eqprop.models import Layered
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MACHINE = {
@@ -22,6 +24,19 @@ MACHINE = {
     "torch": "2.0",
     "date": "2026-01-02T00:00:00",
     "commit": "c0ffee" * 6,
+}
+
+REST = {
+    "name": "P-2h",
+    "weights": "printed",
+    "schedule": "synchronous",
+    "T": 100,
+    "samples": 14,
+    "at_rest": 5,
+    "groups": 2,
+    "groups_at_rest": 0,
+    "residual_median": 1.5e-3,
+    "residual_max": 0.25,
 }
 
 
@@ -48,6 +63,7 @@ def results(page: ModuleType, tmp_path: Path) -> Any:
         "cpu": {"machine": MACHINE, "rows": rows, "skipped": skipped, "table1": project(rows[2:])},
         "machine": {"machine": MACHINE, "peaks": {"float32_flops": 1e11, "exchange_us": 0.5}},
         "curves": {"machine": MACHINE, "T": 100, "K": 20, "base": base, "scaling": curves},
+        "still": {"machine": MACHINE, "seed": 3, "group": 7, "rest": [REST]},
     }
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -97,6 +113,26 @@ def test_the_projection_names_an_open_total(page: ModuleType, results: Any) -> N
     text = page.projection_table(results)
     assert "| **whole table** | -- | -- |" in text
     assert "| EB-1h EP | -- | -- |" in text
+
+
+def test_rest_is_told_as_measured(page: ModuleType, results: Any) -> None:
+    text = page.rest_table(results)
+    assert "| P-2h | printed | synchronous | 100 | 5 of 14 | 1.5e-03 | 2.5e-01 |" in text
+    assert "seed 3 (`results/bench/still.json`, commit c0ffee" in text
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "alternating"])
+def test_rest_is_a_state_that_comes_again(schedule: str) -> None:
+    """Without weights a state is the same from the first step on; with weights it takes a while."""
+    measure = page_maker("measure_rest")
+    model = Layered((2, 3, 4), "prototypical", activation="sigmoid", seed=0)
+    for p in model.parameters():
+        p.data.zero_()
+    x = torch.rand(5, 4)
+    assert measure.at_rest(model, x, 1, schedule) == [False] * 5
+    assert measure.at_rest(model, x, 8, schedule) == [True] * 5
+    slow = Layered((2, 3, 4), "prototypical", activation="sigmoid", seed=0)
+    assert measure.at_rest(slow, x, 4, schedule) == [False] * 5, "still on its way"
 
 
 def test_every_block_is_filled_and_the_text_kept(page: ModuleType, results: Any) -> None:
