@@ -260,7 +260,7 @@ def rest_table(results: Results) -> str:
         ]
         machine = found["machine"]
         where = f"{place(machine)}, torch {machine['torch']}, seed {found['seed']}"
-        source = f"(`results/bench/{name}.json`, commit {machine['commit']})"
+        source = f"(`results/bench/{name}.json`, commit {(machine['commit'] or 'unknown')[:12]})"
         told.append(f"{table(headings, lines, words=3)}\n\n{where} {source}")
     return "\n\n".join(told) or NOTHING
 

@@ -44,7 +44,7 @@ def at_rest(model: Dynamics, x: Tensor, T: int, schedule: Schedule) -> list[bool
         for before in recent[-2 * span :: span]:
             found |= torch.stack([(a == b).flatten(1).all(1) for a, b in zip(s, before, strict=True)]).all(0)
         recent = [*recent[1 - 2 * span :], s]
-    return [bool(found[i]) for i in range(len(x))]
+    return found.tolist()
 
 
 def counted(model: Dynamics, x: Tensor, T: int, schedule: Schedule) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def networks(name: str) -> dict[str, Dynamics]:
     with tempfile.TemporaryDirectory() as folder:
         eqprop.train(record, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
         trained = eqprop.load(Path(folder) / "run")
-    default = record.override(epochs=None, schedule=None, seed=None, init="default")
-    return {"printed": record.build(SEED), "PyTorch's": default.build(SEED), "after an epoch by EP": trained}
+    default = record.override(init="default").build(SEED)
+    return {"printed": record.build(SEED), "PyTorch's": default, "after an epoch by EP": trained}
 
 
 def main() -> None:

@@ -85,12 +85,9 @@ class Layout:
     samples: int
     bptt: bool
 
-    def layers_of(self, rank: int) -> set[int]:
-        return {role[0] for role in self.blocks[rank]}
-
     def heard(self, rank: int) -> set[int]:
         """The layers a block is told of."""
-        return {m for n in self.layers_of(rank) for m in (n - 1, n + 1) if 0 <= m < len(self.sizes)}
+        return {m for n, _, _ in self.blocks[rank] for m in (n - 1, n + 1) if 0 <= m < len(self.sizes)}
 
     def listeners(self, n: int) -> int:
         """The blocks that are told of layer n, which lie side by side: the first, and 256 times their number."""
