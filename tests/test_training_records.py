@@ -74,11 +74,7 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
         "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
         "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
-        "P-conv": {
-            "init": "default",
-            "learning_rates": {"Wconv12": 0.15, "Wconv01": 0.035, "Wfc01": 0.002},
-            "output_bias": 0.3,
-        },
+        "P-conv": {"init": "default", "output_bias": 0.1, "output_scale": 0.1},
     }
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "beta 0.1 instead of 0.5"
 
@@ -184,12 +180,17 @@ def test_the_nudge_is_a_field_of_the_record_and_reaches_the_network() -> None:
         PAPER["P-1h"].override(nudge="insid")
 
 
-@pytest.mark.parametrize(("name", "bias"), [("EB-1h", "b0"), ("P-2h", "b0"), ("P-conv", "bfc0")])
-def test_outputs_begin_where_the_record_says_and_nothing_else_moves(name: str, bias: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "weight", "bias"), [("EB-1h", "W01", "b0"), ("P-2h", "W01", "b0"), ("P-conv", "Wfc01", "bfc0")]
+)
+def test_outputs_begin_where_the_record_says_and_nothing_else_moves(name: str, weight: str, bias: str) -> None:
     drawn = dict(AUTHORS[name].build(3).named_parameters())
     begun = dict(replace(AUTHORS[name], output_bias=0.25).build(3).named_parameters())
     assert begun[bias].tolist() == [0.25] * 10
     assert [k for k in drawn if not torch.equal(drawn[k], begun[k])] == [bias]
+    scaled = dict(replace(AUTHORS[name], output_scale=0.25).build(3).named_parameters())
+    assert torch.equal(scaled[weight], 0.25 * drawn[weight])
+    assert [k for k in drawn if not torch.equal(drawn[k], scaled[k])] == [weight]
 
 
 def test_an_output_bias_that_cannot_be_is_refused() -> None:
@@ -202,3 +203,11 @@ def test_an_output_bias_that_cannot_be_is_refused() -> None:
     outside = replace(record, cost="cross-entropy", output_bias=0.5)
     with pytest.raises(ValueError, match="Leave output_bias away"):
         outside.build(0)
+
+
+def test_an_output_scale_that_cannot_be_is_refused() -> None:
+    record = PAPER["P-1h"]
+    with pytest.raises(ValueError, match="output_scale is inf; expected a finite number, such as 0.1"):
+        replace(record, output_scale=float("inf"))
+    with pytest.raises(ValueError, match="P-1h has no output layer with weights in its dynamics"):
+        replace(record, cost="cross-entropy", output_scale=0.5).build(0)

@@ -40,7 +40,7 @@ from eqprop.training import Result, evaluate, resume, train
 
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
-    *("preset", "T", "K", "beta", "epochs", "batch", "init", "output_bias", "seed", "cost"),
+    *("preset", "T", "K", "beta", "epochs", "batch", "init", "output_bias", "output_scale", "seed", "cost"),
     *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "evaluation_T", "optimizer"),
 )
 SETTINGS_OPTIONS = (
@@ -144,6 +144,7 @@ def train_record(
     lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
     init: Init = None,
     output_bias: Annotated[float | None, typer.Option(help="What the outputs' biases begin with.")] = None,
+    output_scale: Annotated[float | None, typer.Option(help="A factor on the outputs' first weights.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of trial 0; trial r takes seed + r.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Free phase: synchronous or alternating.")] = None,
     stop: Annotated[str | None, typer.Option(help="Free phase: never, or settled (same bits, sooner).")] = None,

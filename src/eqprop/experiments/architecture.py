@@ -29,7 +29,7 @@ class LayeredNet:
     bias: bool = True
     kind: Literal["layered"] = "layered"
 
-    output_bias_name: ClassVar[str | None] = "b0"
+    output_layer: ClassVar[tuple[str, str] | None] = ("W01", "b0")
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Layered(
@@ -69,7 +69,7 @@ class ConvolutionalNet:
     bias: bool = True
     kind: Literal["convolutional"] = "convolutional"
 
-    output_bias_name: ClassVar[str | None] = "bfc0"
+    output_layer: ClassVar[tuple[str, str] | None] = ("Wfc01", "bfc0")
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Convolutional(
@@ -104,7 +104,7 @@ class OwnNet:
     source: str = "own"
     kind: Literal["own"] = "own"
 
-    output_bias_name: ClassVar[str | None] = None
+    output_layer: ClassVar[tuple[str, str] | None] = None
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         raise ValueError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
@@ -92,6 +93,7 @@ class Record:
     initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
     output_bias     what the biases of the output layer begin with; None: what `init` draws. An output that a clip or a
                     hard sigmoid holds at 0 from the start has no gradient by BPTT (see docs/table1.md).
+    output_scale    what the weights of the output layer, as `init` draws them, are multiplied by
     evaluation_T    free steps where errors are measured; None: T. Persistent states make a training sample settle in
                     fewer steps than one that was never seen.
     reported        what the paper reports, by method
@@ -118,6 +120,7 @@ class Record:
     start: StartName = "zero"
     initialiser_rate: float = 1.0
     output_bias: float | None = None
+    output_scale: float = 1.0
     evaluation_T: int | None = None
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
     reported: Mapping[str, Reported] = field(default_factory=dict)
@@ -132,6 +135,8 @@ class Record:
             raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
         if self.output_bias is not None and not _is_finite(self.output_bias):
             raise ValueError(f"output_bias is {self.output_bias!r}; expected a finite number, such as 0.5, or nothing.")
+        if not _is_finite(self.output_scale):
+            raise ValueError(f"output_scale is {self.output_scale!r}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
@@ -188,22 +193,31 @@ class Record:
             model = own(seed).to(dtype)
         else:
             model = self.architecture.build(self.init, seed, dtype)
-        if self.output_bias is not None:
-            self._begin_outputs(model)
+        self._begin_outputs(model)
         if self.nudge == "inside":  # a network of one's own may have it there by itself
             place_nudge(model, self.nudge)
         return model
 
     def _begin_outputs(self, model: Dynamics) -> None:
-        assert self.output_bias is not None, "asked before"
-        bias = dict(model.named_parameters()).get(self.architecture.output_bias_name or "")
-        if bias is None or self.cost != "squared-error":
+        if self.output_scale != 1.0:
+            weight = self._of_output_layer(model, "output_scale", "weights")
+            with torch.no_grad():
+                weight.mul_(self.output_scale)
+        if self.output_bias is not None:
+            bias = self._of_output_layer(model, "output_bias", "biases")
+            with torch.no_grad():
+                bias.fill_(self.output_bias)
+
+    def _of_output_layer(self, model: Dynamics, setting: str, kind: Literal["weights", "biases"]) -> Tensor:
+        layer = self.architecture.output_layer
+        name = "" if layer is None else layer[kind == "biases"]
+        found = dict(model.named_parameters()).get(name)
+        if found is None or self.cost != "squared-error":
             raise ValueError(
-                f"output_bias is {self.output_bias}, and {self.name} has no output layer with biases in its dynamics. "
-                "Leave output_bias away, or set the biases in the function that builds your network."
+                f"{setting} is {getattr(self, setting)}, and {self.name} has no output layer with {kind} in its "
+                f"dynamics. Leave {setting} away, or set the {kind} in the function that builds your network."
             )
-        with torch.no_grad():
-            bias.fill_(self.output_bias)
+        return found
 
     def rates(self, names: Iterable[str]) -> dict[str, float]:
         """The learning rate of each of these parameters."""
