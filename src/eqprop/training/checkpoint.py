@@ -43,6 +43,7 @@ class Checkpoint:
     diverged        trial -> where and why it was stopped
     start           "TRIAL.NAME" -> tensor: what the free phases begin from (see `eqprop.starts`); empty for zero
     start_source    the fingerprint of the training data that belongs to
+    still           whether the weights are those that the epoch began with
     """
 
     position: Position
@@ -57,6 +58,7 @@ class Checkpoint:
     run: str = field(default="")
     start: dict[str, Tensor] = field(default_factory=dict)
     start_source: str = ""
+    still: bool = False
 
     def plain(self) -> dict[str, Any]:
         skipped = ("weights", "optimizer", "start")
@@ -101,13 +103,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             )
         weights = _read_tensors(folder, content["weights"])
         tensors = _read_tensors(folder, content["optimizer"])
-        apart = ("position", "weights", "optimizer", "start", "start_source")
+        apart = ("position", "weights", "optimizer", "start", "start_source", "still")
         return Checkpoint(
             position=Position(**content["position"]),
             weights=weights,
             optimizer=join_tensors(tensors, content["optimizer"]["plain"]),
             start=_read_tensors(folder, content["start"]) if "start" in content else {},
             start_source=content.get("start_source", ""),
+            still=bool(content.get("still")),
             **{k: content[k] for k in Checkpoint.__dataclass_fields__ if k not in apart},
         )
     except (KeyError, TypeError) as error:

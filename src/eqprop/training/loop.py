@@ -139,8 +139,11 @@ class Loop:
         except OSError as error:
             raise explain_full_disk(self.folder, error) from error
         self._save(trainer)
-        self._warn_unsettled(lines, trainer.model.bipartite)
-        self.watch.epoch(lines, _progress(trainer, counts, pace, legs_after))
+        trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
+        self._warn_unsettled(trained, trainer.model.bipartite)
+        if len(lines) > len(trained):
+            self._tell_repeated(trained[0], lines[-1]["epoch"])
+        self.watch.epoch(trained, _progress(trainer, counts, pace, legs_after))
 
     def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
         if not self.interruption.requested:
@@ -152,6 +155,13 @@ class Loop:
             f"Stopped and saved: {trainer.leg.method}, {place.epoch} epochs and {place.iteration} iterations done. "
             f"Go on with: eqprop resume {self.folder}",
             self.interruption.exit_code,
+        )
+
+    def _tell_repeated(self, line: Line, until: int) -> None:
+        self.watch.warn(
+            f"{line['method']} epoch {line['epoch']} left every weight as it was: no mini-batch has a gradient. Epochs "
+            f"up to {until} would do the same and are not trained, only the last is. If the errors are large, outputs "
+            "are silent from the start: try --output-bias 0.1 --output-scale 0.1."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:

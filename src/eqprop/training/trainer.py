@@ -72,6 +72,8 @@ class Trainer:
         self._begun = self._iterations_done()
         self._order_epoch, self._order = -1, torch.empty(0)
         self._good = self._weights()
+        known = checkpoint is None or checkpoint.still
+        self._at_epoch = self._good if known else None
 
     def _job(self) -> Job:
         return Job(
@@ -188,7 +190,10 @@ class Trainer:
         self._set_weights(r, self._good)
 
     def end_epoch(self, between: Callable[[], None]) -> list[Line]:
-        """Measure, and go to the next epoch. Returns the epoch's lines; `between` may raise to put it off."""
+        """Measure, and go to the next epoch. Returns the epoch's lines; `between` may raise to put it off.
+
+        Lines of later epochs follow where those need no training (see `_repeated`).
+        """
         start = time.perf_counter()
         epoch = self.position.epoch + 1
         test, train = self._measured(epoch, between)
@@ -202,16 +207,58 @@ class Trainer:
         self.runner.reset()
         self.position = Position(epoch, 0)
         self.epoch_seconds = 0.0
-        return lines
+        return [*lines, *self._repeated(lines)]
+
+    def _repeated(self, lines: list[Line]) -> list[Line]:
+        """The lines of the epochs to come but for the last, if they can only be like these; goes on to the last then.
+
+        An epoch that left every weight as it was had no gradient for any mini-batch: outputs that a clip holds are
+        silent, or the training is at its end. Where nothing but weights decides what the next epoch does, it does the
+        same. The last epoch is trained all the same, so that this is seen.
+        """
+        now = self._weights()
+        still, self._at_epoch = self._are_still(now), now
+        epoch, last = self.position.epoch, self.plan.record.epochs
+        measured = lines and lines[0]["train_error_measured"] is not None
+        if (
+            epoch + 1 >= last
+            or not self._only_weights_decide
+            or (self.plan.settings.train_error_every and not measured)
+            or not still
+        ):
+            return []
+        self.position = Position(last - 1, 0)
+        return [
+            {**line, "epoch": e, "seconds": 0.0, **({} if self._train_error_due(e) else {"train_error_measured": None})}
+            for e in range(epoch + 1, last)
+            for line in lines
+        ]
+
+    def _are_still(self, weights: dict[str, Tensor]) -> bool:
+        """Whether they are those that the epoch began with."""
+        before = self._at_epoch
+        return before is not None and all(torch.equal(value, before[name]) for name, value in weights.items())
+
+    @property
+    def _only_weights_decide(self) -> bool:
+        """Whether an epoch sees every sample and knows nothing of those before it but the weights they left."""
+        record = self.plan.record
+        drawn = isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"
+        plain = record.optimizer == "SGD" and not record.optimizer_options
+        whole = len(self.x) % record.batch == 0
+        return plain and whole and not drawn and self.start is None and not self.diverged
+
+    def _train_error_due(self, epoch: int) -> bool:
+        every = self.plan.settings.train_error_every
+        return epoch == self.plan.record.epochs or bool(every and epoch % every == 0)
 
     def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[list[float | None], list[float | None]]:
         """The errors on the test set, and on the training set where they are due, a value a trial."""
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return nothing, nothing
-        every, last = self.plan.settings.train_error_every, epoch == self.plan.record.epochs
         test: list[float | None] = [*self.test_measure.error_rates(between)]
-        if not (last or (every and epoch % every == 0)):
+        if not self._train_error_due(epoch):
             return test, nothing
         return test, [*self.train_measure.error_rates(between)]
 
@@ -253,6 +300,7 @@ class Trainer:
             run=self.plan.identity,
             start=saved_start(self.start, self.leg.trials),
             start_source=source_of(self.start),
+            still=self._are_still(self._good),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
