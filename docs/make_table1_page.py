@@ -172,14 +172,14 @@ def held_out_block(files: list[Published]) -> str:
     for row in told["rows"]:
         error = f"{row['held_out_mean']:.2f} ± {row['held_out_std']:.2f} ({row['train_error_mean']:.2f})"
         label, changes = f"{row['name']} {row['method'].upper()}", "; ".join(row["changes"])
-        rows.append([label, changes or "nothing", error])
+        rows.append([label, changes or "nothing", error, str(row["epochs"]), row["commit"][:7]])
     made = told["provenance"]
     note = (
         f"{told['samples']:,} images to train on, {told['held_out']:,} held out, seeds "
-        f"{', '.join(str(trial['seed']) for trial in told['rows'][0]['trials'])}, {made['device']}, "
-        f"commit {made['commit'][:7]}."
+        f"{', '.join(str(trial['seed']) for trial in told['rows'][0]['trials'])}, {made['device']}."
     )
-    return f"{table(['network', 'what is not as printed', 'error on held-out images'], rows)}\n\n{note}"
+    heads = ["network", "what is not as printed", "error on held-out images", "epochs", "commit"]
+    return f"{table(heads, rows)}\n\n{note}"
 
 
 def schedules_block(files: list[Published]) -> str:
@@ -220,13 +220,21 @@ def provenance_block(files: list[Published]) -> str:
             )
     if not rows:
         return NOT_YET
-    totals: dict[str, float] = {}
+    totals: dict[tuple[str, str], tuple[float, int]] = {}
     for file in files:
-        device = file.found["provenance"][0]["provenance"]["device"]
-        totals[device] = totals.get(device, 0.0) + file.found["seconds"]
-    together = "; ".join(f"{seconds / 60:,.1f} minutes on {device}" for device, seconds in totals.items())
+        where = file.record.preset, file.found["provenance"][0]["provenance"]["device"]
+        seconds, trained = totals.get(where, (0.0, 0))
+        runs = sum(file.method(name) is not None for name in METHODS)
+        totals[where] = seconds + file.found["seconds"], trained + runs
+    times = [
+        [f"`{preset}`", device, str(runs), f"{seconds / 60:.1f}"]
+        for (preset, device), (seconds, runs) in totals.items()
+    ]
+    together = table(
+        ["preset", "where", "networks times methods, both schedules", "training and tests, minutes"], times
+    )
     heads = ["network", "preset", "engine", "where", "commit", "begun"]
-    return f"{table(heads, rows)}\n\nTraining and evaluation together: {together}."
+    return f"{table(heads, rows)}\n\n{together}"
 
 
 def curves_block(files: list[Published]) -> str:
