@@ -230,9 +230,7 @@ def provenance_block(files: list[Published]) -> str:
         [f"`{preset}`", device, str(runs), f"{seconds / 60:.1f}"]
         for (preset, device), (seconds, runs) in totals.items()
     ]
-    together = table(
-        ["preset", "where", "networks times methods, both schedules", "training and tests, minutes"], times
-    )
+    together = table(["preset", "where", "runs of a network by a method", "minutes, tests included"], times)
     heads = ["network", "preset", "engine", "where", "commit", "begun"]
     return f"{table(heads, rows)}\n\n{together}"
 

@@ -118,7 +118,7 @@ TUNED: dict[str, Record] = {
     "P-conv": replace(AUTHORS["P-conv"], output_bias=0.1, output_scale=0.1, preset="tuned"),
 }
 """Rows that do not come out as printed, with the smallest change found that promises to bring a method nearer, chosen
-without a look at the test set; docs/table1.md says what each is for, and what came of it where it has been run."""
+on images of the training set; docs/table1.md says how, what each is for, and what came of it where it has been run."""
 
 PRINTED: dict[str, Record] = {**PAPER, **BEYOND}
 """What is printed for a row, in the paper or in the one the row is of."""
