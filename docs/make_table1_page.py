@@ -142,7 +142,7 @@ def tried_block(files: list[Published]) -> str:
     rows = []
     for file in tried(TRIED):
         printed = PAPER[file.record.name]
-        changes = [f"{c.field} {c.now} instead of {c.was}" for c in file.record.changes(printed)]
+        changes = [str(c) for c in file.record.changes(printed)]
         cells = [spread(file.method(name)) for name in METHODS]
         rows.append([file.record.name, "; ".join(changes), *cells, str(max(map(file.epochs, METHODS)))])
     return table(["network", "what is not as printed", "EP", "BPTT", "epochs"], rows) if rows else "Nothing yet."

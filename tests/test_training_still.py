@@ -50,10 +50,6 @@ def trained(folder: Path, images: Images, record: Any = SILENT, **options: Any) 
     return watch
 
 
-def trained_by(watch: Watch, folder: Path, images: Images) -> None:
-    train(replace(SILENT, output_bias=0.1), folder, data=images, methods="bptt", watch=watch)
-
-
 def without_rates(*given: Any) -> torch.optim.Optimizer:
     optimizer = make_optimizer(*given)
     # A resumed run has its rates from the checkpoint.
@@ -166,7 +162,7 @@ def test_what_moved_before_a_stop_is_not_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(Interruption, "requested", property(lambda _: asked))
         with pytest.raises(Stopped, match="0 epochs"):
-            trained_by(Asking(), tmp_path / "run", images)
+            train(replace(SILENT, output_bias=0.1), tmp_path / "run", data=images, methods="bptt", watch=Asking())
     with monkeypatch.context() as patch:
         patch.setattr("eqprop.training.trainer.make_optimizer", without_rates)
         resume(tmp_path / "run", data=images, watch=watch)

@@ -160,8 +160,8 @@ class Loop:
     def _tell_repeated(self, line: Line, until: int) -> None:
         self.watch.warn(
             f"{line['method']} epoch {line['epoch']} left every weight as it was: no mini-batch has a gradient. Epochs "
-            f"up to {until} would do the same and are not trained, only the last is. If the errors are large, outputs "
-            "are silent from the start: try --output-bias 0.1 --output-scale 0.1."
+            f"up to {until} would do the same and are not trained, only the last is. If the errors are large, "
+            "outputs are silent: try --output-bias 0.1 --output-scale 0.1."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
