@@ -75,7 +75,14 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
         "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
         "P-3h": {"T": 360, "beta": 0.1, "init": "default", "schedule": "alternating"},
-        "P-conv": {"init": "default", "output_bias": 0.1, "output_scale": 0.1},
+        "P-conv": {
+            "T": 400,
+            "decay": "cosine",
+            "init": "default",
+            "schedule": "alternating",
+            "output_bias": 0.1,
+            "output_scale": 0.1,
+        },
     }
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "beta 0.1 instead of 0.5"
 

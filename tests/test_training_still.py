@@ -108,8 +108,9 @@ def test_one_trial_that_moves_keeps_all_of_them_going(
         ({"start": "persistent"}, "bptt"),
         ({"estimator": "random-sign"}, "ep"),
         ({"batch": 150}, "bptt"),
+        ({"decay": "cosine"}, "bptt"),
     ],
-    ids=["momentum", "Adam", "persistent", "random-sign", "a part of the samples"],
+    ids=["momentum", "Adam", "persistent", "random-sign", "a part of the samples", "falling rates"],
 )
 def test_where_more_than_weights_decides_every_epoch_is_trained(
     tmp_path: Path, images: Images, changes: dict[str, Any], method: str

@@ -40,7 +40,7 @@ from eqprop.training import Result, evaluate, resume, train
 
 # The options of `train` that go to the record and to the settings under their own names.
 RECORD_OPTIONS = (
-    *("preset", "T", "K", "beta", "epochs", "batch", "init", "output_bias", "output_scale", "seed", "cost"),
+    *("preset", "T", "K", "beta", "epochs", "batch", "decay", "init", "output_bias", "output_scale", "seed", "cost"),
     *("schedule", "stop", "estimator", "points", "nudge", "start", "initialiser_rate", "evaluation_T", "optimizer"),
 )
 SETTINGS_OPTIONS = (
@@ -142,6 +142,7 @@ def train_record(
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
     lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
+    decay: Annotated[str | None, typer.Option(help="Rates: none, or cosine (to nothing over the epochs).")] = None,
     init: Init = None,
     output_bias: Annotated[float | None, typer.Option(help="What the outputs' biases begin with.")] = None,
     output_scale: Annotated[float | None, typer.Option(help="A factor on the outputs' first weights.")] = None,

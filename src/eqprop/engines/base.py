@@ -102,6 +102,9 @@ class Runner(ABC):
         """
         return None
 
+    def take_rates(self) -> None:
+        """The optimizer's learning rates have changed: to be called before the next run, for runners that keep them."""
+
     def reset(self) -> None:
         """Start counting anew; a network that is frozen stays so, with the iteration it went bad at."""
         bad = self.tally.bad

@@ -53,6 +53,10 @@ class GraphRunner(EagerRunner):
             for _ in range(len(rows) % self.per_graph):
                 self.single.replay()
 
+    def take_rates(self) -> None:
+        """The graph holds them; the next run captures another."""
+        self.order = None
+
     def reset(self) -> None:
         """In place: the graph holds the tally's memory."""
         for name in self.tally.names():

@@ -66,6 +66,12 @@ class CapturedRunner(Runner):
         if self.substitute is not None:
             self.substitute.reset()
 
+    def take_rates(self) -> None:
+        """The captured launches hold them; the next run prepares anew."""
+        self.batch = 0
+        if self.substitute is not None:
+            self.substitute.take_rates()
+
     def run(self, order: Tensor) -> None:
         rows = order.reshape(len(order), self.networks, -1)
         if self.substitute is None and rows.shape[-1] != self.batch:

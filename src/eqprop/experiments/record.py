@@ -29,6 +29,9 @@ READOUT = ("Wout", "bout")
 READOUT_SEED = 1 << 32
 """Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
 
+DecayName = Literal["none", "cosine"]
+DECAYS = ("none", "cosine")
+
 EstimatorName = Literal["one-sided", "symmetric", "random-sign", "holomorphic", "continual"]
 
 ESTIMATORS: dict[str, Callable[[Record], Estimator]] = {
@@ -81,6 +84,7 @@ class Record:
 
     learning_rates  by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
                     every parameter that is not named
+    decay           "cosine": the rates fall to nothing over the epochs, in half a turn of a cosine; "none": they stay
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
     estimator       which form of EP method "ep" is: a key of ESTIMATORS; its random signs are drawn from the seed
@@ -106,6 +110,7 @@ class Record:
     epochs: int
     learning_rates: Mapping[str, float]
     beta: float = 0.1
+    decay: DecayName = "none"
     batch: int = 20
     init: InitName = "glorot"
     seed: int = 0
@@ -138,6 +143,7 @@ class Record:
         if not _is_finite(self.output_scale):
             raise ValueError(f"output_scale is {self.output_scale!r}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
+        _check_choice("decay", self.decay, DECAYS)
         _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
@@ -153,6 +159,11 @@ class Record:
         if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
             raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
         METHODS["ep"](self)
+        if self.estimator == "continual" and self.decay != "none":
+            raise ValueError(
+                f"Continual EP moves the parameters itself at constant rates; decay is {self.decay}. Leave decay away, "
+                "or use another estimator."
+            )
         if self.estimator == "continual" and (self.optimizer != "SGD" or self.optimizer_options):
             options = ", ".join(f"{k}={v}" for k, v in self.optimizer_options.items())
             raise ValueError(
@@ -235,6 +246,10 @@ class Record:
             f"The parameter {name} has no learning rate; there are rates for {', '.join(self.learning_rates)}. "
             f'Add one ({name} = 0.01), or "*" for every parameter that is not named.'
         )
+
+    def rate_factor(self, epoch: int) -> float:
+        """What the learning rates are multiplied by in this epoch, the first being 0."""
+        return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
 
     def changes(self, printed: Record) -> list[Change]:
         """The fields in which this record is not as another, usually the paper's, architecture field by field."""

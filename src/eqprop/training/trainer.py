@@ -50,6 +50,7 @@ class Trainer:
         self.estimator = plan.estimator(leg.method, self.model)
         self.cost = plan.cost(self.model, leg.trials)
         self.optimizer = make_optimizer(plan.record, self.model, self.cost)
+        self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.engine = plan.engine(engine or plan.settings.engine, self.model, self.cost, self.estimator, self.optimizer)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
@@ -207,7 +208,16 @@ class Trainer:
         self.runner.reset()
         self.position = Position(epoch, 0)
         self.epoch_seconds = 0.0
+        if self.plan.record.decay != "none":
+            self._let_rates_fall()
+            self.runner.take_rates()
         return [*lines, *self._repeated(lines)]
+
+    def _let_rates_fall(self) -> None:
+        """To those of the present epoch, from the first ones: a run that was resumed has the same bits."""
+        factor = self.plan.record.rate_factor(self.position.epoch)
+        for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
+            group["lr"] = rate * factor
 
     def _repeated(self, lines: list[Line]) -> list[Line]:
         """The lines of the epochs to come but for the last, if they can only be like these; goes on to the last then.
@@ -244,7 +254,8 @@ class Trainer:
         """Whether an epoch sees every sample and knows nothing of those before it but the weights they left."""
         record = self.plan.record
         drawn = isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"
-        plain = record.optimizer == "SGD" and not record.optimizer_options
+        # Weights that falling rates leave as they were say nothing of the gradient.
+        plain = record.optimizer == "SGD" and not record.optimizer_options and record.decay == "none"
         whole = len(self.x) % record.batch == 0
         return plain and whole and not drawn and self.start is None and not self.diverged
 
