@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from training_runs import SMALL, assert_same_bits, few_images, metrics, weights
 
 from eqprop import SquaredError
 from eqprop.data import Images, one_hot
+from eqprop.engines import Job, choose
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
 from eqprop.experiments.record import Record
 from eqprop.training import Watch, resume, train
@@ -21,13 +23,6 @@ from eqprop.training.order import stacked_order
 from eqprop.training.plan import make_optimizer
 
 FALLING = replace(SMALL, decay="cosine", epochs=4)
-CONVOLUTIONAL = replace(
-    FALLING,
-    architecture=ConvolutionalNet(),
-    init="default",
-    learning_rates={"Wconv12": 0.15, "Wconv01": 0.035, "Wfc01": 0.015},
-    beta=0.4,
-)
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +72,34 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
         (FALLING, "cuda-one-hidden"),
         (FALLING, "cuda-graph"),
         (replace(FALLING, architecture=LayeredNet((10, 24, 32, 784)), init="default"), "cuda-deep"),
-        (CONVOLUTIONAL, "cuda-conv"),
+        (replace(FALLING, architecture=ConvolutionalNet(), init="default"), "cuda-conv"),
     ],
     ids=["one hidden", "graph", "deep", "convolutional"],
 )
-def test_captured_launches_take_the_rates_of_every_epoch(
-    tmp_path: Path, images: Images, record: Record, engine: str
-) -> None:
-    """With the same rate for all weights, so that a record of other depth has them all."""
-    if isinstance(record.architecture, LayeredNet):
-        record = replace(record, learning_rates={"*": 0.05})
-    found = {}
-    for name, changed in (("falling", record), ("constant", replace(record, decay="none"))):
-        for how in (engine, "eager"):
-            train(changed, tmp_path / f"{name}-{how}", data=images, device="cuda", engine=how)
-            found[name, how] = weights(tmp_path / f"{name}-{how}", "ep")
-    assert_near(found["falling", engine], found["falling", "eager"], record, 2e-2)
-    with pytest.raises(AssertionError):
-        assert_near(found["constant", "eager"], found["falling", "eager"], record, 1e-1)
+def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(images: Images, record: Record, engine: str) -> None:
+    record = replace(record, learning_rates={"*": 0.05})
+    x, labels = images.train_x.cuda(), images.train_y.cuda()
+    order = torch.arange(len(x), device="cuda").view(-1, record.batch)
+
+    def trained(how: str) -> list[Tensor]:
+        model, cost, estimator = record.build(0).cuda(), SquaredError(), record.make_estimator("ep")
+        optimizer = make_optimizer(record, model)
+        inputs = x if model.input_shape is None else x.view(len(x), *model.input_shape)
+        job = Job(model, cost, estimator, optimizer, inputs, one_hot(labels, 10), labels)
+        runner = choose(engine, model, cost, estimator, optimizer).runner(job)
+        runner.run(order[:10])
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.25
+        if how == "new":
+            runner = choose(engine, model, cost, estimator, optimizer).runner(job)
+        elif how == "taken":
+            runner.take_rates()
+        runner.run(order[10:])
+        return [p.detach().clone() for p in model.parameters()]
+
+    new, taken, kept = (trained(how) for how in ("new", "taken", "kept"))
+    assert all(torch.equal(a, b) for a, b in zip(taken, new, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(kept, new, strict=True))
 
 
 @pytest.mark.parametrize("when", [(1, 10), (2, 0)], ids=["in an epoch", "between two"])
