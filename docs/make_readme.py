@@ -73,7 +73,7 @@ def table1_rows() -> list[str]:
     where = f"{len(seeds)} trials (seeds {', '.join(map(str, seeds))}) on {', '.join(devices)}"
     return [
         f"Test errors in percent, {where}; bold: reproduced, within two of the paper's standard deviations. "
-        "[What the presets change, and why some rows do not come out](docs/table1.md).",
+        "[What the presets change, and what does not come out as printed](docs/table1.md).",
         "",
         "| Table 1 | preset | EP | paper | BPTT | paper | took |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -114,6 +114,16 @@ def results_block(files: list[Published]) -> str:
     return "\n\n".join(blocks) or NOT_YET
 
 
+def reproduced_block(files: list[Published]) -> str:
+    """Under which presets each network comes out by each method."""
+    rows = []
+    for name in dict.fromkeys(file.record.name for file in files):
+        own = [file for file in files if file.record.name == name and not file.alternating]
+        found = [[f"`{file.record.preset}`" for file in own if file.reproduced(method)] for method in METHODS]
+        rows.append([name, *(", ".join(presets) or "none" for presets in found)])
+    return table(["network", "EP comes out with", "BPTT"], rows) if rows else NOT_YET
+
+
 def changes_block(files: list[Published]) -> str:
     rows = []
     for file in files:
@@ -195,12 +205,21 @@ def schedules_block(files: list[Published]) -> str:
                 changes = "; ".join(str(c) for c in file.record.changes(PAPER[file.record.name]))
                 cells = [f"{file.record.name} {name.upper()}, {changes or f'`{file.record.preset}`'}"]
                 cells += [spread(file.method(name)), spread(twin.method(name))]
-                # A file has one time for all its methods: it says something where both ran the same.
-                same = all(bool(file.method(m)) == bool(twin.method(m)) for m in METHODS)
-                times = [f"{f.found['seconds']:,.0f} s" if same else "–" for f in (file, twin)]
-                rows.append([*cells, *times])
-    heads = ["network", "synchronous", "alternating", "time, both methods", "alternating"]
+                rows.append([*cells, *_times(file, twin, name)])
+    heads = ["network", "synchronous", "alternating", "time, synchronous", "alternating"]
     return table(heads, rows) if rows else NOT_YET
+
+
+def _times(file: Published, twin: Published, name: str) -> list[str]:
+    """Of the method, or of both where a file has one time for all it holds and both hold the same."""
+    own = [f.found.get("seconds_by_method", {}).get(name) for f in (file, twin)]
+    if all(seconds is not None for seconds in own):
+        return [f"{seconds:,.0f} s" for seconds in own]
+    ran = [[m for m in METHODS if f.method(m)] for f in (file, twin)]
+    if ran[0] != ran[1]:
+        return ["–", "–"]
+    both = ", both methods" if len(ran[0]) > 1 else ""
+    return [f"{f.found['seconds']:,.0f} s{both}" for f in (file, twin)]
 
 
 def _stepped(file: Published) -> Record:
@@ -269,6 +288,7 @@ def _curves(file: Published) -> dict[tuple[str, str], list[Point]]:
 BLOCKS: dict[str, Callable[[list[Published]], str]] = {
     "curves": curves_block,
     "results": results_block,
+    "reproduced": reproduced_block,
     "changes": changes_block,
     "tried": tried_block,
     "silent": silent_block,

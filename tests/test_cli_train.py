@@ -237,6 +237,8 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     published = json.loads((out / "paper/P-1h.json").read_text())
     assert list(published["methods"]) == ["ep", "bptt"]
     assert published["provenance"][0]["provenance"]["torch"]
+    assert list(published["seconds_by_method"]) == ["ep", "bptt"]
+    assert 0 < sum(published["seconds_by_method"].values()) <= published["seconds"] + 0.01
     lines = (out / "paper/P-1h/metrics.jsonl").read_bytes()
     code, _, err = call(*words, "--epochs", 2)
     assert code == 0, err

@@ -56,4 +56,20 @@ def test_rows_are_judged_by_the_papers_spread_and_its_epochs(page: ModuleType, t
         in made
     )
     assert "| P-1h EP, `paper` | 2.26 ± 0.10 (0.50) | 2.20 ± 0.10 (0.50) | 90 s | 90 s |" in made
+    assert "| P-1h | `paper` | none |\n| P-2h | none | none |" in made
     assert "| `paper` | a device | 3 | 4.5 |\n| `tuned` | a device | 1 | 1.5 |" in made
+
+
+def test_a_schedule_costs_what_its_method_took(page: ModuleType) -> None:
+    """Files with one time for both methods are compared as a whole, if they hold the same."""
+    both, ep = ({"methods": {m: {"test_error_mean": 2.0} for m in held}} for held in (("ep", "bptt"), ("ep",)))
+    apart = {**both, "seconds": 90.0, "seconds_by_method": {"ep": 30.0, "bptt": 60.0}}
+    whole, short = {**both, "seconds": 50.0}, {**ep, "seconds": 20.0}
+
+    def times(*found: dict[str, Any]) -> list[str]:
+        return page._times(*(page.Published(None, False, f) for f in found), "ep")
+
+    assert times(apart, {**ep, "seconds_by_method": {"ep": 12.4}}) == ["30 s", "12 s"]
+    assert times(apart, whole) == ["90 s, both methods", "50 s, both methods"]
+    assert times(short, short) == ["20 s", "20 s"]
+    assert times(whole, short) == ["–", "–"]

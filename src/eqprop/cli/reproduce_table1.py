@@ -23,13 +23,13 @@ from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, RECORDS, named_record
 from eqprop.files import write_json
+from eqprop.report.collect import read_run
 from eqprop.report.page import Written, write_report
 from eqprop.report.tables import Row
-from eqprop.training.folder import sessions
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.published import PublishedTrial, draw, published_trials
-from eqprop.training.result import mean
+from eqprop.training.result import Result, mean
 from eqprop.training.run import begin_or_resume
 from eqprop.training.settings import split_methods
 from eqprop.training.watch import Progress, Watch
@@ -79,12 +79,18 @@ def table1(
                 folder = out / preset / _folder(record, schedule)
                 overall.turn(record, part)
                 result = begin_or_resume(record, folder, watch=overall, only=(part,), **options)
-                found = {**result.summary, "provenance": sessions(folder)}
-                write_json(folder.with_suffix(".json"), found)
+                write_json(folder.with_suffix(".json"), _published(result))
                 write_report(out, with_curves=False)
     written = write_report(out)
     if not quiet:
         _show(out, written)
+
+
+def _published(result: Result) -> dict[str, Any]:
+    """What a row's file holds: the JSON of `train --json`, how long each method took, and where and when it ran."""
+    run = read_run(result.folder)
+    seconds = {method: round(run.seconds(method), 3) for method in result.summary["methods"]}
+    return {**result.summary, "seconds_by_method": seconds, "provenance": run.sessions}
 
 
 class Among(NamedTuple):
