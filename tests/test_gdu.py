@@ -312,6 +312,49 @@ def test_samples_that_do_not_settle_are_seen_and_can_be_dropped() -> None:
     assert kept.sample == 1
 
 
+def two_rests() -> Dynamics:
+    """A neuron with a steady state on either side of 0; from zero it goes to that of its input's sign."""
+    return from_transition(
+        lambda x, s, theta: (torch.tanh(theta["w"] * s[0] + x),), {"w": torch.full((1,), 2.0, dtype=F64)}, (1,)
+    )
+
+
+def test_samples_that_a_nudge_tips_over_are_counted() -> None:
+    model = two_rests()
+    x = torch.tensor([[0.1], [0.1], [-0.1]], dtype=F64)
+    y = torch.tensor([[-1.0], [1.0], [1.0]], dtype=F64)
+    rests = relax(model, x, 200).state[0]
+    strong = gdu.compare(model, COST, x, y, 200, K, 0.6).release
+    assert (strong.samples, strong.tipped) == (3, 2)
+    # From the steady state of one sign to that of the other, with the same input.
+    other = relax(model, x[:1], 200, (-rests[:1],)).state[0]
+    assert strong.farthest == pytest.approx(float((rests[:1] - other).abs().max()), rel=1e-3)
+    assert "2 of 3 samples do not come back (a neuron is away by up to 1.9e+00)" in str(strong)
+    weak = gdu.compare(model, COST, x, y, 200, K, BETA)
+    assert (weak.release.tipped, weak.release.farthest) == (0, 0.0)
+    assert "Released by the nudge, all samples come back." in str(weak)
+    assert weak.to_dict()["release"] == {"samples": 3, "tipped": 0, "farthest": 0.0}
+
+
+def test_a_state_that_is_on_its_way_has_not_been_tipped() -> None:
+    """A slow neuron: where the free phase ended is not where it rests, and it goes on while it is released."""
+    model = from_transition(
+        lambda x, s, theta: (theta["w"] * s[0] + 0.002 * x,), {"w": torch.full((1,), 0.998, dtype=F64)}, (1,)
+    )
+    x, y = torch.ones(2, 1, dtype=F64), torch.tensor([[-1.0], [2.0]], dtype=F64)
+    report = gdu.compare(model, COST, x, y, 1000, K, 0.001, Options(tolerance=1e-3))
+    assert report.residual.unsettled == 0
+    assert float((relax(model, x, 1000).state[0] - 1.0).abs().min()) > 0.1
+    assert report.release.tipped == 0
+    assert report.release.samples == 2
+
+
+def test_only_what_had_settled_is_released() -> None:
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    report = gdu.compare(two_chains(), COST, x, torch.ones(3, 1, dtype=F64), 200, K, BETA)
+    assert (report.release.samples, report.release.tipped) == (2, 0)
+
+
 def test_a_model_that_never_settles_is_an_error() -> None:
     model = two_chains()
     x, y = torch.tensor([[0.5]], dtype=F64), torch.ones(1, 1, dtype=F64)

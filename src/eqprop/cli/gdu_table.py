@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from eqprop.gdu.release import Release
+
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
 KINDS = ("neurons", "synapses", "biases")
 
@@ -20,6 +22,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_metrics(document))
     console.print(_budget(document))
     console.print(Text(_jacobian(document)))
+    if "release" in document:  # a document of an earlier version has none
+        console.print(Text(str(Release(**document["release"]))))
     console.print(Text(document["budget"]["verdict"], style="bold"))
 
 

@@ -20,6 +20,7 @@ from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectr
 from eqprop.gdu.linearised import Linearised
 from eqprop.gdu.lockstep import Case, Moment, dissect, pair
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Metrics
+from eqprop.gdu.release import release
 from eqprop.gdu.report import KINDS, Report, Residual
 from eqprop.gdu.traces import Trace, follow
 
@@ -81,6 +82,7 @@ def compare(
         **_by_kind(whole, options.convention),
         settled=None if whole is settled else _by_kind(settled, options.convention),
         budget=_budget(batch, whole, settled, options),
+        release=release(batch.steady(), T, options.tolerance),
         sample=sample,
         traces=_traces(batch, sample, every, options),
         seconds=time.perf_counter() - began,

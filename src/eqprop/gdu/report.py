@@ -7,6 +7,7 @@ from typing import Any
 
 from eqprop.gdu.budget import Budget
 from eqprop.gdu.metrics import Convention, Metrics
+from eqprop.gdu.release import Release
 from eqprop.gdu.traces import Trace
 
 KINDS = ("neurons", "synapses", "biases")
@@ -31,6 +32,7 @@ class Report:
     cpu_seconds of this process, all threads together: on a busy machine the better measure
     neurons, synapses, biases   `Metrics` by name
     settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
+    release     what becomes of the samples when the nudge lets them go
     sample      the one whose processes are in `traces`, by kind and name
     """
 
@@ -49,6 +51,7 @@ class Report:
     biases: dict[str, Metrics]
     settled: dict[str, dict[str, Metrics]] | None
     budget: Budget
+    release: Release
     sample: int
     traces: dict[str, dict[str, Trace]]
 
@@ -72,7 +75,7 @@ class Report:
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
             lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
-        return "\n".join([*lines, self.verdict])
+        return "\n".join([*lines, str(self.release), self.verdict])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, as plain values."""
@@ -84,6 +87,7 @@ class Report:
             **{kind: _plain(getattr(self, kind)) for kind in KINDS},
             "settled": None if self.settled is None else {kind: _plain(m) for kind, m in self.settled.items()},
             "budget": self.budget.to_dict(),
+            "release": asdict(self.release),
         }
 
     def traces_to_dict(self) -> dict[str, Any]:
