@@ -73,6 +73,7 @@ def test_the_epochs_between_are_those_that_training_would_have_given(
         # The samples come in another order, and sums of floats with them.
         for name in ("loss", "residual_mean"):
             assert one.pop(name) == pytest.approx(other.pop(name), rel=1e-5), name
+        assert (one.pop("repeated"), other.pop("repeated")) == (1 < one["epoch"] < 6, False)
         assert one == other
     assert [line["train_error_measured"] is not None for line in short] == [False] * 10 + [True] * 2
     for name, value in weights(tmp_path / "long", "bptt").items():

@@ -12,7 +12,8 @@ from eqprop.training.folder import METRICS
 
 Line = dict[str, Any]
 """method, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
-residual_worst, unsettled (share of samples), seconds, diverged (None, or where and why)."""
+residual_worst, unsettled (share of samples), seconds, repeated (the epoch could only be like the one before it, and was
+not trained), diverged (None, or where and why)."""
 
 WALL_TIME = "seconds"
 """The one field of a line that differs between two runs of the same record."""

@@ -238,8 +238,9 @@ class Trainer:
         ):
             return []
         self.position = Position(last - 1, 0)
+        unmeasured = {"train_error_measured": None}
         return [
-            {**line, "epoch": e, "seconds": 0.0, **({} if self._train_error_due(e) else {"train_error_measured": None})}
+            {**line, "epoch": e, "seconds": 0.0, "repeated": True, **({} if self._train_error_due(e) else unmeasured)}
             for e in range(epoch + 1, last)
             for line in lines
         ]
@@ -291,7 +292,8 @@ class Trainer:
         }
         if stopped is not None:
             line.update(dict.fromkeys(list(line)[4:]))
-        return {**line, "seconds": self.epoch_seconds, "diverged": stopped.plain() if stopped else None}
+        diverged = stopped.plain() if stopped else None
+        return {**line, "seconds": self.epoch_seconds, "repeated": False, "diverged": diverged}
 
     def checkpoint(self) -> Checkpoint:
         for r, trial in enumerate(self.leg.trials):
