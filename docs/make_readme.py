@@ -94,6 +94,9 @@ def _ours(one: Published, method: str) -> str:
     if told is None:
         return "–"
     error = f"{told['test_error_mean']:.2f} ± {told['test_error_std']:.2f}"
+    epochs, wanted = one.epochs(method), one.record.epochs
+    if epochs < wanted:
+        return f"{error} after {epochs} of {wanted} epochs"
     return f"**{error}**" if one.reproduced(method) else error
 
 

@@ -29,9 +29,11 @@ def test_other_presets_are_shown_where_they_are_better_and_what_is_reproduced_is
     write(folder, "authors", "P-2h", test=3.1, epochs=50)
     write(folder, "tuned", "P-2h", test=2.15, epochs=50)
     write(folder, "tuned", "P-conv", test=1.5, epochs=40)
+    write(folder, "tuned", "P-3h", test=2.0, epochs=98)
     rows = [line for line in page.table1_rows() if line.startswith("| P-")]
     assert [row.split(" | ")[:3] for row in rows] == [
         ["| P-2h", "paper", "3.00 ± 0.10"],
         ["| P-2h", "tuned", "**2.15 ± 0.10**"],
+        ["| P-3h", "tuned", "2.00 ± 0.10 after 98 of 100 epochs"],
         ["| P-conv", "tuned", "1.50 ± 0.10"],
     ]
