@@ -127,7 +127,7 @@ def reproduced_block(files: list[Published]) -> str:
 def changes_block(files: list[Published]) -> str:
     rows = []
     for file in files:
-        changes = [f"{c.field} {c.now} instead of {c.was}" for c in file.record.changes(PAPER[file.record.name])]
+        changes = [str(c) for c in file.record.changes(PAPER[file.record.name])]
         if changes and not file.alternating:
             rows.append([file.record.name, f"`{file.record.preset}`", "; ".join(changes)])
     return (
