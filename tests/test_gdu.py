@@ -31,6 +31,7 @@ from eqprop.estimators import Step
 from eqprop.experiments.gdu_records import gdu_record
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options
 from eqprop.gdu import free as free_phase
+from eqprop.gdu import release as release_module
 from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.free import settle
 from eqprop.gdu.groups import Group, batch_mean, groups
@@ -334,6 +335,23 @@ def test_samples_that_a_nudge_tips_over_are_counted() -> None:
     assert (weak.release.tipped, weak.release.farthest) == (0, 0.0)
     assert "Released by the nudge, all samples come back." in str(weak)
     assert weak.to_dict()["release"] == {"samples": 3, "tipped": 0, "farthest": 0.0}
+
+
+def test_samples_at_rest_are_not_run_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those that come back run on beside one that does not."""
+    ran: list[tuple[int, int]] = []
+
+    def counted(*given: Any) -> Any:
+        found = relax(*given)
+        ran.append((len(found.state[0]), found.steps))
+        return found
+
+    x, y = torch.full((3, 1), 0.1, dtype=F64), torch.tensor([[-1.0], [1.0], [0.9]], dtype=F64)
+    monkeypatch.setattr(release_module, "relax", counted)
+    found = gdu.compare(two_rests(), COST, x, y, 50_000, K, 0.6).release
+    assert (found.samples, found.tipped) == (3, 1)
+    assert sum(steps for _, steps in ran) < 1000
+    assert [samples for samples, _ in ran][-2:] == [1, 1]
 
 
 def test_a_state_that_is_on_its_way_has_not_been_tipped() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from eqprop.cost import Nudge
-from eqprop.gdu.free import FALLEN
+from eqprop.gdu.free import FALLEN, STILL
 from eqprop.gdu.lockstep import Case
-from eqprop.relax import relax, settled_below
+from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import distance
 
 HALVED = 0.5
@@ -41,20 +41,23 @@ class Release:
 
 def release(case: Case, T: int, tolerance: float | None) -> Release:
     """K nudged steps, then up to T free ones, against as many free ones from where the nudge began."""
-    model, x = case.model, case.x
-    dims = model.sample_dims(x)
-    still = case.free.state
+    model, x, still = case.model, case.x, case.free.state
     moved = relax(model, x, case.K, still, Nudge(case.cost, case.y, case.beta)).state
-    left = before = distance(moved, still, dims)
+    left = before = distance(moved, still, 1)
     halved = torch.zeros_like(left)
     near = settled_below(left.dtype, tolerance)
     done, steps = 0, case.K
-    while done < T and not bool(((left <= near) | (halved >= 2)).all()):
-        steps = min(steps, T - done)
-        still, moved = (relax(model, x, steps, s).state for s in (still, moved))
-        before, left = left, distance(moved, still, dims)
+    while done < T and bool((undecided := (left > near) & (halved < 2)).any()):
+        # Most come back at once. Only the others go on, and the longer it takes, the more rarely they are looked at.
+        x, left, halved = x[undecided], left[undecided], halved[undecided]
+        phase = Phase(min(steps, T - done), stop="settled", still=STILL)
+        ends = [relax(model, x, phase, tuple(layer[undecided] for layer in s)) for s in (still, moved)]
+        still, moved = (end.state for end in ends)
+        before, left = left, distance(moved, still, 1)
         halved = torch.where(left <= HALVED * before, halved + 1, 0)
-        # Most come back at once; the longer it takes, the more rarely it is looked at.
-        done, steps = done + steps, 2 * steps
+        done, steps = done + phase.T, 2 * steps
+        if all(end.steps < phase.T for end in ends):  # both rest, and will stay where they are
+            before = left
+            break
     away = (left > near) & (left > FALLEN * before)
-    return Release(len(away), int(away.sum()), float(torch.where(away, left, 0.0).max()))
+    return Release(len(case.x), int(away.sum()), float(torch.where(away, left, 0.0).max()))
