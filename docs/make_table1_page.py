@@ -36,6 +36,9 @@ SILENT, HELD_OUT = "silent-outputs", "held-out"
 PAGE = ROOT / "docs" / "table1.md"
 CURVES = ROOT / "docs" / "table1-curves.svg"
 METHODS = ("ep", "bptt")
+REST = ("residual_mean", "unsettled")
+LAST = 10
+"""Epochs whose free phases are looked at."""
 NOT_YET = "*Not run yet.*"
 
 
@@ -46,6 +49,10 @@ class Published:
     record: Record
     alternating: bool
     found: Mapping[str, Any]
+
+    @property
+    def told_as(self) -> str:
+        return f"`{self.record.preset}`" + (" with alternating steps" if self.alternating else "")
 
     def method(self, name: str) -> Mapping[str, Any] | None:
         told: Mapping[str, Any] | None = self.found["methods"].get(name)
@@ -115,11 +122,11 @@ def results_block(files: list[Published]) -> str:
 
 
 def reproduced_block(files: list[Published]) -> str:
-    """Under which presets each network comes out by each method."""
+    """Under which presets each network comes out by each method, and where alternating steps alone would do it."""
     rows = []
     for name in dict.fromkeys(file.record.name for file in files):
-        own = [file for file in files if file.record.name == name and not file.alternating]
-        found = [[f"`{file.record.preset}`" for file in own if file.reproduced(method)] for method in METHODS]
+        own = [file for file in files if file.record.name == name]
+        found = [[file.told_as for file in own if file.reproduced(method)] for method in METHODS]
         rows.append([name, *(", ".join(presets) or "none" for presets in found)])
     return table(["network", "EP comes out with", "BPTT"], rows) if rows else NOT_YET
 
@@ -204,9 +211,10 @@ def schedules_block(files: list[Published]) -> str:
             if file.method(name) and twin.method(name):
                 changes = "; ".join(str(c) for c in file.record.changes(PAPER[file.record.name]))
                 cells = [f"{file.record.name} {name.upper()}, {changes or f'`{file.record.preset}`'}"]
-                cells += [spread(file.method(name)), spread(twin.method(name))]
+                for f in (file, twin):
+                    cells += [spread(f.method(name)), yes_no(f.reproduced(name))]
                 rows.append([*cells, *_times(file, twin, name)])
-    heads = ["network", "synchronous", "alternating", "time, synchronous", "alternating"]
+    heads = ["network", "synchronous", "reproduced", "alternating", "reproduced", "time, synchronous", "alternating"]
     return table(heads, rows) if rows else NOT_YET
 
 
@@ -227,6 +235,18 @@ def _stepped(file: Published) -> Record:
     return replace(file.record, schedule="alternating") if file.alternating else file.record
 
 
+def rest_block(files: list[Published]) -> str:
+    """How the free phases of the last epochs ended, where the file of a row has it."""
+    rows = []
+    for file in files:
+        for name, trials in file.found.get("free_phases", {}).items():
+            residuals, shares = ([fmean(trial[kind][-LAST:]) for trial in trials] for kind in REST)
+            cells = [f"{file.record.name} {name.upper()}", file.told_as, spread(file.method(name))]
+            low, high = 100 * min(shares), 100 * max(shares)
+            rows.append([*cells, f"{min(residuals):.1e} … {max(residuals):.1e}", f"{low:.2g} … {high:.2g}"])
+    return table(["network", "preset", "error", "mean residual", "not settled, %"], rows) if rows else NOT_YET
+
+
 def provenance_block(files: list[Published]) -> str:
     rows = []
     for file in files:
@@ -241,14 +261,11 @@ def provenance_block(files: list[Published]) -> str:
         return NOT_YET
     totals: dict[tuple[str, str], tuple[float, int]] = {}
     for file in files:
-        where = file.record.preset, file.found["provenance"][0]["provenance"]["device"]
+        where = file.told_as, file.found["provenance"][0]["provenance"]["device"]
         seconds, trained = totals.get(where, (0.0, 0))
         runs = sum(file.method(name) is not None for name in METHODS)
         totals[where] = seconds + file.found["seconds"], trained + runs
-    times = [
-        [f"`{preset}`", device, str(runs), f"{seconds / 60:.1f}"]
-        for (preset, device), (seconds, runs) in totals.items()
-    ]
+    times = [[preset, device, str(runs), f"{seconds / 60:.1f}"] for (preset, device), (seconds, runs) in totals.items()]
     together = table(["preset", "where", "runs of a network by a method", "minutes, tests included"], times)
     heads = ["network", "preset", "engine", "where", "commit", "begun"]
     return f"{table(heads, rows)}\n\n{together}"
@@ -294,6 +311,7 @@ BLOCKS: dict[str, Callable[[list[Published]], str]] = {
     "silent": silent_block,
     "held-out": held_out_block,
     "schedules": schedules_block,
+    "rest": rest_block,
     "provenance": provenance_block,
 }
 

@@ -240,6 +240,10 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     assert list(published["seconds_by_method"]) == ["ep", "bptt"]
     assert 0 < sum(published["seconds_by_method"].values()) <= published["seconds"] + 0.01
     lines = (out / "paper/P-1h/metrics.jsonl").read_bytes()
+    told = [line for line in map(json.loads, lines.splitlines()) if line["method"] == "bptt" and line["trial"] == 0]
+    free = published["free_phases"]["bptt"][0]
+    assert free["residual_mean"] == pytest.approx([line["residual_mean"] for line in told], rel=0.01)
+    assert free["unsettled"] == pytest.approx([line["unsettled"] for line in told], rel=0.01)
     code, _, err = call(*words, "--epochs", 2)
     assert code == 0, err
     assert (out / "paper/P-1h/metrics.jsonl").read_bytes() == lines, "what is done is not done again"

@@ -55,9 +55,19 @@ def test_rows_are_judged_by_the_papers_spread_and_its_epochs(page: ModuleType, t
         "| P-2h | `tuned` | T 200 instead of 100; beta 0.1 instead of 0.5; init default instead of glorot; sched"
         in made
     )
-    assert "| P-1h EP, `paper` | 2.26 ± 0.10 (0.50) | 2.20 ± 0.10 (0.50) | 90 s | 90 s |" in made
-    assert "| P-1h | `paper` | none |\n| P-2h | none | none |" in made
-    assert "| `paper` | a device | 3 | 4.5 |\n| `tuned` | a device | 1 | 1.5 |" in made
+    assert "| P-1h EP, `paper` | 2.26 ± 0.10 (0.50) | yes | 2.20 ± 0.10 (0.50) | yes | 90 s | 90 s |" in made
+    assert "| P-1h | `paper`, `paper` with alternating steps | none |\n| P-2h | none | none |" in made
+    assert "| `paper` | a device | 2 | 3.0 |\n| `paper` with alternating steps | a device | 1 | 1.5 |" in made
+    assert "| `tuned` | a device | 1 | 1.5 |" in made
+
+
+def test_the_last_free_phases_are_told_from_the_calmest_trial_to_the_worst(page: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "paper", "P-2h", test=2.16, epochs=50)
+    path = tmp_path / "paper" / "P-2h.json"
+    phases = [{"seed": n, "residual_mean": [9.0] * 40 + [10.0**-n] * 10, "unsettled": [n / 200] * 50} for n in (1, 3)]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"free_phases": {"ep": phases}}))
+    made = page.rest_block(list(page.published(tmp_path)))
+    assert made.splitlines()[2:] == ["| P-2h EP | `paper` | 2.16 ± 0.10 (0.50) | 1.0e-03 … 1.0e-01 | 0.5 … 1.5 |"]
 
 
 def test_a_schedule_costs_what_its_method_took(page: ModuleType) -> None:

@@ -26,7 +26,7 @@ from eqprop.files import write_json
 from eqprop.report.collect import read_run
 from eqprop.report.page import Written, write_report
 from eqprop.report.tables import Row
-from eqprop.training.metrics import Line
+from eqprop.training.metrics import Line, free_phases
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.published import PublishedTrial, draw, published_trials
 from eqprop.training.result import Result, mean
@@ -87,10 +87,12 @@ def table1(
 
 
 def _published(result: Result) -> dict[str, Any]:
-    """What a row's file holds: the JSON of `train --json`, how long each method took, and where and when it ran."""
+    """What a row's file holds: the JSON of `train --json`, how long each method took, how its free phases ended, and
+    where and when it ran."""
     run = read_run(result.folder)
     seconds = {method: round(run.seconds(method), 3) for method in result.summary["methods"]}
-    return {**result.summary, "seconds_by_method": seconds, "provenance": run.sessions}
+    told = {"seconds_by_method": seconds, "free_phases": free_phases(run.lines)}
+    return {**result.summary, **told, "provenance": run.sessions}
 
 
 class Among(NamedTuple):

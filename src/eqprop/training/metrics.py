@@ -55,3 +55,19 @@ def read_metrics(folder: Path) -> list[Line]:
             ) from error
         lines.append(line)
     return lines
+
+
+def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
+    """How the free phases of each method and trial ended, epoch by epoch, to three digits.
+
+    residual_mean  mean over samples of max |F(s) - s| after T steps
+    unsettled      share of the samples that had not settled
+    """
+    told: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in lines:
+        if line["diverged"] is None:
+            trials = told.setdefault(line["method"], {})
+            trial = trials.setdefault(line["trial"], {"seed": line["seed"], "residual_mean": [], "unsettled": []})
+            for name in ("residual_mean", "unsettled"):
+                trial[name].append(float(f"{line[name]:.3g}"))
+    return {method: [trials[n] for n in sorted(trials)] for method, trials in told.items()}
