@@ -98,10 +98,16 @@ def results_block() -> str:
                 span(errors(d, "synapses")),
                 number(min(errors(d, "synapses", "sign"))),
                 number(min(errors(d, "synapses", "cosine"))),
+                released(d["release"]) if label == d["name"] else "–",
             ]
         )
     headings = ["record", "residual max / median", "not settled", "RMSE neurons", "RMSE synapses"]
-    return table([*headings, "sign, worst", "cosine, worst"], rows)
+    return table([*headings, "sign, worst", "cosine, worst", "tipped over"], rows)
+
+
+def released(found: Mapping[str, Any]) -> str:
+    """How many samples do not come back when the nudge lets them go, of those that had settled."""
+    return f"{found['tipped']} of {found['samples']}" if found["tipped"] else "none"
 
 
 def budget_block() -> str:
