@@ -98,14 +98,15 @@ def check(name: str, code: object, stdout: str, stderr: str) -> None:
 def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.CompletedProcess[str], bool]]:
     """Bad commands, two at a time, and whether each left its folder as it was."""
 
-    def attempt(name: str) -> tuple[subprocess.CompletedProcess[str], bool]:
-        folder = tmp_path_factory.mktemp("bad")
+    def attempt(name: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], bool]:
         before = prepare(folder)
         done = eqprop("gdu", *BAD[name][0], "--out", "out", cwd=folder)
         return done, sorted(folder.rglob("*")) == before
 
+    # Made here: the first folder of a session is no work for two threads at once.
+    folders = [tmp_path_factory.mktemp("bad") for _ in IN_PROCESSES]
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(IN_PROCESSES, pool.map(attempt, IN_PROCESSES), strict=True))
+        return dict(zip(IN_PROCESSES, pool.map(attempt, IN_PROCESSES, folders), strict=True))
 
 
 @pytest.mark.parametrize("name", IN_PROCESSES)
@@ -209,6 +210,32 @@ def test_trained_weights_from_a_run_folder(
     )
     for name, m in report.synapses.items():
         assert document["synapses"][name]["norm"] == pytest.approx(m.norm, rel=1e-9)
+
+
+def test_any_network_of_a_run_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"methods": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
+    train(SMALL.override(epochs=1), tmp_path / "run", **options)
+    monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch, "gdu", "run", "--method", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
+    assert "small (paper, trained by bptt, trial 1)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"method": "bptt", "trial": 1}
+    chosen, first = (subject("run", wishes).model for wishes in (Wishes(method="bptt", trial=1), Wishes()))
+    for name, p in load(tmp_path / "run", "bptt", 1).named_parameters():
+        assert torch.equal(chosen.get_parameter(name), p.double()), name
+        assert not torch.equal(first.get_parameter(name), p.double()), name
+
+
+def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
+    train(SMALL.override(epochs=1), tmp_path / "run", samples=200, engine="eager")
+    with pytest.raises(ValueError, match="Unknown method 'bptt'"):
+        subject(str(tmp_path / "run"), Wishes(method="bptt"))
+    with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
+        subject(str(tmp_path / "run"), Wishes(trial=1))
+    for target in ("toy", f"{MODELS}:symmetric"):
+        with pytest.raises(ValueError, match="choose among the networks of a run, and .* is none"):
+            subject(target, Wishes(trial=0))
 
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

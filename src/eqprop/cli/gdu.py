@@ -36,6 +36,8 @@ def gdu(
     drop_unsettled: Annotated[bool, typer.Option("--drop-unsettled", help="Leave out what has not settled.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    method: Annotated[str | None, typer.Option(help="Of a run folder; its first by default.")] = None,
+    trial: Annotated[int | None, typer.Option(help="Of a run folder; 0 by default.")] = None,
     data: Annotated[str | None, typer.Option(help="The data of a run folder, if it is elsewhere now.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
@@ -50,7 +52,8 @@ def gdu(
     check_out(out)
     if threads is not None:
         torch.set_num_threads(threads)
-    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, cast(NudgePlace | None, nudge), cost)
+    place = cast(NudgePlace | None, nudge)
+    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, place, cost, method, trial)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with own_code(Path(target.rpartition(":")[0])) if is_own(target) else nullcontext():
         chosen = subject(target, wishes)

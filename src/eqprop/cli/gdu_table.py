@@ -33,7 +33,9 @@ def _heading(d: Mapping[str, Any]) -> str:
         phases += " inside sigma"
     if d.get("cost", "squared-error") != "squared-error":
         phases += f", {d['cost']}"
-    return f"{d['name']} ({d['preset']}): {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
+    trained = f", trained by {d['trained']['method']}, trial {d['trained']['trial']}" if "trained" in d else ""
+    what = f"{d['name']} ({d['preset']}{trained})"
+    return f"{what}: {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
 
 
 def _settling(d: Mapping[str, Any]) -> str:

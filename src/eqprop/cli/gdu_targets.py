@@ -46,17 +46,23 @@ class Wishes:
     data: str | None = None
     nudge: NudgePlace | None = None
     cost: str | None = None
+    method: str | None = None
+    trial: int | None = None
 
 
 def subject(target: str, wishes: Wishes) -> Subject:
     """What the target names, ready to be compared."""
     _check(wishes)
-    if is_own(target):
-        return _fitted(_own(target, wishes), wishes)
     # A record wins over a folder that happens to have its name; ./toy is then the folder.
     known = target.lower() in (name.lower() for name in GDU_RECORDS[wishes.preset])
-    if not known and Path(target).is_dir():
+    if not known and not is_own(target) and Path(target).is_dir():
         return _fitted(_trained(Path(target), wishes), wishes)
+    if wishes.method is not None or wishes.trial is not None:
+        raise ValueError(
+            f"--method and --trial choose among the networks of a run, and {target} is none. Leave them out."
+        )
+    if is_own(target):
+        return _fitted(_own(target, wishes), wishes)
     if not known and "/" in target:
         raise FileNotFoundError(
             f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
@@ -115,7 +121,7 @@ def _fitted(found: Subject, wishes: Wishes) -> Subject:
 
 
 def _trained(folder: Path, wishes: Wishes) -> Subject:
-    """Trained weights: trial 0 of the first method, at the record's T, K and beta, on images it was trained on."""
+    """Trained weights: of one trial of one method, at the record's T, K and beta, on images it was trained on."""
     from eqprop.training import load
     from eqprop.training.folder import is_run
     from eqprop.training.plan import read_images, read_plan, recorded_source
@@ -126,7 +132,8 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
             f"one of {', '.join(GDU_RECORDS['paper'])}."
         )
     record, settings, plain = read_plan(folder)
-    model = load(folder)
+    method, trial = wishes.method or settings.methods[0], wishes.trial or 0
+    model = load(folder, method, trial)
     images = read_images(wishes.data or recorded_source(plain["data"]), replace(settings, device="cpu"))
     if images.sha256 != plain["data"].get("sha256"):
         raise ValueError(
@@ -150,6 +157,7 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
         seed=seed,
         init=None,
         convention=AUTHORS if wishes.preset == "authors" else PAPER,
+        trained={"method": method, "trial": trial},
     )
 
 

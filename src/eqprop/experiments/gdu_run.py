@@ -38,6 +38,8 @@ class Subject:
     seed: int
     init: str | None
     convention: Convention
+    trained: dict[str, Any] | None = None
+    """The method and the trial of a run that the weights come from."""
 
     @classmethod
     def of_record(cls, record: GduRecord, dtype: torch.dtype, device: str = "cpu") -> Subject:
@@ -83,6 +85,7 @@ def document(subject: Subject, report: Report, drop_unsettled: bool) -> dict[str
         "nudge": getattr(subject.model, "nudge", "outside"),
         "cost": NAMES.get(type(subject.cost), type(subject.cost).__name__),
         "drop_unsettled": drop_unsettled,
+        **({"trained": subject.trained} if subject.trained else {}),
     }
     return {**head, **found, "format": FORMAT, "provenance": provenance(subject.x.device)}
 
