@@ -228,8 +228,11 @@ def test_any_network_of_a_run_can_be_compared(
 
 
 def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
-    train(SMALL.override(epochs=1), tmp_path / "run", samples=200, engine="eager")
-    with pytest.raises(ValueError, match="Unknown method 'bptt'"):
+    options = {"methods": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
+    train(SMALL.override(epochs=1), tmp_path / "run", **options)
+    with pytest.raises(ValueError, match="Unknown method 'rbp'"):
+        subject(str(tmp_path / "run"), Wishes(method="rbp"))
+    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not begun"):
         subject(str(tmp_path / "run"), Wishes(method="bptt"))
     with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
         subject(str(tmp_path / "run"), Wishes(trial=1))

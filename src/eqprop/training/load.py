@@ -43,6 +43,11 @@ def load(
     folder = Path(folder)
     record, settings, _ = read_plan(folder)
     leg = _find_leg(settings, method or settings.methods[0], trial, folder)
+    if not (folder / leg.folder).is_dir():
+        raise FileNotFoundError(
+            f"{folder} has no weights of {leg.method}, trial {trial}: its training has not begun. Go on with: eqprop "
+            f"resume {folder}"
+        )
     network = record.build(trial, torch.float32, model)
     checkpoint = read_checkpoint(folder / leg.folder)
     cost = _readout(record, checkpoint, trial)
