@@ -276,17 +276,21 @@ def curves_block(files: list[Published]) -> str:
 
 
 def draw(files: list[Published]) -> None:
-    """The paper's appendix figures from the published files: a panel for each network and preset."""
-    panels = [Panel(f"{f.record.name}, {f.record.preset}", _curves(f), f.record.reported) for f in in_order(files)]
+    """The paper's appendix figures from the published files: a panel for each network, preset and schedule."""
+    panels = [Panel(_title(f), _curves(f), f.record.reported) for f in by_network(files)]
     figure = error_curves(panels)
     with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "none"}):
         figure.savefig(CURVES, metadata={"Date": None, "Creator": "eqprop"})
 
 
-def in_order(files: list[Published]) -> list[Published]:
-    """The synchronous ones, by network and then by preset."""
+def _title(file: Published) -> str:
+    return f"{file.record.name}, {file.record.preset}" + (", alternating" if file.alternating else "")
+
+
+def by_network(files: list[Published]) -> list[Published]:
+    """By network and then by preset."""
     names = list(PAPER)
-    return sorted((f for f in files if not f.alternating), key=lambda f: names.index(f.record.name))
+    return sorted(files, key=lambda f: names.index(f.record.name))
 
 
 def _curves(file: Published) -> dict[tuple[str, str], list[Point]]:
