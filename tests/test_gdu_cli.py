@@ -239,6 +239,8 @@ def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
     for target in ("toy", f"{MODELS}:symmetric"):
         with pytest.raises(ValueError, match="choose among the networks of a run, and .* is none"):
             subject(target, Wishes(trial=0))
+    with pytest.raises(FileNotFoundError, match="There is no folder runs/nowhere"):
+        subject("runs/nowhere", Wishes(trial=0))
 
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,20 +54,20 @@ def subject(target: str, wishes: Wishes) -> Subject:
     """What the target names, ready to be compared."""
     _check(wishes)
     # A record wins over a folder that happens to have its name; ./toy is then the folder.
-    known = target.lower() in (name.lower() for name in GDU_RECORDS[wishes.preset])
-    if not known and not is_own(target) and Path(target).is_dir():
+    other = not is_own(target) and target.lower() not in (name.lower() for name in GDU_RECORDS[wishes.preset])
+    if other and Path(target).is_dir():
         return _fitted(_trained(Path(target), wishes), wishes)
+    if other and "/" in target:
+        raise FileNotFoundError(
+            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
+            f"{', '.join(GDU_RECORDS['paper'])}."
+        )
     if wishes.method is not None or wishes.trial is not None:
         raise ValueError(
             f"--method and --trial choose among the networks of a run, and {target} is none. Leave them out."
         )
     if is_own(target):
         return _fitted(_own(target, wishes), wishes)
-    if not known and "/" in target:
-        raise FileNotFoundError(
-            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
-            f"{', '.join(GDU_RECORDS['paper'])}."
-        )
     names = ("T", "K", "beta", "init", "nudge", "cost", "batch", "seed")
     record = gdu_record(target, wishes.preset).override(**{name: getattr(wishes, name) for name in names})
     return Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
