@@ -114,7 +114,7 @@ TUNED: dict[str, Record] = {
     "EB-1h": replace(AUTHORS["EB-1h"], T=200, K=24, output_bias=0.5, preset="tuned"),
     "EB-2h": replace(AUTHORS["EB-2h"], T=500, beta=0.8, output_bias=0.5, preset="tuned"),
     "P-2h": replace(AUTHORS["P-2h"], schedule="alternating", preset="tuned"),
-    "P-3h": replace(PAPER["P-3h"], init="default", beta=0.1, T=360, schedule="alternating", preset="tuned"),
+    "P-3h": replace(AUTHORS["P-3h"], schedule="alternating", preset="tuned"),
     "P-conv": replace(
         AUTHORS["P-conv"],
         T=400,
