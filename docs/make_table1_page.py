@@ -189,13 +189,10 @@ def held_out_block(files: list[Published]) -> str:
     for row in told["rows"]:
         error = f"{row['held_out_mean']:.2f} ± {row['held_out_std']:.2f} ({row['train_error_mean']:.2f})"
         label, changes = f"{row['name']} {row['method'].upper()}", "; ".join(row["changes"])
-        rows.append([label, changes or "nothing", error, str(row["epochs"]), row["commit"][:7]])
-    made = told["provenance"]
-    note = (
-        f"{told['samples']:,} images to train on, {told['held_out']:,} held out, seeds "
-        f"{', '.join(str(trial['seed']) for trial in told['rows'][0]['trials'])}, {made['device']}."
-    )
-    heads = ["network", "what is not as printed", "error on held-out images", "epochs", "commit"]
+        seeds = ", ".join(str(trial["seed"]) for trial in row["trials"])
+        rows.append([label, changes or "nothing", error, str(row["epochs"]), seeds, row["commit"][:7]])
+    note = f"{told['samples']:,} images to train on, {told['held_out']:,} held out, {told['provenance']['device']}."
+    heads = ["network", "what is not as printed", "error on held-out images", "epochs", "seeds", "commit"]
     return f"{table(heads, rows)}\n\n{note}"
 
 
@@ -204,13 +201,14 @@ def schedules_block(files: list[Published]) -> str:
     rows = []
     everything = [*files, *tried(TRIED)]
     for file in everything:
-        twin = next((f for f in everything if _stepped(f) == replace(file.record, schedule="alternating")), None)
+        wanted = replace(file.record, schedule="alternating")
+        twin = next((f for f in everything if replace(_stepped(f), preset=wanted.preset) == wanted), None)
         if twin is None or _stepped(file).schedule == "alternating":
             continue
         for name in METHODS:
             if file.method(name) and twin.method(name):
                 changes = "; ".join(str(c) for c in file.record.changes(PAPER[file.record.name]))
-                cells = [f"{file.record.name} {name.upper()}, {changes or f'`{file.record.preset}`'}"]
+                cells = [f"{file.record.name} {name.upper()}, {file.told_as if file in files else changes}"]
                 for f in (file, twin):
                     cells += [spread(f.method(name)), yes_no(f.reproduced(name))]
                 rows.append([*cells, *_times(file, twin, name)])

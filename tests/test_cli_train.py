@@ -53,7 +53,7 @@ def test_list_shows_every_record_with_what_the_paper_reports(call: Call) -> None
     assert code == 0
     for word in ("EB-1h", "EB-2h", "P-1h", "P-2h", "P-3h", "P-conv", "2.06 ± 0.17 (0.13)", "0.88 ± 0.06 (0.12)"):
         assert word in out
-    assert "--preset tuned P-2h: T 200 instead of 100, beta 0.1 instead of 0.5, init default instead of glorot" in out
+    assert "--preset tuned P-2h: init default instead of glorot, schedule alternating instead of synchronous" in out
     code, out, _ = call("list", "p-2h", "--json", "-")
     assert json.loads(out)["P-2h"]["beta"] == 0.5
 
