@@ -73,8 +73,8 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
     assert {name: changes(record) for name, record in TUNED.items()} == {
         "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
         "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
-        "P-2h": {"T": 200, "beta": 0.1, "init": "default", "schedule": "alternating"},
-        "P-3h": {"T": 360, "beta": 0.1, "init": "default", "schedule": "alternating"},
+        "P-2h": {"init": "default", "schedule": "alternating"},
+        "P-3h": {"init": "default", "schedule": "alternating"},
         "P-conv": {
             "T": 400,
             "decay": "cosine",
@@ -84,7 +84,7 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
             "output_scale": 0.1,
         },
     }
-    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "beta 0.1 instead of 0.5"
+    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "schedule alternating instead of synchronous"
 
 
 def test_methods_share_steps_and_schedule() -> None:
