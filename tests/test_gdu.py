@@ -313,6 +313,46 @@ def test_samples_that_do_not_settle_are_seen_and_can_be_dropped() -> None:
     assert kept.sample == 1
 
 
+def test_alternating_steps_bring_to_rest_what_goes_back_and_forth() -> None:
+    model = two_chains()
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    y = torch.ones(3, 1, dtype=F64)
+    still = gdu.compare(model, COST, x, y, 200, K, BETA, Options(schedule="alternating"))
+    assert (still.schedule, still.residual.unsettled, still.samples, still.release.tipped) == ("alternating", 0, 3, 0)
+    assert still.residual.max < 1e-12
+    assert "T = 200 alternating" in str(still)
+    # From there on everything is as on any state of rest: the same as if the phase had begun in it.
+    rest = relax(model, x, Phase(400, "alternating")).state
+    arguments = (model, COST, x, y, relax(model, x, 2 * K, rest, keep=K))
+    ep, bptt = (e.processes(*arguments).synapses for e in (EP(T, K, beta=BETA), BPTT(T, K)))
+    for name, m in still.synapses.items():
+        assert m.rmse == pytest.approx(rmse(ep[name].flatten(1), -bptt[name].flatten(1)), rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", [(60, 5), (61, 5), (61, 6), (500, 7), (7, 7), (8, 7), (9, 7), (12, 5)])
+def test_a_free_phase_in_pieces_is_one_that_alternates_and_then_does_not(
+    steps: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    long, last = steps
+    model = prototypical(3, "tanh")
+    x, _ = batch(model)
+    told: list[int] = []
+    free = settle(model, x, long, last, None, told.append, "alternating")
+    turns = relax(model, x, Phase(long - last, "alternating"))
+    together = relax(model, x, last, turns.state, keep=last)
+    for got, expected in zip((free.end.state, *free.end.trail), (together.state, *together.trail), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert free.end.steps == long or (long == 500 and not bool(free.end.residual.any()))
+    assert told == sorted(told)
+
+
+def test_layers_that_see_themselves_cannot_take_turns() -> None:
+    model = energy_based(2)
+    with pytest.raises(ValueError, match="cannot alternate"):
+        gdu.compare(model, COST, *batch(model), 50, K, BETA, Options(schedule="alternating"))
+
+
 def two_rests() -> Dynamics:
     """A neuron with a steady state on either side of 0; from zero it goes to that of its input's sign."""
     return from_transition(

@@ -21,7 +21,8 @@ from eqprop.cli import app, commands, main
 from eqprop.cli import reproduce as reproduce_module
 from eqprop.cli.gdu_targets import Wishes, subject
 from eqprop.data import one_hot
-from eqprop.experiments.gdu_records import GDU_RECORDS
+from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
+from eqprop.experiments.gdu_run import run, same_settings
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.training import Settings, load, train
 from eqprop.training.plan import read_images
@@ -219,12 +220,40 @@ def test_any_network_of_a_run_can_be_compared(
     train(SMALL.override(epochs=1), tmp_path / "run", **options)
     monkeypatch.chdir(tmp_path)
     run_here(monkeypatch, "gdu", "run", "--method", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
-    assert "small (paper, trained by bptt, trial 1)" in capsys.readouterr().out
-    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"method": "bptt", "trial": 1}
+    assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"method": "bptt", "trial": 1, "epochs": 1}
     chosen, first = (subject("run", wishes).model for wishes in (Wishes(method="bptt", trial=1), Wishes()))
     for name, p in load(tmp_path / "run", "bptt", 1).named_parameters():
         assert torch.equal(chosen.get_parameter(name), p.double()), name
         assert not torch.equal(first.get_parameter(name), p.double()), name
+
+
+def test_a_run_is_compared_with_the_steps_it_was_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = SMALL.override(epochs=2, schedule="alternating", preset="tuned")
+    train(own, tmp_path / "run", samples=200, engine="eager")
+    monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch, "gdu", "run", "--json", "one.json")
+    assert "small (tuned, trained by ep for 2 epochs, trial 0): T = 8 alternating" in capsys.readouterr().out
+    document = json.loads((tmp_path / "one.json").read_text())
+    assert (document["schedule"], document["preset"]) == ("alternating", "tuned")
+    assert document["convention"]["name"] == "paper"
+    run_here(monkeypatch, "gdu", "run", "--schedule", "synchronous", "--json", "two.json")
+    assert json.loads((tmp_path / "two.json").read_text())["schedule"] == "synchronous"
+
+
+def test_the_free_phase_of_a_record_can_alternate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
+    found = json.loads(capsys.readouterr().out)
+    assert found["schedule"] == "alternating"
+    assert not same_settings(found, gdu_record("P-1h").override(T=60), "float64", drop_unsettled=False)
+    with pytest.raises(ValueError, match="Unknown schedule 'alternate'.*Did you mean 'alternating'"):
+        subject("P-1h", Wishes(schedule="alternate"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot alternate"):
+        run(subject("toy", Wishes(schedule="alternating")))
 
 
 def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:

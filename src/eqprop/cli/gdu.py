@@ -18,6 +18,7 @@ from eqprop.cli.gdu_table import show
 from eqprop.cli.gdu_targets import Wishes, is_own, own_code, subject
 from eqprop.cli.options import check_json, give_json
 from eqprop.dynamics import NudgePlace
+from eqprop.relax import Schedule
 
 
 @app.command()
@@ -30,6 +31,9 @@ def gdu(
     init: Annotated[str | None, typer.Option(help="Initial weights of a record: default or glorot.")] = None,
     nudge: Annotated[str | None, typer.Option(help="outside sigma, as in the paper, or inside.")] = None,
     cost: Annotated[str | None, typer.Option(help="Of a record: squared-error or cross-entropy.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the free phase: synchronous or alternating; a run's own by default.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Samples.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, samples and probes.")] = None,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -53,7 +57,8 @@ def gdu(
     if threads is not None:
         torch.set_num_threads(threads)
     place = cast(NudgePlace | None, nudge)
-    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, place, cost, method, trial)
+    turns = cast(Schedule | None, schedule)
+    wishes = Wishes(preset, T, K, beta, init, batch, seed, dtype, device, data, place, cost, method, trial, turns)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with own_code(Path(target.rpartition(":")[0])) if is_own(target) else nullcontext():
         chosen = subject(target, wishes)

@@ -28,14 +28,20 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _heading(d: Mapping[str, Any]) -> str:
-    phases = f"T = {d['T']}, K = {d['K']}, beta = {d['beta']:g}"
+    turns = " alternating" if d.get("schedule") == "alternating" else ""
+    phases = f"T = {d['T']}{turns}, K = {d['K']}, beta = {d['beta']:g}"
     if d.get("nudge") == "inside":
         phases += " inside sigma"
     if d.get("cost", "squared-error") != "squared-error":
         phases += f", {d['cost']}"
-    trained = f", trained by {d['trained']['method']}, trial {d['trained']['trial']}" if "trained" in d else ""
-    what = f"{d['name']} ({d['preset']}{trained})"
+    what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
     return f"{what}: {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
+
+
+def _training(trained: Mapping[str, Any]) -> str:
+    n = trained.get("epochs")  # a document of an earlier version has none
+    long = "" if n is None else f" for {n} epoch{'s' if n != 1 else ''}"
+    return f", trained by {trained['method']}{long}, trial {trained['trial']}"
 
 
 def _settling(d: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
 from eqprop.experiments.gdu_run import DTYPES, Subject
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER
+from eqprop.relax import Schedule
 
 NUDGES = ("outside", "inside")
+SCHEDULES = get_args(Schedule)
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
 """The phases of a model of one's own, unless told otherwise."""
 
@@ -48,6 +50,7 @@ class Wishes:
     cost: str | None = None
     method: str | None = None
     trial: int | None = None
+    schedule: Schedule | None = None
 
 
 def subject(target: str, wishes: Wishes) -> Subject:
@@ -70,7 +73,8 @@ def subject(target: str, wishes: Wishes) -> Subject:
         return _fitted(_own(target, wishes), wishes)
     names = ("T", "K", "beta", "init", "nudge", "cost", "batch", "seed")
     record = gdu_record(target, wishes.preset).override(**{name: getattr(wishes, name) for name in names})
-    return Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
+    found = Subject.of_record(record, DTYPES[wishes.dtype], wishes.device)
+    return replace(found, schedule=wishes.schedule or found.schedule)
 
 
 def is_own(target: str) -> bool:
@@ -85,6 +89,8 @@ def _check(wishes: Wishes) -> None:
         raise ValueError(unknown("preset", wishes.preset, GDU_RECORDS))
     if wishes.nudge is not None and wishes.nudge not in NUDGES:
         raise ValueError(unknown("nudge", wishes.nudge, NUDGES))
+    if wishes.schedule is not None and wishes.schedule not in SCHEDULES:
+        raise ValueError(unknown("schedule", wishes.schedule, SCHEDULES))
     check_device(wishes.device)
 
 
@@ -117,6 +123,7 @@ def _fitted(found: Subject, wishes: Wishes) -> Subject:
         T=found.T if wishes.T is None else wishes.T,
         K=found.K if wishes.K is None else wishes.K,
         beta=found.beta if wishes.beta is None else wishes.beta,
+        schedule=wishes.schedule or found.schedule,
     )
 
 
@@ -146,7 +153,7 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
         x = x.view(-1, *model.input_shape)
     return Subject(
         name=record.name,
-        preset=wishes.preset,
+        preset=record.preset,
         model=model,
         cost=vars(model)["cost"],
         x=x,
@@ -157,7 +164,8 @@ def _trained(folder: Path, wishes: Wishes) -> Subject:
         seed=seed,
         init=None,
         convention=AUTHORS if wishes.preset == "authors" else PAPER,
-        trained={"method": method, "trial": trial},
+        trained={"method": method, "trial": trial, "epochs": model.epochs},
+        schedule=record.schedule,
     )
 
 

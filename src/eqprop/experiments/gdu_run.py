@@ -15,6 +15,7 @@ from eqprop.experiments.gdu_records import GduRecord
 from eqprop.gdu import Convention, Options, Report, compare
 from eqprop.models import CrossEntropy
 from eqprop.provenance import provenance
+from eqprop.relax import Schedule
 
 FORMAT = 1
 NAMES: dict[type[Cost], str] = {SquaredError: "squared-error", CrossEntropy: "cross-entropy"}
@@ -39,7 +40,9 @@ class Subject:
     init: str | None
     convention: Convention
     trained: dict[str, Any] | None = None
-    """The method and the trial of a run that the weights come from."""
+    """The method and the trial of a run that the weights come from, and how long it had been trained."""
+    schedule: Schedule = "synchronous"
+    """Of the free phase."""
 
     @classmethod
     def of_record(cls, record: GduRecord, dtype: torch.dtype, device: str = "cpu") -> Subject:
@@ -66,7 +69,11 @@ def run(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compare, and return the document and the traces as plain values."""
     options = Options(
-        drop_unsettled=drop_unsettled, convention=subject.convention, seed=subject.seed, progress=progress
+        drop_unsettled=drop_unsettled,
+        convention=subject.convention,
+        seed=subject.seed,
+        schedule=subject.schedule,
+        progress=progress,
     )
     report = compare(subject.model, subject.cost, subject.x, subject.y, subject.T, subject.K, subject.beta, options)
     return document(subject, report, drop_unsettled), {"name": subject.name, **report.traces_to_dict()}
@@ -78,7 +85,7 @@ def document(subject: Subject, report: Report, drop_unsettled: bool) -> dict[str
     head = {
         "name": subject.name,
         "preset": subject.preset,
-        **{key: found.pop(key) for key in ("T", "K", "beta", "dtype")},
+        **{key: found.pop(key) for key in ("T", "K", "beta", "dtype", "schedule")},
         "batch": len(subject.x),
         "seed": subject.seed,
         "init": subject.init,
@@ -105,5 +112,7 @@ def same_settings(document: dict[str, Any], record: GduRecord, dtype: str, drop_
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
-    found = (document.get("nudge", "outside"), document.get("cost", "squared-error"))
-    return found == (record.nudge, record.cost) and all(document.get(key) == value for key, value in wanted.items())
+    later = {"nudge": record.nudge, "cost": record.cost, "schedule": "synchronous"}
+    first = {"nudge": "outside", "cost": "squared-error", "schedule": "synchronous"}
+    found = {**first, **document}
+    return all(found.get(key) == value for key, value in {**wanted, **later}.items())

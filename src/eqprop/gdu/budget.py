@@ -22,7 +22,8 @@ MEANING = {
     "output_slope": "the nudge bypasses sigma' at the output, which BPTT sees",
     "asymmetry": "the Jacobian of the transition is not symmetric, so no primitive function stands behind it",
     "rounding": "updates of this size are lost in rounding: raise beta, or use float64",
-    "unsettled": "samples that have not settled: see --drop-unsettled",
+    "unsettled": "samples that have not settled: leave them out (--drop-unsettled), or let the layers of a "
+    "prototypical net take turns (--schedule alternating)",
 }
 
 

@@ -23,6 +23,7 @@ from eqprop.gdu.metrics import PAPER, Convention, Distance, Metrics
 from eqprop.gdu.release import release
 from eqprop.gdu.report import KINDS, Report, Residual
 from eqprop.gdu.traces import Trace, follow
+from eqprop.relax import Schedule
 
 STEP_COST = 25
 """About how many free steps one step of the processes costs, for the progress shown."""
@@ -37,6 +38,7 @@ class Options:
     convention      of the distances: `PAPER` or `AUTHORS`
     shown           how many elements of a group are followed for the figures, on one sample; 0: none
     seed            of the random probes and of the elements followed
+    schedule        of the free phase; "alternating" finds a state of rest where synchronous steps go back and forth
     progress        called now and then with the fraction done
     """
 
@@ -45,6 +47,7 @@ class Options:
     convention: Convention = PAPER
     shown: int = 5
     seed: int = 0
+    schedule: Schedule = "synchronous"
     progress: Callable[[float], None] | None = None
 
 
@@ -56,7 +59,7 @@ def compare(
     began, worked = time.perf_counter(), time.process_time()
     _check(model, x, T, K, beta)
     progress = _Progress(options.progress, T, K)
-    free = settle(model, x, T, K, options.tolerance, progress.free)
+    free = settle(model, x, T, K, options.tolerance, progress.free, options.schedule)
     cost.check(free.end.state, y)
     check_settling(free, T, options.tolerance)
     batch = _Batch(model, cost, x, y, free, K, beta)
@@ -72,6 +75,7 @@ def compare(
         dtype=str(free.end.state[0].dtype).removeprefix("torch."),
         samples=int(chosen.sum()),
         steps=free.end.steps,
+        schedule=options.schedule,
         convention=options.convention,
         residual=Residual(
             max=float(residual.max()),
@@ -82,7 +86,7 @@ def compare(
         **_by_kind(whole, options.convention),
         settled=None if whole is settled else _by_kind(settled, options.convention),
         budget=_budget(batch, whole, settled, options),
-        release=release(batch.steady(), T, options.tolerance),
+        release=release(batch.steady(), T, options.tolerance, options.schedule),
         sample=sample,
         traces=_traces(batch, sample, every, options),
         seconds=time.perf_counter() - began,

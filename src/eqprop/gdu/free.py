@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from eqprop.dynamics import Dynamics
-from eqprop.relax import NotFiniteError, Phase, Relaxation, relax, settled_below
+from eqprop.relax import NotFiniteError, Phase, Relaxation, Schedule, relax, settled_below
 
 STILL = 1e-15
 """The free phase ends when no neuron of any sample moves by more than this: rounding, of numbers of order one in
@@ -58,38 +58,47 @@ def settle(
     K: int,
     tolerance: float | None,
     progress: Callable[[int], None],
+    schedule: Schedule = "synchronous",
 ) -> FreePhase:
     """T steps of s_{t+1} = F(x, s_t), the last K states before the end kept  [eq:1st-phase].
 
     Run in pieces, each going on from the last: the states are those of one run of T steps. Where nothing moves any
-    more (see `STILL`) the rest is left out and the trail filled with the state reached.
+    more (see `STILL`) the rest is left out and the trail filled with the state reached. A free phase that alternates
+    takes its last K steps synchronously, as BPTT goes back along them: a state at which the layers rest in turns is
+    one at which F rests.
     """
-    pieces = _pieces(T, K)
+    pieces = _pieces(T, K, span=2 if schedule == "alternating" else 1)
     now = relax(model, x, Phase(0, tolerance=tolerance))
     earlier, looked, done = now.residual, 0, 0
     for number, steps in enumerate(pieces):
-        keep = K if number == len(pieces) - 1 else 0
-        now = _piece(model, x, Phase(steps, stop="settled", still=STILL, tolerance=tolerance), now, keep, done)
+        last = number == len(pieces) - 1
+        turns = "synchronous" if last else schedule
+        phase = Phase(steps, turns, stop="settled", still=STILL, tolerance=tolerance)
+        now = _piece(model, x, phase, now, K if last else 0, done)
         done += now.steps
         if done <= T // 2:
             earlier, looked = now.residual, done
         if now.steps < steps:
-            now = now if keep else replace(now, trail=(now.state,) * K)
+            now = now if last else replace(now, trail=(now.state,) * K)
             break
         progress(done)
     return FreePhase(replace(now, steps=done), earlier, looked)
 
 
-def _pieces(T: int, K: int) -> list[int]:
-    """T in about `PIECES` parts, one boundary at T // 2, the last part holding at least the last K steps."""
+def _pieces(T: int, K: int, span: int = 1) -> list[int]:
+    """T in about `PIECES` parts, one boundary about T // 2, the last part being the last K steps.
+
+    All but the first and the last are multiples of `span`: a phase that alternates ends with the even layers, and the
+    next has to begin with the odd ones.
+    """
     before = T - K
     half = min(T // 2, before)
-    parts = []
-    for total in (half, before - half):
+    half -= (before - half) % span
+    edges = [0]
+    for begin, total in ((0, half), (half, before - half)):
         count = max(1, min(PIECES // 2, total))
-        edges = [total * i // count for i in range(count + 1)]
-        parts += [b - a for a, b in pairwise(edges) if b > a]
-    return [*parts, K]
+        edges += [begin + total - total * (count - i) // count // span * span for i in range(1, count + 1)]
+    return [*(b - a for a, b in pairwise(edges) if b > a), K]
 
 
 def _piece(model: Dynamics, x: Tensor, phase: Phase, start: Relaxation, keep: int, done: int) -> Relaxation:
@@ -97,7 +106,7 @@ def _piece(model: Dynamics, x: Tensor, phase: Phase, start: Relaxation, keep: in
         return relax(model, x, phase, start.state, keep=keep)
     except NotFiniteError:
         # Only to say at which step of the whole phase it happened.
-        relax(model, x, done + phase.T)
+        relax(model, x, Phase(done + phase.T, phase.schedule))
         raise
 
 

@@ -9,7 +9,7 @@ import torch
 from eqprop.cost import Nudge
 from eqprop.gdu.free import FALLEN, STILL
 from eqprop.gdu.lockstep import Case
-from eqprop.relax import Phase, relax, settled_below
+from eqprop.relax import Phase, Schedule, relax, settled_below
 from eqprop.state import distance
 
 HALVED = 0.5
@@ -39,7 +39,7 @@ class Release:
         )
 
 
-def release(case: Case, T: int, tolerance: float | None) -> Release:
+def release(case: Case, T: int, tolerance: float | None, schedule: Schedule = "synchronous") -> Release:
     """K nudged steps, then up to T free ones, against as many free ones from where the nudge began."""
     model, x, still = case.model, case.x, case.free.state
     moved = relax(model, x, case.K, still, Nudge(case.cost, case.y, case.beta)).state
@@ -50,7 +50,7 @@ def release(case: Case, T: int, tolerance: float | None) -> Release:
     while done < T and bool((undecided := (left > near) & (halved < 2)).any()):
         # Most come back at once. Only the others go on, and the longer it takes, the more rarely they are looked at.
         x, left, halved = x[undecided], left[undecided], halved[undecided]
-        phase = Phase(min(steps, T - done), stop="settled", still=STILL)
+        phase = Phase(min(steps, T - done), schedule, stop="settled", still=STILL)
         ends = [relax(model, x, phase, tuple(layer[undecided] for layer in s)) for s in (still, moved)]
         still, moved = (end.state for end in ends)
         before, left = left, distance(moved, still, 1)

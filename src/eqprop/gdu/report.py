@@ -29,6 +29,7 @@ class Report:
 
     samples     how many were compared
     steps       the free steps run: T, or fewer if nothing moved any more
+    schedule    of the free phase
     cpu_seconds of this process, all threads together: on a busy machine the better measure
     neurons, synapses, biases   `Metrics` by name
     settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
@@ -42,6 +43,7 @@ class Report:
     dtype: str
     samples: int
     steps: int
+    schedule: str
     seconds: float
     cpu_seconds: float
     convention: Convention
@@ -62,8 +64,9 @@ class Report:
     def __str__(self) -> str:
         """The figures group by group, the parts of the budget and the verdict, as plain text."""
         r = self.residual
+        turns = " alternating" if self.schedule == "alternating" else ""
         lines = [
-            f"T = {self.T}, K = {self.K}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
+            f"T = {self.T}{turns}, K = {self.K}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
             f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
             f"{'group':>10} {'RMSE':>8} {'cumul.':>8} {'sign':>6} {'cosine':>7} {'norm':>8} {'left out':>9}",
         ]
@@ -79,7 +82,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, as plain values."""
-        simple = ("T", "K", "beta", "dtype", "samples", "steps", "seconds", "cpu_seconds")
+        simple = ("T", "K", "beta", "dtype", "schedule", "samples", "steps", "seconds", "cpu_seconds")
         return {
             **{name: getattr(self, name) for name in simple},
             "convention": asdict(self.convention),

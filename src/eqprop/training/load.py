@@ -38,7 +38,8 @@ def load(
     model       the function a network of one's own is built with
 
     The network carries its record as `record`, from which `predict` takes T, its cost as `cost`, with the readout if it
-    has one, and as `start` the feed-forward net it was initialised by, if it was.
+    has one, as `epochs` how many it has been trained for, and as `start` the feed-forward net it was initialised by, if
+    it was.
     """
     folder = Path(folder)
     record, settings, _ = read_plan(folder)
@@ -61,6 +62,7 @@ def load(
         with torch.no_grad():
             p.copy_(saved)
     network.record = record  # type: ignore[assignment]
+    network.epochs = checkpoint.position.epoch  # type: ignore[assignment]
     network = network.to(device)
     # Not as a submodule: the readout's weights are not the network's.
     vars(network)["cost"] = cost.to(device)
