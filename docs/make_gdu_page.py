@@ -185,6 +185,31 @@ def seeds_block() -> str:
     return table(["record", "mean RMSE of synapses, seeds 0–4", "samples not settled", "largest part, synapses"], rows)
 
 
+def alternating_block() -> str:
+    """The records with samples that go back and forth, their free phase both ways."""
+    rows = []
+    for name in ("P-2h", "P-3h"):
+        every = [record(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
+        for label, found in (("synchronous", every), ("alternating", [_alternating(name, seed) for seed in SEEDS])):
+            means = ", ".join(number(d["budget"]["parts"]["synapses"]["rmse"]) for d in found)
+            unsettled = ", ".join(str(d["residual"]["unsettled"]) for d in found)
+            outcomes = [d["budget"]["outcome"] for d in found]
+            told = ", ".join(f"{o} ({outcomes.count(o)})" for o in dict.fromkeys(outcomes))
+            rows.append([name, label, means, unsettled, number(min(_cosines(found))), told])
+    heads = ["record", "free phase", "mean RMSE of synapses, seeds 0–4", "samples not settled", "cosine, worst"]
+    made = _alternating("P-3h", 0)["provenance"]
+    note = f"Alternating: {made['processor']}, torch {made['torch']}, commit {str(made['commit'])[:7]}."
+    return f"{table([*heads, 'the GDU property'], rows)}\n\n{note}"
+
+
+def _alternating(name: str, seed: int) -> dict[str, Any]:
+    return read("alternating", f"{name}-{seed}.json")
+
+
+def _cosines(found: list[dict[str, Any]]) -> list[float]:
+    return [cosine for d in found for cosine in errors(d, "synapses", "cosine")]
+
+
 def must_hold_block() -> str:
     """Each promise with what was measured."""
     coarse, fine = record("toy"), read("toy-beta-0.001", "gdu.json")
@@ -245,6 +270,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "precision": precision_block,
     "authors": authors_block,
     "seeds": seeds_block,
+    "alternating": alternating_block,
     "must hold": must_hold_block,
     "provenance": provenance_block,
 }
