@@ -218,14 +218,23 @@ def schedules_block(files: list[Published]) -> str:
 
 def _times(file: Published, twin: Published, name: str) -> list[str]:
     """Of the method, or of both where a file has one time for all it holds and both hold the same."""
+    places = [_place(f.found["provenance"][0]["provenance"]) for f in (file, twin)]
+    on = ["", ""] if places[0] == places[1] else [f", {place}" for place in places]
     own = [f.found.get("seconds_by_method", {}).get(name) for f in (file, twin)]
     if all(seconds is not None for seconds in own):
-        return [f"{seconds:,.0f} s" for seconds in own]
+        return [f"{seconds:,.0f} s{where}" for seconds, where in zip(own, on, strict=True)]
     ran = [[m for m in METHODS if f.method(m)] for f in (file, twin)]
     if ran[0] != ran[1]:
         return ["–", "–"]
     both = ", both methods" if len(ran[0]) > 1 else ""
-    return [f"{f.found['seconds']:,.0f} s{both}" for f in (file, twin)]
+    return [f"{f.found['seconds']:,.0f} s{both}{where}" for f, where in zip((file, twin), on, strict=True)]
+
+
+def _place(told: Mapping[str, Any]) -> str:
+    """The device, or what kind of processor and how much of it."""
+    if told["device"] != "cpu":
+        return str(told["device"])
+    return f"{told['processor']}, {told['threads']} thread{'s' if told['threads'] != 1 else ''}"
 
 
 def _stepped(file: Published) -> Record:
@@ -250,7 +259,7 @@ def provenance_block(files: list[Published]) -> str:
     for file in files:
         for session in file.found["provenance"]:
             told = session["provenance"]
-            where = f"{told['device']}, torch {told['torch']}"
+            where = f"{_place(told)}, torch {told['torch']}"
             label = file.record.name + (" alternating" if file.alternating else "")
             rows.append(
                 [label, f"`{file.record.preset}`", file.found["engine"], where, str(told["commit"])[:12], told["date"]]
@@ -259,7 +268,7 @@ def provenance_block(files: list[Published]) -> str:
         return NOT_YET
     totals: dict[tuple[str, str], tuple[float, int]] = {}
     for file in files:
-        where = file.told_as, file.found["provenance"][0]["provenance"]["device"]
+        where = file.told_as, _place(file.found["provenance"][0]["provenance"])
         seconds, trained = totals.get(where, (0.0, 0))
         runs = sum(file.method(name) is not None for name in METHODS)
         totals[where] = seconds + file.found["seconds"], trained + runs

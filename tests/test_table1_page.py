@@ -73,10 +73,14 @@ def test_a_schedule_costs_what_its_method_took(page: ModuleType) -> None:
     apart = {**both, "seconds": 90.0, "seconds_by_method": {"ep": 30.0, "bptt": 60.0}}
     whole, short = {**both, "seconds": 50.0}, {**ep, "seconds": 20.0}
 
-    def times(*found: dict[str, Any]) -> list[str]:
-        return page._times(*(page.Published(None, False, f) for f in found), "ep")
+    gpu, cpu = {"device": "a device"}, {"device": "cpu", "processor": "a processor", "threads": 1}
+
+    def times(*found: dict[str, Any], where: tuple[dict[str, Any], ...] = (gpu, gpu)) -> list[str]:
+        files = [{**f, "provenance": [{"provenance": told}]} for f, told in zip(found, where, strict=True)]
+        return page._times(*(page.Published(None, False, f) for f in files), "ep")
 
     assert times(apart, {**ep, "seconds_by_method": {"ep": 12.4}}) == ["30 s", "12 s"]
     assert times(apart, whole) == ["90 s, both methods", "50 s, both methods"]
     assert times(short, short) == ["20 s", "20 s"]
     assert times(whole, short) == ["–", "–"]
+    assert times(short, short, where=(gpu, cpu)) == ["20 s, a device", "20 s, a processor, 1 thread"]
