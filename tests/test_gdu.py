@@ -329,6 +329,41 @@ def test_alternating_steps_bring_to_rest_what_goes_back_and_forth() -> None:
         assert m.rmse == pytest.approx(rmse(ep[name].flatten(1), -bptt[name].flatten(1)), rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["chains", "EB", "conv"])
+def test_shares_are_those_of_the_gradients_of_single_samples(name: str) -> None:
+    if name == "chains":
+        model, x, y = two_chains(), torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64), torch.ones(3, 1, dtype=F64)
+    else:
+        model = small_nets()[name]
+        x, y = batch(model)
+    found = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True)).shares
+    assert found is not None
+    squares = []
+    for n in range(len(x)):
+        _, gradient = EP(200, K, beta=BETA).gradient(model, COST, x[n : n + 1], y[n : n + 1])
+        squares.append(sum(float(g.square().sum()) for g in gradient.values()))
+    assert found.counted == 1
+    assert found.few == pytest.approx(max(squares) / sum(squares), rel=1e-9)
+    if name == "chains":
+        assert found.unsettled == pytest.approx(squares[0] / sum(squares), rel=1e-9)
+        assert f"unsettled samples make {100 * found.unsettled:.0f} %, the largest sample makes" in str(found)
+    else:
+        assert found.unsettled == 0.0
+        assert str(found).startswith("Of the sum of the squared updates the largest sample makes")
+
+
+def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_shares() -> None:
+    model = toy()
+    x, y = batch(model)
+    many = gdu.compare(model, COST, x.repeat(50, 1), y.repeat(50, 1), 100, K, BETA, Options(shown=0)).shares
+    assert many is not None
+    assert many.counted == -(-50 * len(x) // 100)
+    assert f"the largest {many.counted} samples make" in str(many)
+    rests = gdu.compare(two_rests(), COST, torch.ones(2, 1, dtype=F64), torch.zeros(2, 1, dtype=F64), 50, K, BETA)
+    assert rests.shares is None
+    assert rests.to_dict()["shares"] is None
+
+
 @pytest.mark.parametrize("steps", [(60, 5), (61, 5), (61, 6), (500, 7), (7, 7), (8, 7), (9, 7), (12, 5)])
 def test_a_free_phase_in_pieces_is_one_that_alternates_and_then_does_not(
     steps: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eqprop.gdu.release import Release
+from eqprop.gdu.shares import Shares
 
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
 KINDS = ("neurons", "synapses", "biases")
@@ -24,6 +25,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(Text(_jacobian(document)))
     if "release" in document:  # a document of an earlier version has none
         console.print(Text(str(Release(**document["release"]))))
+    if document.get("shares"):
+        console.print(Text(str(Shares(**document["shares"]))))
     console.print(Text(document["budget"]["verdict"], style="bold"))
 
 

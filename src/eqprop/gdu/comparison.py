@@ -22,6 +22,7 @@ from eqprop.gdu.lockstep import Case, Moment, dissect, pair
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Metrics
 from eqprop.gdu.release import release
 from eqprop.gdu.report import KINDS, Report, Residual
+from eqprop.gdu.shares import shares
 from eqprop.gdu.traces import Trace, follow
 from eqprop.relax import Schedule
 
@@ -87,6 +88,7 @@ def compare(
         settled=None if whole is settled else _by_kind(settled, options.convention),
         budget=_budget(batch, whole, settled, options),
         release=release(batch.steady(), T, options.tolerance, options.schedule),
+        shares=shares(batch.whole()),
         sample=sample,
         traces=_traces(batch, sample, every, options),
         seconds=time.perf_counter() - began,
@@ -108,6 +110,10 @@ class _Batch:
         """Some of the samples, by mask or number."""
         free = self.free.only(samples).end
         return Case(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
+
+    def whole(self) -> Case:
+        """All samples, those that are left out too."""
+        return self.case(torch.ones_like(self.free.end.settled))
 
     def steady(self) -> Case:
         """The samples that have settled, or all if none has."""

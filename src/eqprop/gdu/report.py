@@ -8,6 +8,7 @@ from typing import Any
 from eqprop.gdu.budget import Budget
 from eqprop.gdu.metrics import Convention, Metrics
 from eqprop.gdu.release import Release
+from eqprop.gdu.shares import Shares
 from eqprop.gdu.traces import Trace
 
 KINDS = ("neurons", "synapses", "biases")
@@ -34,6 +35,7 @@ class Report:
     neurons, synapses, biases   `Metrics` by name
     settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
     release     what becomes of the samples when the nudge lets them go
+    shares      how much of the updates few samples make; None for a model without a primitive
     sample      the one whose processes are in `traces`, by kind and name
     """
 
@@ -54,6 +56,7 @@ class Report:
     settled: dict[str, dict[str, Metrics]] | None
     budget: Budget
     release: Release
+    shares: Shares | None
     sample: int
     traces: dict[str, dict[str, Trace]]
 
@@ -78,7 +81,8 @@ class Report:
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
             lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
-        return "\n".join([*lines, str(self.release), self.verdict])
+        shares = [str(self.shares)] if self.shares else []
+        return "\n".join([*lines, str(self.release), *shares, self.verdict])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the traces, as plain values."""
@@ -91,6 +95,7 @@ class Report:
             "settled": None if self.settled is None else {kind: _plain(m) for kind, m in self.settled.items()},
             "budget": self.budget.to_dict(),
             "release": asdict(self.release),
+            "shares": None if self.shares is None else asdict(self.shares),
         }
 
     def traces_to_dict(self) -> dict[str, Any]:
