@@ -40,6 +40,10 @@ def record(name: str) -> dict[str, Any]:
     return read(name, "gdu.json")
 
 
+def over_seeds(name: str) -> list[dict[str, Any]]:
+    return [record(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
+
+
 def number(value: float | None) -> str:
     """Two digits, as a reader writes them."""
     if value is None:
@@ -177,7 +181,7 @@ def authors_block() -> str:
 def seeds_block() -> str:
     rows = []
     for name in ("EB-1h", "EB-2h", "P-1h", "P-2h", "P-3h", "P-conv"):
-        found = [record(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
+        found = over_seeds(name)
         means = [d["budget"]["parts"]["synapses"]["rmse"] for d in found]
         unsettled = [d["residual"]["unsettled"] for d in found]
         row = [name, ", ".join(number(v) for v in means), ", ".join(map(str, unsettled))]
@@ -189,25 +193,17 @@ def alternating_block() -> str:
     """The records with samples that go back and forth, their free phase both ways."""
     rows = []
     for name in ("P-2h", "P-3h"):
-        every = [record(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
-        for label, found in (("synchronous", every), ("alternating", [_alternating(name, seed) for seed in SEEDS])):
+        for label, found in (("synchronous", over_seeds(name)), ("alternating", over_seeds(f"{name}-alternating"))):
             means = ", ".join(number(d["budget"]["parts"]["synapses"]["rmse"]) for d in found)
             unsettled = ", ".join(str(d["residual"]["unsettled"]) for d in found)
             outcomes = [d["budget"]["outcome"] for d in found]
             told = ", ".join(f"{o} ({outcomes.count(o)})" for o in dict.fromkeys(outcomes))
-            rows.append([name, label, means, unsettled, number(min(_cosines(found))), told])
+            worst = min(cosine for d in found for cosine in errors(d, "synapses", "cosine"))
+            rows.append([name, label, means, unsettled, number(worst), told])
     heads = ["record", "free phase", "mean RMSE of synapses, seeds 0–4", "samples not settled", "cosine, worst"]
-    made = _alternating("P-3h", 0)["provenance"]
+    made = record("P-3h-alternating")["provenance"]
     note = f"Alternating: {made['processor']}, torch {made['torch']}, commit {str(made['commit'])[:7]}."
     return f"{table([*heads, 'the GDU property'], rows)}\n\n{note}"
-
-
-def _alternating(name: str, seed: int) -> dict[str, Any]:
-    return read("alternating", f"{name}-{seed}.json")
-
-
-def _cosines(found: list[dict[str, Any]]) -> list[float]:
-    return [cosine for d in found for cosine in errors(d, "synapses", "cosine")]
 
 
 def must_hold_block() -> str:

@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def gdu_rows() -> list[str]:
     rows = []
-    folder = ROOT / "results" / "gdu"
-    for path in sorted([*folder.glob("*/gdu.json"), *folder.glob("alternating/P-3h-0.json")], key=_record):
+    for path in sorted((ROOT / "results" / "gdu").glob("*/gdu.json")):
         result = json.loads(path.read_text())
         groups = [*result["neurons"].values(), *result["synapses"].values()]
         errors = [group["rmse"] for group in groups if group["rmse"] is not None]
@@ -34,11 +33,6 @@ def gdu_rows() -> list[str]:
         return []
     head = ["| GDU, preset paper | RMSE over layers and weights | samples not settled | time |", "|---|---|---|---|"]
     return [*head, *rows, ""]
-
-
-def _record(path: Path) -> str:
-    """What a file is sorted by: the folder of a record, or a name that begins with the record's."""
-    return path.stem if path.parent.name == "alternating" else path.parent.name
 
 
 def training_rows() -> list[str]:

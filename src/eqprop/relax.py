@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from eqprop.dynamics import Drive, Dynamics
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
 Schedule = Literal["synchronous", "alternating"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Stop = Literal["never", "settled"]
 
 SETTLED = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -49,7 +50,7 @@ class Phase:
     def __post_init__(self) -> None:
         if not isinstance(self.T, int) or self.T < 0:
             raise ValueError(f"T is {self.T!r}; expected a whole number of steps, 0 or more.")
-        if self.schedule not in ("synchronous", "alternating"):
+        if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule is {self.schedule!r}; expected 'synchronous' or 'alternating'.")
         if self.stop not in ("never", "settled"):
             raise ValueError(f"stop is {self.stop!r}; expected 'never' or 'settled'.")

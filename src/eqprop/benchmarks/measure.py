@@ -28,9 +28,8 @@ from eqprop.experiments.record import Record
 from eqprop.experiments.suggest import unknown
 from eqprop.experiments.training_records import PAPER, named_record
 from eqprop.provenance import provenance
-from eqprop.relax import Schedule, Stop
+from eqprop.relax import SCHEDULES, Schedule, Stop
 
-SCHEDULES: tuple[Schedule, ...] = ("synchronous", "alternating")
 STOPS: tuple[Stop, ...] = ("never", "settled")
 EPOCH = 3000
 """Iterations of one of the paper's epochs: 60,000 samples in mini-batches of 20."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,9 @@ from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
 from eqprop.experiments.gdu_run import DTYPES, Subject
 from eqprop.experiments.suggest import unknown
 from eqprop.gdu import AUTHORS, PAPER
-from eqprop.relax import Schedule
+from eqprop.relax import SCHEDULES, Schedule
 
 NUDGES = ("outside", "inside")
-SCHEDULES = get_args(Schedule)
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
 """The phases of a model of one's own, unless told otherwise."""
 

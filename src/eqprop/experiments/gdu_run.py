@@ -109,10 +109,12 @@ def same_settings(document: dict[str, Any], record: GduRecord, dtype: str, drop_
         "batch": record.batch,
         "seed": record.seed,
         "init": record.init,
+        "nudge": record.nudge,
+        "cost": record.cost,
+        "schedule": "synchronous",
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
-    later = {"nudge": record.nudge, "cost": record.cost, "schedule": "synchronous"}
-    first = {"nudge": "outside", "cost": "squared-error", "schedule": "synchronous"}
-    found = {**first, **document}
-    return all(found.get(key) == value for key, value in {**wanted, **later}.items())
+    # A document of an earlier version does not say what had no alternative then.
+    found = {"nudge": "outside", "cost": "squared-error", "schedule": "synchronous", **document}
+    return all(found.get(key) == value for key, value in wanted.items())

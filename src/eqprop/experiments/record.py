@@ -17,7 +17,7 @@ from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, Holomorphic
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.experiments.suggest import unknown
 from eqprop.models import CrossEntropy
-from eqprop.relax import Schedule, Stop
+from eqprop.relax import SCHEDULES, Schedule, Stop
 from eqprop.starts import STARTS, StartName
 
 EVERY_OTHER = "*"
@@ -144,7 +144,7 @@ class Record:
             raise ValueError(f"output_scale is {self.output_scale!r}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("decay", self.decay, DECAYS)
-        _check_choice("schedule", self.schedule, ("synchronous", "alternating"))
+        _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
         _check_choice("nudge", self.nudge, ("outside", "inside"))

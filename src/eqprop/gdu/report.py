@@ -35,7 +35,7 @@ class Report:
     neurons, synapses, biases   `Metrics` by name
     settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
     release     what becomes of the samples when the nudge lets them go
-    shares      how much of the updates few samples make; None for a model without a primitive
+    shares      how much of the updates few samples make; None without a primitive, or without updates
     sample      the one whose processes are in `traces`, by kind and name
     """
 

@@ -19,7 +19,7 @@ FEW = 0.01
 
 @dataclass(frozen=True)
 class Shares:
-    """Parts of the sum, over samples and parameters, of EP's squared updates.
+    """Parts of the sum, over samples and the network's parameters, of EP's squared updates.
 
     unsettled   that of the samples which have not settled
     few         that of the samples with the largest updates, a hundredth of them and one at the least
@@ -39,21 +39,19 @@ class Shares:
 
 
 def shares(case: Case) -> Shares | None:
-    """None for a model without a primitive, whose updates are not the difference of two ends  [eq:ep-grad]."""
-    squares = squared_updates(case)
-    total = None if squares is None else float(squares.sum())
-    if squares is None or not total:
+    """None where nothing is updated, and without a primitive, as the updates then have no two ends  [eq:ep-grad]."""
+    if not isinstance(case.model, PrimitiveDynamics):
         return None
-    counted = math.ceil(FEW * len(squares))
-    unsettled, few = squares[~case.free.settled].sum(), squares.topk(counted).values.sum()
-    return Shares(float(unsettled) / total, float(few) / total, counted)
+    squares = squared_updates(case.model, case)
+    if not bool(squares.any()):
+        return None
+    parts, counted = squares / squares.sum(), math.ceil(FEW * len(squares))
+    return Shares(float(parts[~case.free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
 
 
-def squared_updates(case: Case) -> Tensor | None:
+def squared_updates(model: PrimitiveDynamics, case: Case) -> Tensor:
     """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 of every sample, all parameters together, (B,)."""
-    model, x, start = case.model, case.x, case.free.state
-    if not isinstance(model, PrimitiveDynamics):
-        return None
+    x, start = case.x, case.free.state
     end = relax(model, x, case.K, start, Nudge(case.cost, case.y, case.beta)).state
     found = []
     for n in range(len(x)):
