@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from blocks import write_or_check
 
 from eqprop.files import write_bytes, write_json
-from eqprop.report.drawing import BLUE, ORANGE, drawn, new_figure, save
+from eqprop.report.figures import BLUE, ORANGE, drawn, new_figure, save
 from eqprop.training.folder import RECORD, RESULT, read_json, sessions
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from eqprop import EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, Pha
 from eqprop.data import mnist, one_hot
 from eqprop.engines import Job, choose
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.record import Record
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import PAPER
 from eqprop.files import write_bytes, write_json
 from eqprop.provenance import provenance
-from eqprop.report.drawing import COLOURS, GREY, drawn, new_figure, save
+from eqprop.report.figures import COLOURS, GREY, drawn, new_figure, save
 from eqprop.training import train
 from eqprop.training.plan import make_optimizer
 

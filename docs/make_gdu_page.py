@@ -19,7 +19,7 @@ from typing import Any
 
 from blocks import write_or_check
 
-from eqprop.experiments.gdu_records import gdu_record
+from eqprop.experiments.gdu import gdu_record
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "gdu"

@@ -17,8 +17,9 @@ from typing import Any
 
 from blocks import write_or_check
 
-from eqprop.benchmarks.floors import dependent_steps, floors, work
-from eqprop.experiments.training_records import PAPER, named_record
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside the package
+from benchmarks.floors import dependent_steps, floors, work
+from eqprop.experiments.paper import PAPER, named_record
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "performance.md"
@@ -141,7 +142,7 @@ def results_table(results: Results) -> str:
     parts = []
     for name, found in results.benches.items():
         machine = found["machine"]
-        headings = ("record", "engine", "trials", "us/iteration", "us/step", "plain twin", "ratio", "error", "torch's")
+        headings = ("record", "engine", "trials", "us/iteration", "us/step", "naive twin", "ratio", "error", "torch's")
         lines = [_result_line(row) for row in found["rows"]]
         title = f"**{place(machine)}**, torch {machine['torch']}, {machine['date'][:10]}"
         source = f"`results/bench/{name}.json`, commit {(machine['commit'] or 'unknown')[:12]}"
@@ -160,14 +161,14 @@ def _result_line(row: Json) -> tuple[str, ...]:
     if row["stop"] == "settled":
         before = f" after {row['iterations_before']}" if row["weights"] == "trained" else ""
         extras.append(f"settled, {row['weights']} weights{before}")
-    error, plain = ("--" if row[key] is None else f"{row[key]:.1e}" for key in ("max_error", "plain_max_error"))
+    error, plain = ("--" if row[key] is None else f"{row[key]:.1e}" for key in ("max_error", "naive_max_error"))
     return (
         f"{row['name']} {row['method'].upper()}" + ("" if row["preset"] == "paper" else f", `{row['preset']}`"),
         row["engine"] + (f" ({'; '.join(extras)})" if extras else ""),
         str(row["trials"]),
         f"{number(row['us_per_iteration'])} ± {number(row['spread_us'])}",
         number(row["us_per_step"]),
-        f"{number(row['plain_us_per_iteration'])} ± {number(row['plain_spread_us'])}",
+        f"{number(row['naive_us_per_iteration'])} ± {number(row['naive_spread_us'])}",
         "refused" if row["speedup"] is None else number(row["speedup"]),
         error,
         plain,

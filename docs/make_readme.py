@@ -14,7 +14,7 @@ from typing import Any
 from blocks import write_or_check
 from make_table1_page import METHODS, Published, by_network, published
 
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.paper import PAPER
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from blocks import write_or_check
 
-from eqprop.experiments.record import Reported
+from eqprop.experiments.experiment import Reported
 from eqprop.files import write_json
 from eqprop.training.folder import RECORD, read_json, sessions
 from eqprop.training.metrics import read_metrics

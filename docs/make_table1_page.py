@@ -18,15 +18,12 @@ from typing import Any
 from blocks import write_or_check
 from matplotlib import rc_context
 
-from eqprop.experiments.plain import from_plain
-from eqprop.experiments.record import Record, Reported
-from eqprop.experiments.training_records import PAPER, PRESETS, named_record
-from eqprop.report.collect import Point
-from eqprop.report.drawing import styled
-from eqprop.report.error_curves import Panel, error_curves
-from eqprop.report.tables import USUAL_STD, WITHIN
-from eqprop.training.published import ALTERNATING
-from eqprop.training.result import deviation
+from eqprop.experiments.experiment import Record, Reported
+from eqprop.experiments.io import from_plain
+from eqprop.experiments.paper import PAPER, PRESETS, named_record
+from eqprop.report.figures import Panel, error_curves, styled
+from eqprop.report.runs import USUAL_STD, WITHIN, Point
+from eqprop.training.metrics import ALTERNATING, deviation
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "table1"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import eqprop
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.training_records import named_record
+from eqprop.experiments.paper import named_record
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Schedule, relax
 

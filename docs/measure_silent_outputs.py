@@ -15,7 +15,7 @@ import torch
 
 from eqprop import SquaredError
 from eqprop.data import mnist, one_hot
-from eqprop.experiments.training_records import PRESETS, named_record
+from eqprop.experiments.paper import PRESETS, named_record
 from eqprop.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "table1-tried" / "silent-outputs.json"

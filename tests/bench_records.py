@@ -14,8 +14,8 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.record import Record
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import PAPER
 from eqprop.relax import Phase, Relaxation
 from eqprop.state import State
 

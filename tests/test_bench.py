@@ -1,4 +1,4 @@
-"""What `eqprop bench` times, what it tells, and what it says to bad input."""
+"""What `python -m benchmarks` times, what it tells, and what it says to bad input."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any
 import pytest
 import torch
 from bench_records import Spoiled, brief, few_images
-from typer.testing import CliRunner
 
-from eqprop.benchmarks import measure as bench
-from eqprop.benchmarks.cases import Case, batch_order, network_order
-from eqprop.benchmarks.command import Request, device_named, exit_code, main, words
-from eqprop.benchmarks.scaling import Curves, measure_scaling
-from eqprop.benchmarks.table1 import ITERATIONS, project
-from eqprop.benchmarks.timing import Contestant, take_turns
-from eqprop.cli import app
-from eqprop.cli import bench as bench_command  # noqa: F401  (registers the command)
+from benchmarks import run as bench
+from benchmarks.__main__ import Request, device_named, exit_code, main, words
+from benchmarks.cases import Case, batch_order, network_order
+from benchmarks.scaling import Curves, measure_scaling
+from benchmarks.table1 import ITERATIONS, project
+from benchmarks.timing import Contestant, take_turns
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Runner
 from eqprop.engines.eager import Eager
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.paper import PAPER
 
 CPU = torch.device("cpu")
 
@@ -34,7 +31,7 @@ def images() -> Images:
 
 def test_a_contestant_counts_and_chooses_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("eqprop.benchmarks.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: clock[0])
     first = [True]
 
     def run(n: int) -> None:
@@ -77,7 +74,7 @@ def test_batches_of_stacked_networks_are_their_own() -> None:
     assert {len(row.unique()) for row in few} == {2}
 
 
-QUICK = bench.Effort(rounds=2, plain_rounds=1, chunk_seconds=0.001, check_iterations=1, trained=5)
+QUICK = bench.Effort(rounds=2, naive_rounds=1, chunk_seconds=0.001, check_iterations=1, trained=5)
 
 
 @pytest.fixture
@@ -94,10 +91,10 @@ def test_rows_hold_what_is_promised(quick: bench.Plan) -> None:
     kinds = [("never", "initial"), ("settled", "initial"), ("settled", "trained")]
     assert seen == [(m, *kind) for m in ("ep", "bptt") for kind in kinds]
     for row in result["rows"]:
-        promised = "name method engine schedule stop trials us_per_iteration us_per_step plain_us_per_iteration"
+        promised = "name method engine schedule stop trials us_per_iteration us_per_step naive_us_per_iteration"
         assert set(promised.split()) | {"speedup", "max_error"} <= set(row)
         assert (row["engine"], row["trials"], row["refused"]) == ("eager", 2, None)
-        assert row["speedup"] == pytest.approx(2 * row["plain_us_per_iteration"] / row["us_per_iteration"])
+        assert row["speedup"] == pytest.approx(2 * row["naive_us_per_iteration"] / row["us_per_iteration"])
         assert row["us_per_step"] == pytest.approx(row["us_per_iteration"] / (7 + 4))
     assert all(r["iterations_before"] >= 5 for r in result["rows"] if r["weights"] == "trained")
 
@@ -213,7 +210,7 @@ def test_table1_times_the_evaluation(quick: bench.Plan) -> None:
 
 
 def test_scaling_varies_one_axis_at_a_time(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.benchmarks.scaling.mnist", lambda device: images)
+    monkeypatch.setattr("benchmarks.scaling.mnist", lambda device: images)
     base = {"batch": 2, "depth": 1, "width": 8, "trials": 1}
     values = {"batch": (1, 3), "depth": (1, 2), "width": (4, 8), "trials": (1, 2)}
     result = measure_scaling(Curves(("eager",), CPU, base, values, T=3, K=2, effort=QUICK))
@@ -252,9 +249,6 @@ def test_bad_input_is_one_message(
     text = capsys.readouterr().err
     assert words_of_error in text
     assert text.startswith("eqprop: ")
-    found = CliRunner().invoke(app, ["bench", *arguments])
-    assert isinstance(found.exception, ValueError)
-    assert words_of_error in str(found.exception)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -265,25 +259,32 @@ def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no CUDA device" in capsys.readouterr().err
 
 
-def test_json_stands_alone_on_standard_output(quick: bench.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_stands_alone_on_standard_output(
+    quick: bench.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(bench, "records_named", lambda names, preset: quick.records)
-    monkeypatch.setattr("eqprop.benchmarks.command.records_named", lambda names, preset: quick.records)
-    short = ["--rounds", "1", "--plain-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
-    found = CliRunner().invoke(app, ["bench", "P-1h", "--engine", "eager", "--table1", "--json", "-", *short])
-    assert found.exit_code == 0, found.output
-    result = json.loads(found.stdout)
+    monkeypatch.setattr("benchmarks.__main__.records_named", lambda names, preset: quick.records)
+    short = ["--rounds", "1", "--naive-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["P-1h", "--engine", "eager", "--table1", "--json", "-", *short])
+    found = capsys.readouterr()
+    assert ended.value.code == 0, found.err
+    result = json.loads(found.out)
     assert [(row["name"], row["method"]) for row in result["rows"]] == [("P-1h", "ep"), ("P-1h", "bptt")]
-    assert "us/iteration" in found.stderr
-    assert "open, without" in found.stderr
+    assert "us/iteration" in found.err
+    assert "open, without" in found.err
 
 
-def test_a_refused_engine_ends_with_code_1(quick: bench.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.benchmarks.command.records_named", lambda names, preset: quick.records)
+def test_a_refused_engine_ends_with_code_1(
+    quick: bench.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.__main__.records_named", lambda names, preset: quick.records)
     monkeypatch.setattr(Case, "choose", lambda self, model: Spoiled("coarse update"))
-    short = ["--rounds", "1", "--plain-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
-    found = CliRunner().invoke(app, ["bench", "P-1h", "--method", "ep", *short])
-    assert found.exit_code == 1
-    assert "no ratio" in found.output
+    short = ["--rounds", "1", "--naive-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["P-1h", "--method", "ep", *short])
+    assert ended.value.code == 1
+    assert "no ratio" in capsys.readouterr().err
 
 
 def test_words_and_devices() -> None:

@@ -9,14 +9,14 @@ import pytest
 from bench_records import Spoiled, brief, few_images
 from torch import Tensor
 
-from eqprop.benchmarks.cases import Case
-from eqprop.benchmarks.check import Checker
+from benchmarks.cases import Case
+from benchmarks.check import Checker
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.estimators import BPTT
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.paper import PAPER
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -42,7 +42,7 @@ def test_the_reference_passes_the_check(images: Images, name: str, method: str, 
     verdict = Checker(images).check(case, Eager())
     assert verdict.reason is None
     assert 0.0 < verdict.max_error < 1e-3
-    assert 0.0 < verdict.plain_max_error < 1e-3
+    assert 0.0 < verdict.naive_max_error < 1e-3
 
 
 @pytest.mark.parametrize("name", ["P-2h", "P-conv"])
@@ -82,7 +82,7 @@ def test_twins_are_computed_once_for_all_engines(images: Images, monkeypatch: py
     checker = Checker(images)
     case = Case(brief(PAPER["P-1h"]), "ep")
     checker.check(case, Eager())
-    monkeypatch.setattr("eqprop.benchmarks.check.train_step", lambda *args: pytest.fail("computed again"))
+    monkeypatch.setattr("benchmarks.check.train_step", lambda *args: pytest.fail("computed again"))
     checker.check(case.with_schedule("synchronous", "settled"), Eager())
 
 
@@ -139,7 +139,7 @@ def test_an_engine_is_held_against_the_worse_of_torchs_two_ways(
     """One network at a time or stacked, torch rounds otherwise: what either of them does is as good as float32."""
 
     class Rounded(Spoiled):
-        """Off by more than the plain twin, as batched products may be."""
+        """Off by more than the naive twin, as batched products may be."""
 
         def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
             free = super().relaxation(model, x, phase, state)
@@ -148,12 +148,12 @@ def test_an_engine_is_held_against_the_worse_of_torchs_two_ways(
     case = Case(brief(PAPER["P-2h"]), "ep", trials=2)
     alone = Checker(images).check(case, Rounded("coarse update"))
     assert alone.reason is not None
-    monkeypatch.setattr("eqprop.benchmarks.check.Eager", lambda: Rounded("coarse update"))
+    monkeypatch.setattr("benchmarks.check.Eager", lambda: Rounded("coarse update"))
     verdict = Checker(images).check(case, Rounded("coarse update"))
     assert verdict.reason is None
-    assert verdict.plain_state_error == verdict.state_error == pytest.approx(1e-5, rel=0.2)
-    assert verdict.plain_update_error == verdict.update_error
-    monkeypatch.setattr("eqprop.benchmarks.check.Eager", Eager)
+    assert verdict.naive_state_error == verdict.state_error == pytest.approx(1e-5, rel=0.2)
+    assert verdict.naive_update_error == verdict.update_error
+    monkeypatch.setattr("benchmarks.check.Eager", Eager)
     plain = Checker(images).check(case, Eager())
-    assert plain.plain_state_error < 0.2 * verdict.plain_state_error
-    assert all(error <= plain.plain_update_error[name] for name, error in plain.update_error.items())
+    assert plain.naive_state_error < 0.2 * verdict.naive_state_error
+    assert all(error <= plain.naive_update_error[name] for name, error in plain.update_error.items())

@@ -12,11 +12,10 @@ import pytest
 from training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
 from eqprop.cli import main
-from eqprop.experiments.gdu_records import gdu_record
+from eqprop.experiments.gdu import gdu_record
 from eqprop.training import train
 from eqprop.training.metrics import Line
-from eqprop.training.plan import Leg, make_plan
-from eqprop.training.settings import Settings
+from eqprop.training.plan import Leg, Settings, make_plan
 from eqprop.training.watch import Events, Lines, Progress, Several, Watch, duration
 
 
@@ -217,8 +216,8 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.training_records.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce_table1.RECORDS", {"paper": small})
+    monkeypatch.setattr("eqprop.experiments.paper.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
+    monkeypatch.setattr("eqprop.cli.reproduce.RECORDS", {"paper": small})
     out = tmp_path / "table"
     words = ("reproduce", "table1", "--out", out, "--trials", 2, "--data", place / "data")
     code, text, err = call(*words, "--epochs", 2)
@@ -256,8 +255,8 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.training_records.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce_table1.RECORDS", {"paper": small})
+    monkeypatch.setattr("eqprop.experiments.paper.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
+    monkeypatch.setattr("eqprop.cli.reproduce.RECORDS", {"paper": small})
     out, data = tmp_path / "table", ("--data", place / "data", "--quiet")
     code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--method", "ep", *data)
     assert code == 0, err
@@ -298,7 +297,7 @@ def test_what_is_not_published_cannot_be_checked(call: Call, tmp_path: Path) -> 
 
 def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = gdu_record("toy").override(T=300, K=20)
-    monkeypatch.setattr("eqprop.experiments.gdu_records.gdu_record", lambda name: short)
+    monkeypatch.setattr("eqprop.experiments.gdu.gdu_record", lambda name: short)
     words = ("demo", "--out", tmp_path / "demo", "--samples", 200, "--epochs", 1)
     code, out, err = call(*words)
     assert code == 0, err
@@ -368,7 +367,7 @@ def test_tensorboard_events_go_through_its_writer(tmp_path: Path, monkeypatch: p
 def test_the_live_display_shows_bars_errors_speed_and_time_left(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from eqprop.training.live import Display
+    from eqprop.cli.display import Display
 
     plan = make_plan(SMALL, Settings(trials=2), few_images())
     console = Console(width=90, record=True, force_terminal=True, file=io.StringIO())

@@ -32,14 +32,13 @@ from eqprop import (
     predict,
     train,
 )
-from eqprop.cli.gdu_targets import Wishes, subject
+from eqprop.cli.gdu import Wishes, subject
 from eqprop.data import one_hot
-from eqprop.engines.cpu import Cpu
+from eqprop.engines.cpu.engine import Cpu
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.gdu_records import gdu_record
-from eqprop.experiments.gdu_run import Subject, run, same_settings
-from eqprop.experiments.plain import from_plain, read_toml, to_plain
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.gdu import Subject, gdu_record, run, same_settings
+from eqprop.experiments.io import from_plain, read_toml, to_plain
+from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
 from eqprop.state import State
 from eqprop.training import evaluate, resume

@@ -20,9 +20,9 @@ import torch
 from training_runs import SMALL, few_images, write_idx
 
 from eqprop import data, train
-from eqprop.data import download, named
+from eqprop.data import sources
 from eqprop.data.images import FILES
-from eqprop.report.collect import read_run
+from eqprop.report.runs import read_run
 from eqprop.training import evaluate, resume
 
 pytest.importorskip("pooch")
@@ -102,15 +102,15 @@ def cache(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     tiny = replace(
-        named.FASHION_MNIST,
+        sources.FASHION_MNIST,
         hosts=(web.address,),
         archives={name.removesuffix(".gz"): digest_of(content) for name, content in web.files.items()},
         contents={name.removesuffix(".gz"): digest_of(gzip.decompress(c)) for name, c in web.files.items()},
         places=(),
     )
-    monkeypatch.setitem(named.NAMED, "fashion-mnist", tiny)
-    monkeypatch.setattr(download, "RETRIES", 0)
-    monkeypatch.setattr(download, "CHUNK", 20)  # the files are small, and a broken piece is lost
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", tiny)
+    monkeypatch.setattr(sources, "RETRIES", 0)
+    monkeypatch.setattr(sources, "CHUNK", 20)  # the files are small, and a broken piece is lost
     return tmp_path / "eqprop" / "data" / "fashion-mnist"
 
 
@@ -136,7 +136,7 @@ def test_a_set_is_downloaded_once(cache: Path, web: Web, capsys: pytest.CaptureF
 def test_progress_is_told(cache: Path, web: Web) -> None:
     seen: list[tuple[str, int, int | None]] = []
     files = {name: digest_of(content) for name, content in web.files.items()}
-    download.download(download.Source("tiny", (web.address,), files), cache, lambda *told: seen.append(told))
+    sources.download(sources.Source("tiny", (web.address,), files), cache, lambda *told: seen.append(told))
     assert {name for name, _, _ in seen} == set(web.files)
     for name, content in web.files.items():
         ours = [(have, total) for told, have, total in seen if told == name]
@@ -147,7 +147,7 @@ def test_progress_is_told(cache: Path, web: Web) -> None:
 def test_a_download_that_broke_is_gone_on_with(cache: Path, web: Web) -> None:
     whole = web.files[first_file()]
     web.breaks = [100]
-    with pytest.raises(download.DownloadError) as told:
+    with pytest.raises(sources.DownloadError) as told:
         data.open_set("fashion-mnist")
     words = str(told.value)
     assert "100 of" in words or "100 bytes" in words
@@ -164,7 +164,7 @@ def test_a_download_that_broke_is_gone_on_with(cache: Path, web: Web) -> None:
 
 
 def test_a_break_is_taken_up_again_within_one_call(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "RETRIES", 1)
+    monkeypatch.setattr(sources, "RETRIES", 1)
     web.breaks = [200]
     assert len(data.open_set("fashion-mnist").train_x) == 30
     assert web.asked[:2] == [None, "bytes=200-"]
@@ -188,7 +188,7 @@ def test_a_whole_part_needs_no_more(cache: Path, web: Web) -> None:
 def test_a_wrong_file_is_refused_and_not_kept(cache: Path, web: Web) -> None:
     right = web.files[first_file()]
     web.files[first_file()] = right[:-1] + bytes([right[-1] ^ 1])
-    with pytest.raises(download.DownloadError, match="not the published one") as told:
+    with pytest.raises(sources.DownloadError, match="not the published one") as told:
         data.open_set("fashion-mnist")
     assert digest_of(right) in str(told.value)
     assert {path.name for path in cache.iterdir()} == {".lock"}
@@ -199,7 +199,7 @@ def test_a_wrong_file_is_refused_and_not_kept(cache: Path, web: Web) -> None:
 def test_a_part_of_another_file_does_not_spoil_the_right_one(
     cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "RETRIES", 1)
+    monkeypatch.setattr(sources, "RETRIES", 1)
     cache.mkdir(parents=True)
     (cache / f"{first_file()}.part").write_bytes(b"x" * 50)
     assert len(data.open_set("fashion-mnist").train_x) == 30
@@ -207,16 +207,16 @@ def test_a_part_of_another_file_does_not_spoil_the_right_one(
 
 
 def test_the_second_host_stands_in_for_the_first(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = named.NAMED["fashion-mnist"]
+    tiny = sources.NAMED["fashion-mnist"]
     hosts = (f"{web.address}nowhere/", web.address)
-    monkeypatch.setitem(named.NAMED, "fashion-mnist", replace(tiny, hosts=hosts))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(tiny, hosts=hosts))
     assert len(data.open_set("fashion-mnist").train_x) == 30
 
 
 def test_offline_it_says_where_to_put_the_files(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(named.NAMED["fashion-mnist"], hosts=("http://127.0.0.1:9/",))
-    monkeypatch.setitem(named.NAMED, "fashion-mnist", tiny)
-    with pytest.raises(download.DownloadError) as told:
+    tiny = replace(sources.NAMED["fashion-mnist"], hosts=("http://127.0.0.1:9/",))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", tiny)
+    with pytest.raises(sources.DownloadError) as told:
         data.open_set("fashion-mnist")
     for word in (*web.files, str(cache), "127.0.0.1", "refused"):
         assert word in str(told.value)
@@ -254,7 +254,7 @@ def test_the_folder_of_a_package_is_looked_at(
     place.mkdir()
     for name, content in tiny_files().items():
         (place / f"{name}.gz").write_bytes(gzip.compress(content, 1))
-    monkeypatch.setitem(named.NAMED, "fashion-mnist", replace(named.NAMED["fashion-mnist"], places=(place,)))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(sources.NAMED["fashion-mnist"], places=(place,)))
     assert len(data.open_set("fashion-mnist").train_x) == 30
     assert web.asked == []
 
@@ -270,7 +270,7 @@ def test_other_files_put_there_by_hand_are_refused(cache: Path) -> None:
 def test_where_only_compressed_files_are_known_they_are_checked(
     cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(named.NAMED, "fashion-mnist", replace(named.NAMED["fashion-mnist"], contents={}))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(sources.NAMED["fashion-mnist"], contents={}))
     data.open_set("fashion-mnist")
     (cache / first_file()).write_bytes(gzip.compress(tiny_files(seed=1)[FILES[0]], mtime=0))
     with pytest.raises(ValueError, match="is not the published file of Fashion-MNIST"):
@@ -294,7 +294,7 @@ def test_an_unknown_name_is_told(name: str, words: str) -> None:
 
 
 def test_every_named_set_is_pinned() -> None:
-    for known in named.NAMED.values():
+    for known in sources.NAMED.values():
         assert set(known.archives) == set(FILES)
         assert all(len(d) == 64 for d in (*known.archives.values(), *known.contents.values()))
         assert all(host.startswith("https://") and host.endswith("/") for host in known.hosts)
@@ -302,10 +302,10 @@ def test_every_named_set_is_pinned() -> None:
 
 
 def test_the_package_of_debian_is_fashion_mnist() -> None:
-    place = named.FASHION_MNIST.places[0]
+    place = sources.FASHION_MNIST.places[0]
     if not place.is_dir():
         pytest.skip("dataset-fashion-mnist is not installed")
-    images = data.idx_directory(place, sha256=named.FASHION_MNIST.contents)
+    images = data.idx_directory(place, sha256=sources.FASHION_MNIST.contents)
     assert (len(images.train_x), len(images.test_x)) == (60000, 10000)
     assert torch.bincount(images.train_y).tolist() == [6000] * 10
 

@@ -38,8 +38,9 @@ from engine_contract import (
 
 from eqprop import BPTT, EP, RBP, NotFiniteError, Phase, SquaredError, from_primitive, relax
 from eqprop.cost import FunctionCost
-from eqprop.engines import choose, cpu_library
-from eqprop.engines.cpu import Cpu
+from eqprop.engines import choose
+from eqprop.engines.cpu import build as cpu_library
+from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.models import Layered
 

@@ -10,18 +10,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.cases import Case
+from benchmarks.check import Checker
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
-from eqprop.benchmarks.cases import Case
-from eqprop.benchmarks.check import Checker
 from eqprop.data import mnist, one_hot
-from eqprop.engines import Job, choose, nvrtc
-from eqprop.engines.cuda_deep import HELPERS, SHARED_BYTES, WARPS, Deep, layout, output_range
-from eqprop.engines.cuda_graph import Graph
-from eqprop.engines.cuda_job import LONGEST_RUN, CapturedRunner, KernelRunner
-from eqprop.engines.cuda_one_hidden import OneHidden
+from eqprop.engines import Job, choose
+from eqprop.engines.base import full_precision
+from eqprop.engines.cuda import nvrtc
+from eqprop.engines.cuda.deep import HELPERS, SHARED_BYTES, WARPS, Deep, layout, output_range
+from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelRunner
+from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner
-from eqprop.engines.precision import full_precision
-from eqprop.experiments.training_records import named_record
+from eqprop.experiments.paper import named_record
 from eqprop.models import Convolutional, Layered, stack
 
 N = 200
@@ -375,7 +376,7 @@ def test_a_long_order_is_run_in_parts_and_prepared_once_a_batch_size():
 
 
 def test_a_runner_that_cannot_be_prepared_hands_over_and_says_so_once(monkeypatch):
-    monkeypatch.setattr("eqprop.engines.cuda_job.GraphRunner", EagerRunner)
+    monkeypatch.setattr("eqprop.engines.cuda.job.GraphRunner", EagerRunner)
     runner = OnTheHost(host_job(), broken=True)
     order = torch.arange(6).view(3, 2)
     with pytest.warns(RuntimeWarning, match="no kernel today. The graph engine takes over"):

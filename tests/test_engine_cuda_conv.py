@@ -25,8 +25,9 @@ from engine_contract import (
 from torch import Tensor
 
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
-from eqprop.engines import choose, nvrtc
-from eqprop.engines.cuda_conv import Conv, ConvRunner
+from eqprop.engines import choose
+from eqprop.engines.cuda import nvrtc
+from eqprop.engines.cuda.conv import Conv, ConvRunner
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.models import Convolutional, Layered, stack
 
@@ -222,7 +223,7 @@ def test_a_runner_that_handed_over_has_no_states_of_its_own(monkeypatch: pytest.
         raise nvrtc.CudaError("no kernel today.")
 
     monkeypatch.setattr(ConvRunner, "_prepare", broken)
-    monkeypatch.setattr("eqprop.engines.cuda_job.GraphRunner", EagerRunner)
+    monkeypatch.setattr("eqprop.engines.cuda.job.GraphRunner", EagerRunner)
     of = case("two maps")
     runner = ConvRunner(job_for(of.model(HOST), of, HOST, 0.05))
     with pytest.warns(RuntimeWarning, match="graph engine takes over"):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from eqprop.engines.cuda_conv import Conv
-from eqprop.engines.cuda_graph import Graph
+from eqprop.engines.base import full_precision
+from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.graph import Graph
 from eqprop.engines.eager import Eager, EagerRunner
-from eqprop.engines.precision import full_precision
 from eqprop.models import Layered
 from eqprop.relax import Phase
 

@@ -22,16 +22,16 @@ from training_runs import SMALL, assert_same_bits, few_images, finish, weights, 
 from eqprop import EP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
 from eqprop.data import Images
 from eqprop.engines import Engine, Job
-from eqprop.engines.cpu import Cpu
-from eqprop.engines.cuda_conv import Conv
-from eqprop.engines.cuda_deep import Deep
-from eqprop.engines.cuda_graph import Graph
-from eqprop.engines.cuda_one_hidden import OneHidden
+from eqprop.engines.cpu.engine import Cpu
+from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.deep import Deep
+from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.plain import from_plain, to_plain
-from eqprop.experiments.record import ESTIMATORS, Record
+from eqprop.experiments.experiment import ESTIMATORS, Record
+from eqprop.experiments.io import from_plain, to_plain
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.report.page import write_report
 from eqprop.training import Stopped, resume, train

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pages import page_maker
 
-from eqprop.experiments.record import ESTIMATORS
+from eqprop.experiments.experiment import ESTIMATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "estimators.md"

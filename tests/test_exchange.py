@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from eqprop.engines.cuda_deep import HELPERS, WARPS, Layout, _tiles, layout
+from eqprop.engines.cuda.deep import HELPERS, WARPS, Layout, _tiles, layout
 
 Steps = Iterator[bool]
 """A coroutine: yields whether it waits."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eqprop.benchmarks.floors import Work, dependent_steps, floors, work
+from benchmarks.floors import Work, dependent_steps, floors, work
 from eqprop.experiments.architecture import ConvolutionalNet, OwnNet
-from eqprop.experiments.record import Record
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional
 
 SAMPLES = 3

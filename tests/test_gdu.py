@@ -28,17 +28,15 @@ from eqprop import (
     relax,
 )
 from eqprop.estimators import Step
-from eqprop.experiments.gdu_records import gdu_record
-from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options
+from eqprop.experiments.gdu import gdu_record
+from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison
 from eqprop.gdu import free as free_phase
-from eqprop.gdu import release as release_module
 from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.free import settle
-from eqprop.gdu.groups import Group, batch_mean, groups
-from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius, unflat
-from eqprop.gdu.linearised import Linearised
+from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
 from eqprop.gdu.lockstep import Case, combine, dissect
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
+from eqprop.gdu.metrics import Group, batch_mean, groups
 from eqprop.models import Layered, stack
 
 COST = SquaredError()
@@ -416,13 +414,15 @@ def test_samples_at_rest_are_not_run_to_the_end(monkeypatch: pytest.MonkeyPatch)
     """Nor are those that come back run on beside one that does not."""
     ran: list[tuple[int, int]] = []
 
-    def counted(*given: Any) -> Any:
-        found = relax(*given)
+    def counted(*given: Any, **options: Any) -> Any:
+        found = relax(*given, **options)
         ran.append((len(found.state[0]), found.steps))
         return found
 
     x, y = torch.full((3, 1), 0.1, dtype=F64), torch.tensor([[-1.0], [1.0], [0.9]], dtype=F64)
-    monkeypatch.setattr(release_module, "relax", counted)
+    monkeypatch.setattr(free_phase, "relax", counted)
+    released = free_phase.release
+    monkeypatch.setattr(comparison, "release", lambda *given: (ran.clear(), released(*given))[1])
     found = gdu.compare(two_rests(), COST, x, y, 50_000, K, 0.6).release
     assert (found.samples, found.tipped) == (3, 1)
     assert sum(steps for _, steps in ran) < 1000

@@ -17,12 +17,11 @@ from training_runs import SMALL, few_images
 from typer.testing import CliRunner
 
 from eqprop import SquaredError, gdu
-from eqprop.cli import app, commands, main
+from eqprop.cli import load_commands, main
 from eqprop.cli import reproduce as reproduce_module
-from eqprop.cli.gdu_targets import Wishes, subject
+from eqprop.cli.gdu import Wishes, subject
 from eqprop.data import one_hot
-from eqprop.experiments.gdu_records import GDU_RECORDS, gdu_record
-from eqprop.experiments.gdu_run import run, same_settings
+from eqprop.experiments.gdu import GDU_RECORDS, gdu_record, run, same_settings
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.training import Settings, load, train
 from eqprop.training.plan import read_images
@@ -289,12 +288,11 @@ def small() -> dict[str, Any]:
 
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files as files, without drawing, which takes most of the time and has tests of its own."""
-    for module in ("gdu_folder", "gdu_gallery"):
+    for module in ("gdu",):
         monkeypatch.setattr(f"eqprop.report.{module}.save", lambda figure: {"png": b"png", "pdf": b"pdf"})
 
 
 def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert commands
     monkeypatch.setattr(reproduce_module, "GDU_RECORDS", {"paper": small()})
     quick_figures(monkeypatch)
     runner, out = CliRunner(), tmp_path / "figures of the paper"
@@ -310,7 +308,7 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     def again() -> tuple[int, list[str]]:
         """Run it; the exit code and what was computed."""
         made.append("|")
-        done = runner.invoke(app, ["reproduce", "figures", "--out", str(out)])
+        done = runner.invoke(load_commands(), ["reproduce", "figures", "--out", str(out)])
         begun = len(made) - made[::-1].index("|")
         return done.exit_code, made[begun:]
 
@@ -356,7 +354,7 @@ def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypa
         return whole(subject, **rest)
 
     monkeypatch.setattr(reproduce_module, "run", never)
-    done = CliRunner().invoke(app, ["reproduce", "figures", "--out", str(tmp_path)])
+    done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
     assert isinstance(done.exception, NeverSettlesError)
     assert "toy: None of the 2 samples" in str(done.exception)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"p-1h.png", "p-1h.pdf"}

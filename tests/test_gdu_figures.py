@@ -16,12 +16,10 @@ from matplotlib import image
 from nets import batch, prototypical, toy
 
 from eqprop import SquaredError, gdu
-from eqprop.experiments.gdu_records import GDU_RECORDS, PRESETS, gdu_record
-from eqprop.experiments.gdu_run import FORMAT, Subject, document, same_settings
-from eqprop.experiments.training_records import named_record
-from eqprop.report.drawing import COLOURS, save
-from eqprop.report.gdu_figures import processes, rmse_panels, rmse_single, shown_rmse, symbol
-from eqprop.report.saw_teeth import saw_teeth
+from eqprop.experiments.gdu import FORMAT, GDU_RECORDS, PRESETS, Subject, document, gdu_record, same_settings
+from eqprop.experiments.paper import named_record
+from eqprop.report.figures import COLOURS, save
+from eqprop.report.gdu import processes, rmse_panels, rmse_single, saw_teeth, shown_rmse, symbol
 
 K = 6
 
@@ -134,7 +132,7 @@ def test_colours_can_be_told_apart_in_grey_and_by_the_colour_blind() -> None:
 
 
 def test_modules_that_draw_load_matplotlib_late() -> None:
-    code = "import sys, eqprop.cli.commands, eqprop.report.gdu_gallery; print('matplotlib' in sys.modules)"
+    code = "import sys, eqprop.report.gdu, eqprop.cli as c; c.load_commands(); print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

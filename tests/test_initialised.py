@@ -18,11 +18,11 @@ from training_runs import SMALL, assert_same_bits, few_images, finish
 
 from eqprop import Dynamics, from_primitive, relax
 from eqprop.data import Images
-from eqprop.engines.cpu import Cpu
+from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.beyond_records import BEYOND, LITERATURE
-from eqprop.experiments.training_records import PAPER, named_record
+from eqprop.experiments.literature import BEYOND, LITERATURE
+from eqprop.experiments.paper import PAPER, named_record
 from eqprop.models import Layered, stack
 from eqprop.report.page import write_report
 from eqprop.starts import Initialised

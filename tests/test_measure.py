@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +16,18 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics
 from eqprop import SquaredError, relax
 from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Runner, choose
-from eqprop.engines.cuda_conv import Conv
-from eqprop.engines.cuda_deep import Deep
-from eqprop.engines.cuda_job import CapturedRunner
+from eqprop.engines.base import full_precision
+from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.deep import Deep
+from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
-from eqprop.engines.precision import full_precision
 from eqprop.experiments.architecture import ConvolutionalNet
-from eqprop.experiments.record import Record
-from eqprop.experiments.training_records import PAPER
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import PAPER
 from eqprop.models import CrossEntropy, stack
 from eqprop.starts import Persistent
 from eqprop.training import evaluate, train
-from eqprop.training.measure import Measure
+from eqprop.training.evaluate import Measure
 
 RECORDS = {
     "layered": replace(SMALL, init="default"),
@@ -115,7 +116,7 @@ def test_a_network_that_is_not_finite_stays_as_it_is_beside_the_others(images: I
 
 
 def test_it_can_be_put_off_and_begun_again(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.training.measure.BATCH", 4)
+    monkeypatch.setattr(sys.modules["eqprop.training.evaluate"], "BATCH", 4)
     ours = measure(Counting(), RECORDS["layered"], images, None)
     expected = ours.error_rates()
     left = 2

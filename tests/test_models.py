@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from eqprop import BPTT, EP, RBP, Estimator, Phase, PrimitiveDynamics, SquaredError, from_energy, relax
 from eqprop.models import Activation, Convolutional, Layered, Toy, stack, unstack
 from eqprop.models.activations import ACTIVATIONS, activation
-from eqprop.models.pooling import conv, conv_transpose, conv_weight, pool, unpool
+from eqprop.models.convolutional import conv, conv_transpose, conv_weight, pool, unpool
 from eqprop.state import State
 
 

@@ -12,9 +12,9 @@ import torch
 from pages import page_maker
 from test_bench import rows_of_table1
 
-from eqprop.benchmarks.floors import floors
-from eqprop.benchmarks.table1 import project
-from eqprop.experiments.training_records import PAPER
+from benchmarks.floors import floors
+from benchmarks.table1 import project
+from eqprop.experiments.paper import PAPER
 from eqprop.models import Layered
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -46,8 +46,8 @@ def page() -> ModuleType:
 
 
 def bench_rows(**fields: Any) -> list[dict[str, Any]]:
-    errors = {"max_error": 3e-6, "plain_max_error": 2e-6, "spread_us": 1.5, "plain_spread_us": 2.5}
-    times = {"us_per_step": 12.0, "plain_us_per_iteration": 98765.0, "iterations_before": 0, "preset": "paper"}
+    errors = {"max_error": 3e-6, "naive_max_error": 2e-6, "spread_us": 1.5, "naive_spread_us": 2.5}
+    times = {"us_per_step": 12.0, "naive_us_per_iteration": 98765.0, "iterations_before": 0, "preset": "paper"}
     return [{**row, **errors, **times, **fields} for row in rows_of_table1(us_per_iteration=4321.0, speedup=111.0)]
 
 

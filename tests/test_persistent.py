@@ -20,16 +20,16 @@ from training_runs import SMALL, assert_same_bits, few_images, finish, kill, sta
 from eqprop import EP, Dynamics, SquaredError, relax
 from eqprop.data import Images
 from eqprop.engines import choose
-from eqprop.engines.cpu import Cpu
+from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.training_records import named_record
+from eqprop.experiments.paper import named_record
 from eqprop.models import stack
 from eqprop.starts import Persistent, fingerprint
 from eqprop.training import Stopped, evaluate, resume, train
+from eqprop.training.api import begin_or_resume
 from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.run import begin_or_resume
 
 KEPT = replace(
     SMALL,

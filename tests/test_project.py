@@ -17,35 +17,38 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "eqprop"
 NOTATION = ROOT / "docs" / "notation.md"
 
-CORE = {"state", "derivative", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
+CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
 LIBRARY = CORE | {"models", "starts", "engines", "data"}
-RECORDS = {"version", "files", "provenance"}
+SHARED = {"files", "provenance", "messages", "cache"}
 
 # What a module or subpackage of eqprop may import from the others. One that is not here yet may be missing; one
 # that is not in this table is an error: it must be given its place first. "eqprop" is the package itself.
 MAY_IMPORT: dict[str, set[str]] = {
-    "version": set(),
     "files": set(),
-    "provenance": {"version"},
+    "provenance": set(),
+    "messages": set(),
+    "cache": set(),
     "state": set(),
-    "derivative": set(),
-    "dynamics": {"state", "derivative"},
+    "autodiff": set(),
+    "dynamics": {"state", "autodiff"},
     "functional": {"state", "dynamics"},
-    "cost": {"state", "derivative"},
+    "cost": {"state", "autodiff", "dynamics"},
     "relax": {"state", "dynamics", "cost"},
-    "estimators": {"state", "dynamics", "cost", "relax"},
+    "estimators": {"state", "autodiff", "dynamics", "cost", "relax"},
     "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
-    "models": {"state", "derivative", "dynamics", "functional", "cost"},
+    "models": {"messages", "state", "autodiff", "dynamics", "functional", "cost"},
     "starts": {"state", "dynamics"},
-    "engines": {"files", "state", "dynamics", "functional", "cost", "relax", "estimators", "models", "starts"},
-    "data": set(),
-    "experiments": LIBRARY | RECORDS,
-    "training": LIBRARY | RECORDS | {"experiments"},
-    "report": LIBRARY | RECORDS | {"experiments", "training"},
-    "benchmarks": LIBRARY | RECORDS | {"experiments", "training"},
-    "tuning": LIBRARY | RECORDS | {"experiments", "training"},
-    "eqprop": LIBRARY | {"version", "experiments", "training"},
-    "cli": LIBRARY | RECORDS | {"experiments", "training", "report", "benchmarks", "tuning", "eqprop"},
+    "engines": {
+        *("files", "cache", "messages", "state", "dynamics", "functional", "cost", "relax"),
+        *("estimators", "models", "starts"),
+    },
+    "data": {"cache", "messages"},
+    "experiments": LIBRARY | SHARED,
+    "training": LIBRARY | SHARED | {"experiments"},
+    "report": LIBRARY | SHARED | {"experiments", "training"},
+    "tuning": LIBRARY | SHARED | {"experiments", "training"},
+    "eqprop": LIBRARY | {"provenance", "experiments", "training"},
+    "cli": LIBRARY | SHARED | {"experiments", "training", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }
 
@@ -234,5 +237,5 @@ def test_the_version_is_the_same_everywhere() -> None:
         return found[1]
 
     version = stated("pyproject.toml", r'^version = "(.+)"$')
-    assert stated("src/eqprop/version.py", r'^__version__ = "(.+)"$') == version
+    assert stated("src/eqprop/provenance.py", r'^__version__ = "(.+)"$') == version
     assert stated("CITATION.cff", r"^version: (.+)$") == version

@@ -18,12 +18,10 @@ import pytest
 from browser import Browser, find_browser
 from training_runs import SMALL, few_images
 
-from eqprop.experiments.training_records import PAPER, named_record
-from eqprop.report.collect import collect
-from eqprop.report.curves import Axes, _epoch_ticks, axes, series
-from eqprop.report.error_curves import error_curves, panel_of
-from eqprop.report.page import render, write_report
-from eqprop.report.tables import rows, to_csv, to_latex
+from eqprop.experiments.paper import PAPER, named_record
+from eqprop.report.figures import error_curves, panel_of
+from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
+from eqprop.report.runs import collect, rows, to_csv, to_latex
 from eqprop.training import train
 from eqprop.training.metrics import read_metrics
 

@@ -20,13 +20,12 @@ import pytest
 from test_tune import call
 from training_runs import SMALL, environment, few_images, finish, kill, start, write_idx
 
-from eqprop.cli.tune_search import _without
+from eqprop.cli.tune import _without
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.plain import find_record
-from eqprop.experiments.record import Record
-from eqprop.training.interruption import Stopped
-from eqprop.tuning.search import Found, Search, search
-from eqprop.tuning.space import own_values, space_around, to_record
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.io import find_record
+from eqprop.training.loop import Stopped
+from eqprop.tuning.search import Found, Search, own_values, search, space_around, to_record
 from eqprop.tuning.study import (
     ATTEMPTS,
     WORKER,

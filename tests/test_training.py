@@ -19,16 +19,16 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics, weights
 import eqprop
 from eqprop import files
 from eqprop.data import Images, split_validation
+from eqprop.data.images import epoch_order, stacked_order
 from eqprop.engines import choose, engine_names
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.record import Record
+from eqprop.experiments.experiment import Record
 from eqprop.training import Settings, Stopped, Watch, evaluate, load, predict, resume, train
 from eqprop.training.checkpoint import join_tensors, read_checkpoint, split_tensors
 from eqprop.training.folder import sessions
-from eqprop.training.interruption import Interruption
-from eqprop.training.order import epoch_order, stacked_order
+from eqprop.training.loop import Interruption
+from eqprop.training.metrics import deviation
 from eqprop.training.plan import Leg, make_plan, read_plan
-from eqprop.training.result import deviation
 from eqprop.training.trainer import Trainer
 
 NETS: dict[str, Record] = {

@@ -14,12 +14,12 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics, weights
 
 from eqprop import SquaredError
 from eqprop.data import Images, one_hot
+from eqprop.data.images import stacked_order
 from eqprop.engines import Job, choose
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.record import Record
+from eqprop.experiments.experiment import Record
 from eqprop.training import Watch, resume, train
-from eqprop.training.interruption import Interruption, Stopped
-from eqprop.training.order import stacked_order
+from eqprop.training.loop import Interruption, Stopped
 from eqprop.training.plan import make_optimizer
 
 FALLING = replace(SMALL, decay="cosine", epochs=4)

@@ -12,9 +12,9 @@ from training_runs import SMALL
 
 from eqprop import BPTT, EP, RBP
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.plain import find_record, from_plain, read_toml, to_plain
-from eqprop.experiments.record import METHODS, Record
-from eqprop.experiments.training_records import AUTHORS, PAPER, PRESETS, RECORDS, TUNED, named_record
+from eqprop.experiments.experiment import METHODS, Record
+from eqprop.experiments.io import find_record, from_plain, read_toml, to_plain
+from eqprop.experiments.paper import AUTHORS, PAPER, PRESETS, RECORDS, TUNED, named_record
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
 PRINTED = {

@@ -13,7 +13,7 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics, weights
 from eqprop.data import Images
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.training import Watch, resume, train
-from eqprop.training.interruption import Interruption, Stopped
+from eqprop.training.loop import Interruption, Stopped
 from eqprop.training.plan import make_optimizer
 from eqprop.training.trainer import Trainer
 

@@ -16,17 +16,25 @@ from training_runs import SMALL, few_images, write_idx, write_small_toml
 from eqprop import BPTT, Dynamics, Phase, SquaredError, from_primitive, relax
 from eqprop.cli import main
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.plain import find_record, to_plain
-from eqprop.experiments.record import Record
-from eqprop.experiments.toml_text import to_toml
-from eqprop.experiments.training_records import RECORDS
-from eqprop.training.plan import make_plan
-from eqprop.training.settings import Settings
-from eqprop.tuning import decide
-from eqprop.tuning.curves import Agreement, Residuals, Scales, Sizes
-from eqprop.tuning.effort import count_work, short_training
-from eqprop.tuning.folder import prepare_folder
-from eqprop.tuning.probe import Batches, agreement, exact_gradients, gradients, residuals, scales, weight_names
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.io import find_record, to_plain, to_toml
+from eqprop.experiments.paper import RECORDS
+from eqprop.training.plan import Settings, make_plan
+from eqprop.tuning import recipe as decide
+from eqprop.tuning.effort import count_work, prepare_folder, short_training
+from eqprop.tuning.probe import (
+    Agreement,
+    Batches,
+    Residuals,
+    Scales,
+    Sizes,
+    agreement,
+    exact_gradients,
+    gradients,
+    residuals,
+    scales,
+    weight_names,
+)
 from eqprop.tuning.recipe import Request, Tuned, smaller, tune
 
 ALL = [record for preset in RECORDS.values() for record in preset.values()]

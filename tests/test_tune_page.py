@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from pages import page_maker
 
-from eqprop.experiments.plain import find_record
+from eqprop.experiments.io import find_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tune.md"

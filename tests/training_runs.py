@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eqprop.data import Images, mnist
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.record import Record
+from eqprop.experiments.experiment import Record
 from eqprop.training.checkpoint import read_checkpoint
 from eqprop.training.metrics import WALL_TIME, read_metrics
 

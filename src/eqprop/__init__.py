@@ -17,10 +17,10 @@ from eqprop.estimators import (
 )
 from eqprop.functional import from_energy, from_primitive, from_transition
 from eqprop.models import CrossEntropy
+from eqprop.provenance import __version__
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
 from eqprop.training import load, predict, train
-from eqprop.version import __version__
 
 __all__ = [
     "BPTT",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eqprop.derivative import derivative
+from eqprop.autodiff import derivative
 from eqprop.state import State
 
 

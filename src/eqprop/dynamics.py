@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from eqprop.derivative import derivative
+from eqprop.autodiff import derivative
 from eqprop.state import State, add
 
 Drive = Any

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eqprop.version import __version__
+from eqprop.provenance import __version__
 
 app = typer.Typer(
     name="eqprop",
@@ -35,12 +35,18 @@ EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
 """What bad input, a bad file or a diverging state raises; anything else is a defect and keeps its traceback."""
 
 
+def load_commands() -> typer.Typer:
+    """The application with every command: each module registers its own. Late, so that --version stays quick."""
+    # `eqprop --help` names the commands in this order.
+    from eqprop.cli import list, train, resume, evaluate, demo, gdu, report, tune, reproduce  # noqa: F401, I001
+
+    return app
+
+
 def main() -> None:
     """Run the command line; a foreseen error becomes one message on standard error and exit code 2."""
-    from eqprop.cli import commands  # noqa: F401  (registers the commands; loaded here so that --version stays quick)
-
     try:
-        app()
+        load_commands()()
     except EXPECTED_ERRORS as error:
         typer.echo(f"eqprop: {error}", err=True)
         sys.exit(2)

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from eqprop.cli import app
-from eqprop.cli.options import Engine, Quiet, Threads, stopping, watcher
-from eqprop.experiments.training_records import PAPER
+from eqprop.cli.common import Engine, Quiet, Threads, stopping, watcher
+from eqprop.experiments.paper import PAPER
+from eqprop.training.api import begin_or_resume
 from eqprop.training.folder import is_run
-from eqprop.training.run import begin_or_resume
 
 SAMPLES, EPOCHS = 20_000, 3
 """A third of MNIST, three times: enough to see EP and BPTT learn alike."""
@@ -30,10 +30,9 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """The toy model's gradients checked, a network trained by EP and by BPTT, and the page that shows both."""
-    from eqprop.cli.reproduce_table1 import results_table
-    from eqprop.report.collect import collect
+    from eqprop.cli.reproduce import results_table
     from eqprop.report.page import write_report
-    from eqprop.report.tables import rows
+    from eqprop.report.runs import collect, rows
 
     started = time.monotonic()
     console = Console(quiet=quiet)
@@ -62,9 +61,8 @@ def demo(
 
 def _toy(folder: Path) -> str:
     """Compare on the paper's toy model, draw its figures, and say in a line what was found."""
-    from eqprop.experiments.gdu_records import gdu_record
-    from eqprop.experiments.gdu_run import Subject, run
-    from eqprop.report.gdu_folder import read_document, write_folder
+    from eqprop.experiments.gdu import Subject, gdu_record, run
+    from eqprop.report.gdu import read_document, write_folder
 
     document = read_document(folder)
     if document is None:

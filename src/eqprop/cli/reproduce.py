@@ -1,22 +1,41 @@
-"""eqprop reproduce: what the paper shows, in one go."""
+"""eqprop reproduce: the figures and the Table 1 of the paper, resumable at any point."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from rich.progress import Progress, TaskID
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import TaskID
+from rich.table import Table
 
 from eqprop.cli import app
-from eqprop.cli.gdu import check_out
-from eqprop.cli.gdu_progress import bars
-from eqprop.cli.gdu_targets import check_device
-from eqprop.experiments.gdu_records import GDU_RECORDS, GduRecord
-from eqprop.experiments.gdu_run import DTYPES, Subject, run, same_settings
-from eqprop.experiments.suggest import unknown
+from eqprop.cli.common import Data, Device, Engine, Quiet, Threads, spread, stopping, watcher
+from eqprop.cli.display import bars
+from eqprop.cli.gdu import check_device, check_out
+from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.gdu import DTYPES, GDU_RECORDS, GduRecord, Subject, run, same_settings
+from eqprop.experiments.paper import PAPER, RECORDS, named_record
+from eqprop.files import write_json
 from eqprop.gdu import NeverSettlesError
+from eqprop.messages import unknown
+from eqprop.report.page import Written, write_report
+from eqprop.report.runs import Row, read_run
+from eqprop.training.api import begin_or_resume
+from eqprop.training.metrics import Line, PublishedTrial, Result, draw, free_phases, mean, published_trials
+from eqprop.training.plan import Leg, Plan, split_methods
+from eqprop.training.watch import Progress, Watch
 
 reproduce = typer.Typer(help="Reproduce figures and tables of the paper.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
@@ -33,7 +52,7 @@ def figures(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Every figure about the GDU property. Stopped and started again, it goes on where it was."""
-    from eqprop.report.gdu_gallery import write_gallery
+    from eqprop.report.gdu import write_gallery
 
     check_out(out)
     check_device(device)
@@ -63,9 +82,9 @@ def weight(record: GduRecord) -> float:
     return record.T * max(len(record.hidden), 0.1) + 25 * record.K
 
 
-def _do(record: GduRecord, folder: Path, device: str, progress: Progress, task: TaskID) -> None:
+def _do(record: GduRecord, folder: Path, device: str, progress: Bars, task: TaskID) -> None:
     """Compare and write the folder, unless it is there and was made with the same settings."""
-    from eqprop.report.gdu_folder import read_document, write_folder
+    from eqprop.report.gdu import read_document, write_folder
 
     done, share = progress.tasks[task].completed, weight(record)
     before = read_document(folder)
@@ -77,3 +96,201 @@ def _do(record: GduRecord, folder: Path, device: str, progress: Progress, task: 
         said = f"{record.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)
     progress.update(task, completed=done + share)
+
+
+@reproduce.command("table1")
+def table1(
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
+    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper (the default), authors or tuned.")] = None,
+    method: Annotated[str | None, typer.Option(help="ep, bptt; both by default.")] = None,
+    trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
+    epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="synchronous, or alternating in runs of their own.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of trial 0.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
+    data: Data = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on.
+
+    With --check FOLDER one random trial of one published row is trained anew, and told whether it lies within the
+    published spread (code 1 if not); --seed chooses which, among those of --rows, --preset and --method.
+    """
+    methods = split_methods(method or "ep,bptt")
+    if check is not None:
+        told = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
+        among = Among(None if rows is None else rows.split(","), preset, methods)
+        _check(check, out, among, seed, {"watch": watcher(quiet), **told})
+        return
+    preset = preset or "paper"
+    if out is None:
+        raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
+    records = [record.override(epochs=epochs, schedule=schedule, seed=seed) for record in _rows(rows, preset)]
+    _check_out(out)
+    options: dict[str, Any] = {"methods": methods, "trials": trials, "samples": samples, "data": data}
+    options |= {"engine": engine, "device": device, "threads": threads}
+    overall = Overall(watcher(quiet), [(r, m) for m in methods for r in records])
+    with stopping():
+        # One method over all rows before the next: a table with one column early is worth more than half its rows.
+        for part in methods:
+            for record in records:
+                folder = out / preset / _folder(record, schedule)
+                overall.turn(record, part)
+                result = begin_or_resume(record, folder, watch=overall, only=(part,), **options)
+                write_json(folder.with_suffix(".json"), _published(result))
+                write_report(out, with_curves=False)
+    written = write_report(out)
+    if not quiet:
+        _show(out, written)
+
+
+def _published(result: Result) -> dict[str, Any]:
+    """What a row's file holds: the JSON of `train --json`, how long each method took, how its free phases ended, and
+    where and when it ran."""
+    run = read_run(result.folder)
+    seconds = {method: round(run.seconds(method), 3) for method in result.summary["methods"]}
+    told = {"seconds_by_method": seconds, "free_phases": free_phases(run.lines)}
+    return {**result.summary, **told, "provenance": run.sessions}
+
+
+class Among(NamedTuple):
+    """Which published trials one is drawn from."""
+
+    rows: list[str] | None
+    preset: str | None
+    methods: tuple[str, ...]
+
+    def trials(self, folder: Path) -> list[PublishedTrial]:
+        found = published_trials(folder, self.rows)
+        wanted = [t for t in found if t.method in self.methods and self.preset in (None, t.record.preset)]
+        if not wanted:
+            there = sorted({f"{t.record.name} {t.record.preset} {t.method}" for t in found})
+            asked = " ".join([self.preset or "any preset", " or ".join(self.methods)])
+            raise ValueError(f"Nothing published for {asked}; there is {', '.join(there)}. Choose one of these.")
+        return wanted
+
+
+def _check(folder: Path, out: Path | None, among: Among, seed: int | None, options: dict[str, Any]) -> None:
+    """Train the drawn trial again, into a folder that is kept if it was asked for."""
+    trial = draw(among.trials(folder), seed)
+    label = f"{trial.record.name} ({trial.record.preset}, {trial.record.schedule}), {trial.method}, seed {trial.seed}"
+    typer.echo(f"{label}: published {trial.error:.2f} %, {trial.record.epochs} epochs, from {trial.path}")
+    with TemporaryDirectory() as scratch, stopping():
+        to = (out or Path(scratch)) / _folder(trial.record, trial.record.schedule)
+        result = begin_or_resume(trial.record, to, methods=(trial.method,), trials=1, **options)
+    error = result.test_error(trial.method)
+    if error is None:
+        raise ValueError(
+            f"{label} diverged when it was trained anew; published is a test error of {trial.error:.2f} %."
+        )
+    spread = f"{mean(trial.errors):.2f} ± {trial.tolerance:.2f} %"
+    if not trial.holds(error):
+        typer.echo(f"No: {error:.2f} % now, which is outside the published {spread}.")
+        raise typer.Exit(1)
+    typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
+
+
+def _rows(rows: str | None, preset: str) -> list[Record]:
+    if preset not in RECORDS:
+        raise ValueError(unknown("preset", preset, RECORDS))
+    if rows is None:
+        return [record for name, record in RECORDS[preset].items() if name in PAPER]
+    return [named_record(name.strip(), preset) for name in rows.split(",") if name.strip()]
+
+
+def _folder(record: Record, schedule: str | None) -> str:
+    return record.name + ("-alternating" if schedule == "alternating" else "")
+
+
+def _check_out(out: Path) -> None:
+    """Only a folder of this command's own making, or a new one, is written to."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not any(True for _ in out.glob("*/*/record.json")) and not (out / "figures").is_dir():
+        listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
+        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or an empty folder with --out.")
+
+
+class Overall(Watch):
+    """Passes everything on, with the time left for the whole table in place of that of one run.
+
+    What is to come is estimated from the arithmetic of its time steps, at the speed measured last.
+    """
+
+    def __init__(self, watch: Watch, parts: Sequence[tuple[Record, str]]) -> None:
+        self.watch = watch
+        self.to_come = list(parts)
+        self.now: tuple[Record, str] | None = None
+        self.started = time.monotonic()
+
+    def turn(self, record: Record, method: str) -> None:
+        self.now = (record, method)
+        self.to_come.remove(self.now)
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        self.watch.begin(plan, folder)
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        self.watch.begin_leg(leg, engine, epoch)
+
+    def progress(self, progress: Progress) -> None:
+        self.watch.progress(self._with_all(progress))
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        self.watch.epoch(lines, self._with_all(progress))
+
+    def warn(self, message: str) -> None:
+        self.watch.warn(message)
+
+    def end(self) -> None:
+        self.watch.end()
+
+    def _with_all(self, progress: Progress) -> Progress:
+        assert self.now is not None, "turn comes first"
+        whole, later = arithmetic(self.now[0]), sum(arithmetic(record) for record, _ in self.to_come)
+        return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
+
+
+def arithmetic(record: Record) -> float:
+    """About how much a leg computes: steps times connections between dynamic layers, over all epochs."""
+    net = record.architecture
+    if isinstance(net, LayeredNet):
+        sizes = net.sizes[:-1]
+        connections = sum(a * b for a, b in pairwise(sizes))
+    else:
+        connections = 4_000_000
+    return record.epochs * (record.T + 2 * record.K) * math.sqrt(connections)
+
+
+def _show(out: Path, written: Written) -> None:
+    from eqprop.report.runs import collect, rows
+
+    Console().print(results_table(rows(collect(out).runs)))
+    Console().print(f"Page: {written.page}", highlight=False, soft_wrap=True)
+    Console().print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", highlight=False, soft_wrap=True)
+
+
+def results_table(found: Sequence[Row]) -> Table:
+    """Ours beside the paper's, within 80 columns."""
+    table = Table(title="Test error, % (running train error)", box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for heading in ("network", "method", "ours", "paper", "epochs", "reproduced"):
+        table.add_column(heading, justify="left" if heading in ("network", "method") else "right", no_wrap=True)
+    for row in found:
+        paper = row.reported
+        ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
+        table.add_row(
+            row.run.title,
+            row.run.record.label(row.method),
+            ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
+            "--" if paper is None else str(paper),
+            f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",
+            row.verdict if row.verdict in ("yes", "no") else "--",
+        )
+    return table

@@ -1,13 +1,16 @@
-"""eqprop tune."""
+"""The search of eqprop tune: one worker in this process, or several in processes of their own."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -15,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eqprop.cli import app
-from eqprop.cli.options import (
+from eqprop.cli.common import (
     Data,
     Device,
     Engine,
@@ -31,15 +34,16 @@ from eqprop.cli.options import (
     give_json,
 )
 from eqprop.data import Images
-from eqprop.experiments.plain import find_record, to_plain
-from eqprop.experiments.record import Record
-from eqprop.experiments.toml_text import to_toml
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.io import find_record, to_plain, to_toml
+from eqprop.files import write_json, write_text
 from eqprop.training import Stopped
 from eqprop.training.folder import locked
-from eqprop.training.plan import describe, read_images
-from eqprop.training.settings import Settings
-from eqprop.tuning.folder import prepare_folder
-from eqprop.tuning.trainings import Machine
+from eqprop.training.plan import Settings, describe, read_images
+from eqprop.tuning.effort import Machine, prepare_folder
+
+if TYPE_CHECKING:
+    from eqprop.tuning.search import Found
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,6 @@ def tune_record(
     wish = Wish(wanted, folder, machine, budget, model, data, quiet, as_json)
     with going_on():
         if search is not None:
-            from eqprop.cli.tune_search import run_search
-
             run_search(wish, search, storage, workers)
         elif storage is not None or workers > 1:
             raise ValueError("--storage and --workers belong to a search; say how many trials it has: --search 50.")
@@ -110,7 +112,7 @@ def going_on() -> Iterator[None]:
 
 def run_recipe(wish: Wish) -> None:
     """The paper's recipe, its files, and the table of what was decided."""
-    from eqprop.report.tune_figures import RECORD, write_tuned
+    from eqprop.report.figures import RECORD, write_tuned
     from eqprop.tuning.recipe import Request, tune
 
     images = wish.images()
@@ -184,3 +186,94 @@ def decisions_table(document: Mapping[str, Any]) -> Table:
 
 def _shown(value: Any) -> str:
     return "\n".join(f"{k} {v:g}" for k, v in value.items()) if isinstance(value, Mapping) else f"{value:g}"
+
+
+JOURNAL, DOCUMENT, RECORD = "study.journal", "search.json", "best.toml"
+
+
+def run_search(wish: Wish, trials: int, storage: str | None, workers: int) -> None:
+    """Search to the end and write the best record; every worker does, and writes the same."""
+    from eqprop.tuning.search import Search, result, work
+
+    images = wish.images()
+    asked = {"search": to_plain(wish.record), "model": wish.model, "data": describe(images)}
+    prepare_folder(wish.folder, asked)
+    where = storage or str(wish.folder / JOURNAL)
+    threads = wish.machine.threads or max((os.cpu_count() or 1) // workers, 1)
+    torch.set_num_threads(threads)
+    machine = replace(wish.machine, threads=threads)
+    team = [_start(threads) for _ in range(workers - 1)]
+    try:
+        with progress(wish.quiet) as tell:
+            own = factory(wish.model)
+            wanted = Search(wish.record, wish.folder, images, trials, where, own, machine, wish.budget, tell)
+            work(wanted)
+    finally:
+        _end(team)
+    found = result(wanted)
+    _write(wish.folder, found, wish)
+    give_json(found.document, wish.as_json)
+    if not wish.quiet and wish.as_json != "-":
+        console = Console(highlight=False)
+        console.print(trials_table(found.document))
+        console.print(f"Train with it: eqprop train {wish.folder / RECORD}", soft_wrap=True, markup=False)
+
+
+def _start(threads: int) -> subprocess.Popen[bytes]:
+    """A worker more: the same command in a process of its own, silent."""
+    words = [*_without(sys.argv[1:], ("--workers", "--threads", "--json"))]
+    command = [sys.executable, "-m", "eqprop", *words, "--workers", "1", "--threads", str(threads), "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
+    """The words of a command without these options and their values."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in options:
+            skip = True
+        elif not word.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(word)
+    return kept
+
+
+def _end(team: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for the other workers; where this one was stopped or failed, they are asked to stop first."""
+    if sys.exc_info()[0] is not None:
+        for worker in team:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+    for worker in team:
+        code = worker.wait()
+        if code not in (0, 130, 143):
+            how = f"by signal {-code}" if code < 0 else f"with code {code}"
+            print(f"A worker ended {how}; the others did its share.", file=sys.stderr)
+
+
+def _write(folder: Path, found: Found, wish: Wish) -> None:
+    title = (
+        f"{wish.record.name}, the best of {len(found.document['trials'])} trials of a search with seed "
+        f"{wish.record.seed}: held-out error {found.document['held_out_error']:.2f} %"
+    )
+    write_text(folder / RECORD, to_toml(found.record, title=title))
+    write_json(folder / DOCUMENT, found.document)
+
+
+def trials_table(document: Mapping[str, Any], most: int = 8) -> Table:
+    """The best trials."""
+    ended = [t for t in document["trials"] if t["held_out_error"] is not None]
+    states = [t["state"] for t in document["trials"]]
+    effort = document["effort"]
+    table = Table(
+        title=f"{document['name']}: {len(ended)} trials trained to the end, {states.count('pruned')} given up earlier; "
+        f"{effort['samples']} samples, {effort['epochs']} epochs, {effort['validation']} held out"
+    )
+    names = list(ended[0]["values"])
+    for heading in ("trial", "held out, %", *names):
+        table.add_column(heading, justify="right")
+    for trial in sorted(ended, key=lambda t: (t["held_out_error"], t["number"]))[:most]:
+        values = [f"{trial['values'][name]:.3g}" for name in names]
+        table.add_row(str(trial["number"]), f"{trial['held_out_error']:.2f}", *values)
+    return table

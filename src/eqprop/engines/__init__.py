@@ -1,6 +1,5 @@
 """Fast time loops behind one interface: `choose` takes the fastest that serves, or the one asked for."""
 
-from eqprop.engines.base import Engine, Job, Runner, Tally
-from eqprop.engines.choose import choose, engine_names
+from eqprop.engines.base import Engine, Job, Runner, Tally, choose, engine_names
 
 __all__ = ["Engine", "Job", "Runner", "Tally", "choose", "engine_names"]

@@ -1,13 +1,10 @@
-"""Engines replace the time loop and nothing else.
-
-An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
-mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to. Where its
-iterations are so much faster that they outdo `relaxation`, it evaluates too (`Engine.evaluates`).
-"""
+"""Which engine runs: by name, or the fastest that supports the model on this machine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import torch
@@ -19,6 +16,17 @@ from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, in matrix products and convolutions; afterwards as the caller had it."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 @dataclass(frozen=True)
@@ -169,3 +177,50 @@ def learning_rates(job: Job) -> dict[str, float]:
     """The rate of each parameter by name, from the optimizer's groups; 0 for one that is not optimised."""
     rates = {id(p): float(group["lr"]) for group in job.optimizer.param_groups for p in group["params"]}
     return {name: rates.get(id(p), 0.0) for name, p in job.model.named_parameters()}
+
+
+def _engines() -> list[Engine]:
+    """Every engine, the fastest first; the last serves everything."""
+    from eqprop.engines.cpu.engine import Cpu
+    from eqprop.engines.cuda.conv import Conv
+    from eqprop.engines.cuda.deep import Deep
+    from eqprop.engines.cuda.graph import Graph
+    from eqprop.engines.cuda.one_hidden import OneHidden
+    from eqprop.engines.eager import Eager
+
+    return [OneHidden(), Deep(), Conv(), Graph(), Cpu(), Eager()]
+
+
+def engine_names() -> tuple[str, ...]:
+    return ("auto", *(engine.name for engine in _engines()))
+
+
+def choose(
+    name: str,
+    model: Dynamics,
+    cost: Cost | None = None,
+    estimator: Estimator | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    start: StartName = "zero",
+) -> Engine:
+    """The engine of that name, or with "auto" the first that does not refuse.
+
+    start       where the free phases of training begin; a job with such a `start` is only given to an engine that
+                was chosen for it
+    """
+
+    def refusal(engine: Engine) -> str | None:
+        if start not in engine.starts:
+            return f"its free phases begin at zero, and they are to begin {start}."
+        return engine.refuses(model, cost, estimator, optimizer)
+
+    engines = _engines()
+    if name == "auto":
+        return next(engine for engine in engines if refusal(engine) is None)
+    for engine in engines:
+        if engine.name == name:
+            reason = refusal(engine)
+            if reason is not None:
+                raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
+            return engine
+    raise ValueError(f"Unknown engine {name!r}; expected one of {', '.join(engine_names())}.")

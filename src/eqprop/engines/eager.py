@@ -9,8 +9,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, Tally
-from eqprop.engines.precision import full_precision
+from eqprop.engines.base import Engine, Job, Runner, Tally, full_precision
 from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State

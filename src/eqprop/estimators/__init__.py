@@ -3,11 +3,10 @@
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT
 from eqprop.estimators.continual import ContinualEP
-from eqprop.estimators.ep import EP, Nudging
+from eqprop.estimators.ep import EP, Nudging, Signs, random_sign
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.limit import limit_steps
 from eqprop.estimators.rbp import RBP, GrowingAdjointError
-from eqprop.estimators.signs import Signs, random_sign
 
 __all__ = [
     "BPTT",

@@ -11,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, begin, merge, trainable, transition_vjp
-from eqprop.estimators.stand_in import with_values
 from eqprop.relax import Relaxation, check_finite, relax, trajectory
 from eqprop.state import State, scale, subtract
 

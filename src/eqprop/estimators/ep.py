@@ -2,20 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, check_beta
+from eqprop.cost import Cost, Nudge, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, add_to_grad, begin, difference, merge, trainable, transition_vjp
-from eqprop.estimators.side_by_side import SideBySide
 from eqprop.relax import Phase, Relaxation, relax, trajectory
 from eqprop.state import State, subtract
+
+
+class SideBySide:
+    """A mini-batch (B, ...) repeated once a beta, copy after copy: (P B, ...), or (R, P B, ...) when stacked.
+
+    x       the inputs, repeated            nudge   towards the targets, repeated, each copy with its own beta
+
+    A single beta leaves the batch as it is; it may then be a tensor with one value a network, (R,).
+    """
+
+    def __init__(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, betas: Sequence[float | complex | Tensor]
+    ) -> None:
+        self.copies = len(betas)
+        self.dim = model.sample_dims(x) - 1
+        self.x = self._repeat(x)
+        if len(betas) == 1:
+            (beta,) = betas
+            self.nudge = Nudge(cost, y, beta.unsqueeze(-1) if isinstance(beta, Tensor) and beta.dim() else beta)
+        else:
+            lead = x.shape[: self.dim + 1]
+            each = [x.new_ones(lead) * beta for beta in betas]
+            self.nudge = Nudge(cost, self._repeat(y), torch.cat(each, self.dim))
+
+    def repeat(self, s: State) -> State:
+        return tuple(self._repeat(layer) for layer in s)
+
+    def split(self, s: State) -> list[State]:
+        """The state of each copy, in the order of the betas."""
+        if self.copies == 1:
+            return [s]
+        layers = [layer.chunk(self.copies, self.dim) for layer in s]
+        return [tuple(layer[k] for layer in layers) for k in range(self.copies)]
+
+    def _repeat(self, v: Tensor) -> Tensor:
+        return v if self.copies == 1 else torch.cat([v] * self.copies, self.dim)
+
+
+BITS = 256
+"""Signs of one digest: its bits, the highest first, 1 standing for +1 and 0 for -1."""
+
+
+def random_sign(seed: int, iteration: int) -> int:
+    """+1 or -1: bit i mod 256 of SHA-256 of "eqprop signs SEED BLOCK", BLOCK = i div 256."""
+    block, bit = divmod(iteration, BITS)
+    return 1 if _digest(seed, block) >> (BITS - 1 - bit) & 1 else -1
+
+
+def _digest(seed: int, block: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"eqprop signs {seed} {block}".encode()).digest(), "big")
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The signs of a training run.
+
+    seeds   one a network: a network draws the same signs stacked with others as alone
+    first   the iteration a runner begins with, counted from the start of the training
+    """
+
+    seeds: tuple[int, ...] = field(default=(0,))
+    first: int = 0
+
+    def rows(self, start: int, n: int) -> Tensor:
+        """(n, R) of +1 and -1 in float64, for n iterations from `start` on, counted from `first`."""
+        begin = self.first + start
+        columns = [list(_signs(seed, begin, begin + n)) for seed in self.seeds]
+        return torch.tensor(columns, dtype=torch.float64).view(len(self.seeds), n).T.contiguous()
+
+
+def _signs(seed: int, begin: int, end: int) -> Iterator[float]:
+    block, digest = -1, 0
+    for i in range(begin, end):
+        if i // BITS != block:
+            block = i // BITS
+            digest = _digest(seed, block)
+        yield 1.0 if digest >> (BITS - 1 - i % BITS) & 1 else -1.0
+
 
 Nudging = Literal["one-sided", "symmetric", "random-sign"]
 Sign = float | Tensor

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eqprop.gdu.groups import Group
-from eqprop.gdu.metrics import Convention, Distance
+from eqprop.gdu.metrics import Convention, Distance, Group
 
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding")
 HOLDS, ALIGNED, FAR = 0.05, 0.5, 0.75
@@ -53,7 +52,7 @@ class Budget:
     """What limits the match.
 
     neurons, synapses   the parts of the RMSE, all in its measure
-    asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.jacobian.asymmetry`)
+    asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.linearised.asymmetry`)
     spectral_radius     of the Jacobian, the largest over the settled samples
     saturated           fraction of neurons with sigma' near zero
     outcome             "holds", "holds approximately" or "fails"

@@ -14,16 +14,11 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
 from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
-from eqprop.gdu.free import FreePhase, check_settling, settle
-from eqprop.gdu.groups import Group, groups, measure
-from eqprop.gdu.jacobian import asymmetry, flat, flat_product, saturated, spectral_radius
-from eqprop.gdu.linearised import Linearised
+from eqprop.gdu.free import FreePhase, check_settling, release, settle
+from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius
 from eqprop.gdu.lockstep import Case, Moment, dissect, pair
-from eqprop.gdu.metrics import PAPER, Convention, Distance, Metrics
-from eqprop.gdu.release import release
-from eqprop.gdu.report import KINDS, Report, Residual
-from eqprop.gdu.shares import shares
-from eqprop.gdu.traces import Trace, follow
+from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, groups, measure
+from eqprop.gdu.report import KINDS, Report, Residual, Trace, follow, shares
 from eqprop.relax import Schedule
 
 STEP_COST = 25

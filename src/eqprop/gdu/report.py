@@ -2,14 +2,122 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from eqprop.cost import Nudge
+from eqprop.dynamics import PrimitiveDynamics
 from eqprop.gdu.budget import Budget
-from eqprop.gdu.metrics import Convention, Metrics
-from eqprop.gdu.release import Release
-from eqprop.gdu.shares import Shares
-from eqprop.gdu.traces import Trace
+from eqprop.gdu.free import Release
+from eqprop.gdu.lockstep import Case, Moment
+from eqprop.gdu.metrics import Convention, Group, Metrics, batch_mean
+from eqprop.relax import relax
+
+CANDIDATES = 40
+"""How many elements are followed for each one shown: elements without any signal are not shown."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Some elements of a group over t = 0, ..., K-1, and the root mean square over all of them at each t.
+
+    elements    their positions in the layer or the parameter
+    ep, bptt    (elements, K) EP's updates and minus BPTT's gradients
+    rms_ep, rms_bptt    (K,)
+    """
+
+    elements: list[tuple[int, ...]]
+    ep: list[list[float]]
+    bptt: list[list[float]]
+    rms_ep: list[float]
+    rms_bptt: list[float]
+
+
+def follow(moments: Iterable[Moment], every: tuple[Group, ...], shown: int, seed: int) -> dict[Group, Trace]:
+    """Traces of the moments of a single sample; the elements are drawn at random, those without a signal left out."""
+    source = torch.Generator().manual_seed(seed)
+    chosen: dict[Group, Tensor] = {}
+    kept: dict[Group, tuple[list[Tensor], list[Tensor]]] = {group: ([], []) for group in every}
+    sizes: dict[Group, tuple[int, ...]] = {}
+    for moment in moments:
+        for group in every:
+            values = [batch_mean(step, group) for step in (moment.ep, moment.bptt)]
+            if group not in chosen:
+                count = values[0].numel()
+                sizes[group] = tuple(values[0].shape)
+                chosen[group] = torch.randperm(count, generator=source)[: shown * CANDIDATES].to(values[0].device)
+            for rows, value in zip(kept[group], values, strict=True):
+                flat = value.flatten()
+                rows.append(torch.cat([flat[chosen[group]], flat.square().mean().sqrt().view(1)]).double().cpu())
+    return {
+        group: _trace(chosen[group].cpu(), sizes[group], torch.stack(ep), torch.stack(bptt), shown)
+        for group, (ep, bptt) in kept.items()
+    }
+
+
+def _trace(chosen: Tensor, size: tuple[int, ...], ep: Tensor, bptt: Tensor, shown: int) -> Trace:
+    """ep, bptt: (K, candidates + 1), the root mean square last."""
+    alive = ((ep != 0) | (bptt != 0)).any(0)[:-1]
+    order = torch.cat([alive.nonzero().flatten(), (~alive).nonzero().flatten()])[:shown]
+    positions = [tuple(int(i) for i in torch.unravel_index(chosen[k], size)) for k in order]
+    return Trace(
+        positions, ep[:, order].T.tolist(), bptt[:, order].T.tolist(), ep[:, -1].tolist(), bptt[:, -1].tolist()
+    )
+
+
+FEW = 0.01
+"""The part of the samples that is called few; one at the least."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Parts of the sum, over samples and the network's parameters, of EP's squared updates.
+
+    unsettled   that of the samples which have not settled
+    few         that of the samples with the largest updates, a hundredth of them and one at the least
+    counted     how many those few are
+    """
+
+    unsettled: float
+    few: float
+    counted: int
+
+    def __str__(self) -> str:
+        last = f"{self.counted} samples make" if self.counted > 1 else "sample makes"
+        few = f"the largest {last} {100 * self.few:.0f} %"
+        if self.unsettled == 0.0:
+            return f"Of the sum of the squared updates {few}."
+        return f"Of the sum of the squared updates the unsettled samples make {100 * self.unsettled:.0f} %, {few}."
+
+
+def shares(case: Case) -> Shares | None:
+    """None where nothing is updated, and without a primitive, as the updates then have no two ends  [eq:ep-grad]."""
+    if not isinstance(case.model, PrimitiveDynamics):
+        return None
+    squares = squared_updates(case.model, case)
+    if not bool(squares.any()):
+        return None
+    parts, counted = squares / squares.sum(), math.ceil(FEW * len(squares))
+    return Shares(float(parts[~case.free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
+
+
+def squared_updates(model: PrimitiveDynamics, case: Case) -> Tensor:
+    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 of every sample, all parameters together, (B,)."""
+    x, start = case.x, case.free.state
+    end = relax(model, x, case.K, start, Nudge(case.cost, case.y, case.beta)).state
+    found = []
+    for n in range(len(x)):
+        one = slice(n, n + 1)
+        late, early = (tuple(layer[one] for layer in s) for s in (end, start))
+        moved = model.contrast(x[one], late, early).values()
+        found.append(torch.stack([g.detach().double().square().sum() for g in moved]).sum())
+    return torch.stack(found)
+
 
 KINDS = ("neurons", "synapses", "biases")
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
-from eqprop.derivative import derivative
+from eqprop.autodiff import derivative
 
 
 @dataclass(frozen=True)

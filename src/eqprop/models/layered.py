@@ -12,7 +12,7 @@ from torch import Tensor
 from eqprop.dynamics import NudgePlace, PrimitiveDynamics, place_nudge
 from eqprop.functional import check_eps, zero_state
 from eqprop.models.activations import Activation, activation
-from eqprop.models.initial import Init, Wanted, add_parameters
+from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.state import State
 
 Setting = Literal["energy-based", "prototypical"]

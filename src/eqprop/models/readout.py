@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.cost import Cost
-from eqprop.models.initial import Init, Wanted, add_parameters
+from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.state import State
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eqprop.dynamics import PrimitiveDynamics
 from eqprop.functional import check_eps, zero_state
 from eqprop.models.activations import Activation, activation
-from eqprop.models.initial import Init, Wanted, add_parameters
+from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.state import State
 
 

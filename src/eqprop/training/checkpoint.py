@@ -1,23 +1,22 @@
-"""Checkpoints without pickle: tensors as safetensors, the rest as JSON, switched by one rename.
-
-The weights, optimizer and start files of a checkpoint have names of their own; checkpoint.json, which names them with
-their SHA-256, is replaced last. Whatever moment a process dies at, checkpoint.json names a whole checkpoint.
-"""
+"""Where the free phases of a run begin: made from its record, saved and restored with its checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from eqprop.files import write_bytes, write_json
+from eqprop.starts import Persistent, Start
 from eqprop.training.folder import FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
@@ -184,3 +183,49 @@ def join_tensors(tensors: dict[str, Tensor], plain: Any) -> Any:
 def digest(values: object) -> str:
     """SHA-256 of plain values, in an order of their own: what ties a checkpoint to its record."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def source_of(start: Start | None) -> str:
+    """What ties the tensors of a start to its training data; an initialiser is tied to none."""
+    return start.source if isinstance(start, Persistent) else ""
+
+
+def saved_start(start: Start | None, trials: Sequence[int]) -> dict[str, Tensor]:
+    """TRIAL.NAME -> tensor. States that nobody has kept yet are all zero, and need no room."""
+    if start is None or (isinstance(start, Persistent) and not start.touched):
+        return {}
+    return {
+        f"{trial}.{name}": tensor if len(trials) == 1 else tensor[r]
+        for r, trial in enumerate(trials)
+        for name, tensor in start.tensors.items()
+    }
+
+
+@torch.no_grad()
+def restore_start(start: Start | None, trials: Sequence[int], checkpoint: Checkpoint) -> None:
+    """Put the start where the checkpoint left it; refuse states of other data."""
+    if start is None or not checkpoint.start:
+        return
+    if checkpoint.start_source != source_of(start):
+        raise ValueError(
+            "The states kept in the checkpoint belong to other training samples, or to these in another order: their "
+            f"fingerprint is {checkpoint.start_source[:16]}..., that of the data given is {source_of(start)[:16]}... "
+            "Give the data the run was begun with (--data). The run is as it was."
+        )
+    for r, trial in enumerate(trials):
+        for name, tensor in start.tensors.items():
+            place = tensor if len(trials) == 1 else tensor[r]
+            place.copy_(_saved(checkpoint.start, f"{trial}.{name}", place))
+    if isinstance(start, Persistent):
+        start.touched = True
+
+
+def _saved(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    found = tensors.get(name)
+    if found is None or found.shape != like.shape:
+        got = "nothing" if found is None else f"shape {tuple(found.shape)}"
+        raise ValueError(
+            f"The checkpoint has {got} for {name} of the start; expected shape {tuple(like.shape)}. It belongs to "
+            "another network or to other data: give those the run was begun with."
+        )
+    return found

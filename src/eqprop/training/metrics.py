@@ -1,14 +1,21 @@
-"""metrics.jsonl: one line per method, trial and epoch, rewritten whole each time, so that it is never half a line."""
+"""Results that were published as files, and whether a network trained anew lies within their spread."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import named_record
 from eqprop.files import write_text
+from eqprop.training.checkpoint import has_checkpoint, read_checkpoint
 from eqprop.training.folder import METRICS
+from eqprop.training.plan import Plan
 
 Line = dict[str, Any]
 """method, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
@@ -71,3 +78,155 @@ def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
             for name in ("residual_mean", "unsettled"):
                 trial[name].append(float(f"{line[name]:.3g}"))
     return {method: [trials[n] for n in sorted(trials)] for method, trials in told.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `train` gives back: the folder, and the summary that is also result.json and `--json`."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    def test_error(self, method: str) -> float | None:
+        """The mean test error in percent at the last epoch, over the trials that did not diverge."""
+        mean: float | None = self.summary["methods"][method]["test_error_mean"]
+        return mean
+
+
+def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
+    """The JSON of `train --json`: errors per epoch in percent, mean and standard deviation over trials at the end."""
+    lines = read_metrics(folder)
+    seconds, engines = 0.0, {}
+    for leg in plan.legs():
+        if has_checkpoint(folder / leg.folder):
+            checkpoint = read_checkpoint(folder / leg.folder)
+            seconds += checkpoint.seconds
+            engines[leg.method] = checkpoint.engine
+    return {
+        "name": plan.record.name,
+        "preset": plan.record.preset,
+        "engine": name_engines(engines),
+        "device": plan.settings.device,
+        "seconds": round(seconds, 3),
+        "methods": {
+            method: _method(method, [line for line in lines if line["method"] == method], plan)
+            for method in plan.settings.methods
+        },
+    }
+
+
+def name_engines(engines: Mapping[str, str]) -> str:
+    """One name, or one a method where they differ."""
+    names = set(engines.values())
+    return names.pop() if len(names) == 1 else ", ".join(f"{method}: {name}" for method, name in engines.items())
+
+
+def _method(method: str, lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
+    trials = [_trial([x for x in lines if x["trial"] == t], plan.record.seed + t) for t in range(plan.settings.trials)]
+    good = [t for t in trials if not t["diverged"] and t["test_error"]]
+    return {
+        **({"estimator": plan.record.estimator} if method == "ep" else {}),
+        "trials": trials,
+        "test_error_mean": mean([t["test_error"][-1] for t in good]),
+        "test_error_std": deviation([t["test_error"][-1] for t in good]),
+        "train_error_mean": mean([t["train_error"][-1] for t in good]),
+    }
+
+
+def _trial(lines: Sequence[Line], seed: int) -> dict[str, Any]:
+    good = [line for line in lines if line["diverged"] is None]
+    return {
+        "seed": seed,
+        "test_error": [line["test_error"] for line in good],
+        "train_error": [line["train_error"] for line in good],
+        "train_error_final": good[-1]["train_error_measured"] if good else None,
+        "diverged": any(line["diverged"] is not None for line in lines),
+    }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation over trials, ddof 1; None for fewer than two, of which it says nothing."""
+    if len(values) < 2:
+        return None
+    centre = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+ALTERNATING = "-alternating"
+"""Ends the names of files whose free phases alternated."""
+TEST_SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class PublishedTrial:
+    """One network of a published row: where it stands, what it was trained with, and its errors in percent.
+
+    errors      test errors at the last epoch of all the row's trials, this one's among them
+    """
+
+    path: Path
+    record: Record
+    method: str
+    seed: int
+    error: float
+    errors: tuple[float, ...]
+
+    @property
+    def tolerance(self) -> float:
+        """Twice the standard deviation over trials, and of the count of errors itself, together."""
+        share = (mean(self.errors) or 0.0) / 100.0
+        counting = 100.0 * math.sqrt(share * (1.0 - share) / TEST_SAMPLES)
+        return 2.0 * math.hypot(deviation(self.errors) or 0.0, counting)
+
+    def holds(self, error: float) -> bool:
+        """Whether a test error in percent lies within the published spread."""
+        return abs(error - (mean(self.errors) or 0.0)) <= self.tolerance
+
+
+def published_trials(folder: Path, rows: Collection[str] | None = None) -> list[PublishedTrial]:
+    """Every trial of `folder/<preset>/<row>.json`; of some rows only, if they are named."""
+    wanted = None if rows is None else {row.strip().lower() for row in rows}
+    found = []
+    for path in sorted(folder.glob("*/*.json")):
+        if wanted is None or path.stem.removesuffix(ALTERNATING).lower() in wanted:
+            found += _trials(path, _read(path))
+    if not found:
+        which = "" if rows is None else f" for {', '.join(rows)}"
+        raise FileNotFoundError(
+            f"{folder} holds no published results{which}; expected files such as paper/P-1h.json, as "
+            "`eqprop reproduce table1 --out` writes them."
+        )
+    return found
+
+
+def draw(trials: list[PublishedTrial], seed: int | None) -> PublishedTrial:
+    """One of them at random."""
+    return random.Random(seed).choice(trials)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found["methods"], dict):
+            raise TypeError("methods")
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a result of `eqprop train --json`: {type(error).__name__} {error}.") from error
+    return found
+
+
+def _trials(path: Path, found: Mapping[str, Any]) -> list[PublishedTrial]:
+    out = []
+    schedule = "alternating" if path.stem.endswith(ALTERNATING) else None
+    for method, told in found["methods"].items():
+        good = [trial for trial in told["trials"] if trial["test_error"] and not trial["diverged"]]
+        errors = tuple(float(trial["test_error"][-1]) for trial in good)
+        for trial, error in zip(good, errors, strict=True):
+            record = named_record(found["name"], found["preset"]).override(
+                epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=schedule
+            )
+            out.append(PublishedTrial(path, record, method, int(trial["seed"]), error, errors))
+    return out

@@ -3,7 +3,7 @@
 The search is in `eqprop.tuning.search`, which needs Optuna.
 """
 
+from eqprop.tuning.effort import Machine
 from eqprop.tuning.recipe import Request, Tuned, tune
-from eqprop.tuning.trainings import Machine
 
 __all__ = ["Machine", "Request", "Tuned", "tune"]

@@ -1,21 +1,30 @@
-"""How much is trained for a decision: a budget in seconds, turned into samples by counting operations.
-
-Counted, not timed: the same seed and budget then decide the same on a busy machine and on an idle one.
-"""
+"""The folder of a tuning: what was asked for is written first, and only the same request goes on in it."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eqprop.data import one_hot
-from eqprop.experiments.record import Record
+from eqprop.cost import Cost
+from eqprop.data import Images, one_hot
+from eqprop.dynamics import Dynamics
+from eqprop.experiments.architecture import Factory
+from eqprop.experiments.experiment import Record
+from eqprop.files import write_json
+from eqprop.training.api import begin_or_resume
+from eqprop.training.evaluate import load
+from eqprop.training.folder import LOCK, read_json
+from eqprop.training.metrics import read_metrics
 from eqprop.training.plan import Plan
+from eqprop.training.watch import Progress, Watch
 from eqprop.tuning.probe import looked_through
 
 TRAININGS = 16
@@ -112,3 +121,153 @@ def held_out(total: int) -> int:
 def _two_digits_down(value: int) -> int:
     unit = 10 ** max(len(str(value)) - 2, 0)
     return value // unit * unit
+
+
+FAILED = 100.0
+"""The error, in percent, that a training that diverged counts with."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where trainings run: options of `eqprop.train`."""
+
+    device: str = "cpu"
+    engine: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A short training: what was tried and what came out, in percent.
+
+    train       the running error of the last epoch; FAILED if it diverged
+    held_out    the error on the held-out samples after the last epoch
+    unsettled   the share, in percent, of the free phases of the last epoch that had not settled
+    """
+
+    stage: str
+    T: int
+    K: int
+    beta: float
+    rates: dict[str, float]
+    train: float
+    held_out: float
+    unsettled: float
+    diverged: bool
+    seconds: float
+    folder: str
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Trainings:
+    """Trains variants of a record for a short time on part of the training set; the test set is not in its reach."""
+
+    images: Images
+    effort: Effort
+    machine: Machine
+    out: Path
+    own: Factory | None = None
+    tell: Callable[[str], None] = lambda text: None
+    done: list[Outcome] = field(default_factory=list)
+
+    def run(self, record: Record, stage: str) -> Outcome:
+        """Train, or take what a training of the same settings gave before."""
+        rates = dict(record.learning_rates)
+        same = next((o for o in self.done if _settings(o) == (record.T, record.K, record.beta, rates)), None)
+        if same is not None:
+            return same
+        folder = self.out / stage
+        self.tell(f"training {stage}")
+        result = begin_or_resume(
+            replace(record, epochs=self.effort.epochs),
+            folder,
+            watch=_Said(self.tell, f"training {stage}: epoch {{}}/{self.effort.epochs}"),
+            methods="ep",
+            samples=self.effort.samples,
+            validation=self.effort.validation,
+            data=self.images,
+            model=self.own,
+            **asdict(self.machine),
+        )
+        trial = result.summary["methods"]["ep"]["trials"][0]
+        diverged = bool(trial["diverged"])
+        outcome = Outcome(
+            stage=stage,
+            T=record.T,
+            K=record.K,
+            beta=record.beta,
+            rates=rates,
+            train=FAILED if diverged else trial["train_error"][-1],
+            held_out=FAILED if diverged else trial["test_error"][-1],
+            unsettled=FAILED if diverged else 100.0 * read_metrics(folder)[-1]["unsettled"],
+            diverged=diverged,
+            seconds=result.summary["seconds"],
+            folder=str(folder.relative_to(self.out.parent)),
+        )
+        self.done.append(outcome)
+        return outcome
+
+    def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:
+        """The network a training left, and its cost."""
+        network = load(self.out.parent / outcome.folder, "ep", model=self.own, device=self.machine.device)
+        return network, vars(network)["cost"]
+
+
+def _settings(outcome: Outcome) -> tuple[int, int, float, dict[str, float]]:
+    return outcome.T, outcome.K, outcome.beta, outcome.rates
+
+
+class _Said(Watch):
+    """Passes on how far a training is."""
+
+    def __init__(self, tell: Callable[[str], None], form: str) -> None:
+        self.tell, self.form = tell, form
+
+    def progress(self, progress: Progress) -> None:
+        error = progress.train_errors[0]
+        self.tell(self.form.format(progress.epoch + 1) + ("" if error is None else f", train error {error:.1f} %"))
+
+
+REQUEST = "request.json"
+
+
+def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Make the folder and note the request; whether it was there before. Another request or foreign files: an error."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; expected a folder for what is found. Choose another --out.")
+    wanted = json.loads(json.dumps(request))
+    if (folder / REQUEST).is_file():
+        _check_same(folder, read_json(folder / REQUEST, "what was asked for"), wanted)
+        return True
+    foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
+    if foreign:
+        raise FileExistsError(
+            f"{folder} is not empty and holds no tuning ({', '.join(sorted(foreign)[:5])}). Choose a new or an empty "
+            "folder with --out."
+        )
+    try:
+        write_json(folder / REQUEST, wanted)
+    except OSError as error:
+        raise type(error)(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
+    return False
+
+
+def _check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    other = [
+        f"{name} {_short(wanted.get(name))} instead of {_short(there.get(name))}"
+        for name in sorted({*there, *wanted})
+        if there.get(name) != wanted.get(name)
+    ]
+    if other:
+        raise ValueError(
+            f"{folder} holds a tuning with other settings ({'; '.join(other)}). Go on with those it has, or choose "
+            "another --out."
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,65 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import trainable
-from eqprop.experiments.record import Record
+from eqprop.experiments.experiment import Record
 from eqprop.relax import Phase, Schedule, prepare, relax
 from eqprop.state import distance
-from eqprop.tuning.curves import Agreement, Residuals, Scales, Sizes
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """|F(x, s_t) - s_t| over the samples, t = 0, 1, ...: the median, nine tenths of the samples, the worst one."""
+
+    median: tuple[float, ...]
+    most: tuple[float, ...]
+    worst: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """|nabla_W(t)|, t = 0, 1, ..., of each weight: the root mean square over mini-batches of its Frobenius norm."""
+
+    norms: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """EP's gradient against the exact one at each beta, weight by weight, means over mini-batches.
+
+    sign        of the synapses whose exact gradient is not zero, the share where EP's has its sign
+    cosine      of the angle between the two
+    """
+
+    betas: tuple[float, ...]
+    sign: dict[str, tuple[float, ...]]
+    cosine: dict[str, tuple[float, ...]]
+
+    def mean_sign(self) -> tuple[float, ...]:
+        """Over the weights, each counting the same however many synapses it has."""
+        return tuple(sum(column) / len(column) for column in zip(*self.sign.values(), strict=True))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Of each parameter: the norm of its value, and the root mean square over mini-batches of its gradient's norm."""
+
+    value: dict[str, float]
+    gradient: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Everything measured at one set of weights."""
+
+    weights: str
+    residuals: Residuals
+    sizes: Sizes
+    agreement: Agreement
+    scales: Scales
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 MOST = 0.9
 """The share of the samples that must have settled: single ones may never, in a 2-cycle."""

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eqprop.data import Images
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.plain import to_plain
-from eqprop.experiments.record import Record
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.io import to_plain
 from eqprop.provenance import provenance
+from eqprop.training.api import begin_or_resume
 from eqprop.training.checkpoint import digest
-from eqprop.training.interruption import Stopped
+from eqprop.training.loop import Stopped
 from eqprop.training.metrics import Line, read_metrics
-from eqprop.training.plan import describe, make_plan, read_images
-from eqprop.training.run import begin_or_resume
-from eqprop.training.settings import Settings
+from eqprop.training.plan import Settings, describe, make_plan, read_images
 from eqprop.training.watch import Progress, Watch
-from eqprop.tuning.effort import Effort, held_out, short_training
+from eqprop.tuning.effort import Effort, Machine, held_out, short_training
 from eqprop.tuning.probe import weight_names
-from eqprop.tuning.space import Space, own_values, space_around, suggest, to_record
+from eqprop.tuning.recipe import BETA_RANGE
 from eqprop.tuning.study import (
     FINISHED,
     WORKER,
@@ -40,7 +39,73 @@ from eqprop.tuning.study import (
     signed_on,
     wait,
 )
-from eqprop.tuning.trainings import Machine
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+STEPS_FACTOR, RATES_FACTOR = 4, 10
+"""T and K from a quarter to four times the record's, rates from a tenth to ten times."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Ranges of T, K, beta and each weight's rate, ends included; all searched on a logarithmic scale."""
+
+    T: tuple[int, int]
+    K: tuple[int, int]
+    beta: tuple[float, float]
+    rates: dict[str, tuple[float, float]]
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def space_around(record: Record, weights: Sequence[str]) -> Space:
+    """Ranges that hold the record's own values, and for beta the range the paper names."""
+    rates = {name: rate for name, rate in record.rates(weights).items() if rate > 0.0}
+    return Space(
+        T=_steps(record.T),
+        K=_steps(record.K),
+        beta=(min(BETA_RANGE[0], abs(record.beta)), max(BETA_RANGE[1], abs(record.beta))),
+        rates={name: (rate / RATES_FACTOR, rate * RATES_FACTOR) for name, rate in rates.items()},
+    )
+
+
+def _steps(value: int) -> tuple[int, int]:
+    return max(value // STEPS_FACTOR, 1), value * STEPS_FACTOR
+
+
+def suggest(trial: Trial, space: Space) -> dict[str, Any]:
+    """Values from the sampler, by the names the study keeps."""
+    values: dict[str, Any] = {
+        "T": trial.suggest_int("T", *space.T, log=True),
+        "K": trial.suggest_int("K", *space.K, log=True),
+        "beta": trial.suggest_float("beta", *space.beta, log=True),
+    }
+    return values | {key: trial.suggest_float(key, *ends, log=True) for key, ends in _keyed(space.rates).items()}
+
+
+def own_values(record: Record, space: Space) -> dict[str, Any]:
+    """The record's own place in the space, where a search begins."""
+    rates = record.rates(space.rates)
+    return {"T": record.T, "K": record.K, "beta": abs(record.beta), **_keyed(rates)}
+
+
+def to_record(record: Record, values: Mapping[str, Any]) -> Record:
+    """The record with these values; K is no more than T, as BPTT needs it."""
+    rates = {key.removeprefix("lr "): float(f"{v:.3g}") for key, v in values.items() if key.startswith("lr ")}
+    return replace(
+        record,
+        T=values["T"],
+        K=min(values["K"], values["T"]),
+        beta=float(f"{values['beta']:.3g}"),
+        learning_rates={**record.learning_rates, **rates},
+    )
+
+
+def _keyed(rates: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"lr {name}": value for name, value in rates.items()}
+
 
 TRIALS = "trials"
 

@@ -1,0 +1,162 @@
+"""python -m benchmarks: every engine against the naive twin, checked before it is timed.
+
+    python -m benchmarks P-1h --device cuda --trials 5 --json out.json
+
+An engine that is not as good as float32 gets no ratio, and the command ends with code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from benchmarks.run import Effort, Plan, default_device, measure, records_named
+from benchmarks.scaling import Curves, measure_scaling
+from eqprop.files import write_json
+from eqprop.relax import Schedule, Stop
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line says; lists are words joined by commas."""
+
+    names: tuple[str, ...] = ()
+    method: str = "ep,bptt"
+    engine: str = "auto"
+    schedule: str = "synchronous"
+    stop: str = "never"
+    trials: int = 1
+    device: str | None = None
+    preset: str = "paper"
+    table1: bool = False
+    effort: Effort = field(default_factory=Effort)
+
+    def plan(self) -> Plan:
+        if self.trials < 1:
+            raise ValueError(f"--trials is {self.trials}; expected how many networks run side by side, 1 or more.")
+        return Plan(
+            records_named(self.names, self.preset),
+            words(self.method),
+            words(self.engine),
+            cast("tuple[Schedule, ...]", words(self.schedule)),
+            cast("tuple[Stop, ...]", words(self.stop)),
+            self.trials,
+            device_named(self.device),
+            self.table1,
+            self.effort,
+        )
+
+
+def words(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise ValueError(f"Got {text!r}; expected one word, or several joined by commas.")
+    return found
+
+
+def device_named(name: str | None) -> torch.device:
+    if name is None:
+        return default_device()
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device got {name!r}; expected cpu, cuda or cuda:N.") from error
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """130 after an interruption, 1 if an engine was not right or failed while it ran, else 0."""
+    failed = any(s["reason"].startswith("failed") for s in result["skipped"])
+    wrong = failed or any(row["refused"] for row in result.get("rows", ()))
+    return 130 if result.get("interrupted") else int(wrong)
+
+
+def check_target(where: str | None) -> None:
+    """A file that cannot be written is said before the work, not after it."""
+    if where in (None, "-"):
+        return
+    path = Path(str(where))
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise ValueError(f"--json got {where!r}; expected a file in a folder that exists, or - for standard output.")
+
+
+def parser() -> argparse.ArgumentParser:
+    effort, request = Effort(), Request()
+    p = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every engine against the naive twin.")
+    p.add_argument("names", nargs="*", help="records; all six without any")
+    for name in ("method", "engine", "schedule", "stop", "preset"):
+        p.add_argument(f"--{name}", default=getattr(request, name))
+    p.add_argument("--trials", type=int, default=request.trials)
+    p.add_argument("--device")
+    p.add_argument("--threads", type=int)
+    p.add_argument("--table1", action="store_true")
+    p.add_argument("--scaling", action="store_true")
+    p.add_argument("--json", metavar="FILE|-")
+    p.add_argument("--rounds", type=int, default=effort.rounds)
+    p.add_argument("--naive-rounds", type=int, default=effort.naive_rounds)
+    p.add_argument("--chunk-seconds", type=float, default=effort.chunk_seconds)
+    p.add_argument("--check-iterations", type=int, default=effort.check_iterations)
+    p.add_argument("--trained", type=int, default=effort.trained)
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    try:
+        check_target(given.json)
+        result = run(given)
+    except (ValueError, OSError) as error:
+        print(f"eqprop: {error}", file=sys.stderr)
+        sys.exit(2)
+    if given.json == "-":
+        print(json.dumps(result, indent=2))
+    elif given.json is not None:
+        write_json(Path(given.json), result)
+    for line in remarks(result):
+        say(line)
+    sys.exit(exit_code(result))
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What follows the rows: whether they are all, what was skipped, the tolerance, the projection of Table 1."""
+    lines = ["Interrupted: these are the rows that were finished."] if result.get("interrupted") else []
+    # A reason may hold for several schedules and stops.
+    if "rows" in result:
+        lines += dict.fromkeys(f"{s['name']} {s['method']}, {s['engine']}: {s['reason']}" for s in result["skipped"])
+        lines.append(result["tolerance"])
+    if "table1" in result:
+        for title, key in (("all steps", "all_steps"), ("all exact means", "all_exact_means")):
+            lines.append(f"Table 1, {title}: {projection(result['table1'][key])}")
+    return lines
+
+
+def projection(total: dict[str, Any]) -> str:
+    if total["seconds"] is None:
+        return f"open, without {', '.join(total['missing'])}"
+    seconds = total["seconds"]
+    return f"{seconds / 60:.1f} minutes" if seconds < 36_000 else f"{seconds / 3600:.1f} hours"
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    effort = Effort(given.rounds, given.naive_rounds, given.chunk_seconds, given.check_iterations, given.trained)
+    if given.scaling:
+        return measure_scaling(Curves(words(given.engine), device_named(given.device), effort=effort), say)
+    chosen = {name: getattr(given, name) for name in ("method", "engine", "schedule", "stop", "trials", "preset")}
+    request = Request(tuple(given.names), **chosen, device=given.device, table1=given.table1, effort=effort)
+    return measure(request.plan(), say)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

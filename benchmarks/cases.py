@@ -1,0 +1,160 @@
+"""What is timed: a record, a method and a way to run it, as a job for an engine and as a recipe for the naive twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.naive import ConvNet, EnergyNet, Method, Net, PrototypicalNet, Recipe
+from eqprop.cost import SquaredError
+from eqprop.data import Images, one_hot
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines import Engine, Job, choose
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
+from eqprop.experiments.experiment import Record
+from eqprop.messages import unknown
+from eqprop.models import stack
+from eqprop.relax import Schedule, Stop
+
+METHODS = ("ep", "bptt")
+Theta = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train one record: method, engine (by the name asked for), schedule, stop, networks side by side."""
+
+    record: Record
+    method: str
+    engine: str = "auto"
+    trials: int = 1
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(unknown("method", self.method, METHODS))
+        if self.trials < 1:
+            raise ValueError(f"trials is {self.trials}; expected how many networks run side by side, 1 or more.")
+
+    @property
+    def steps(self) -> int:
+        """Dependent steps of an iteration: T + K for EP; for BPTT T forward and K backward."""
+        return self.record.T + self.record.K
+
+    @property
+    def network_count(self) -> int | None:
+        """As a job states it: None for one network."""
+        return self.trials if self.trials > 1 else None
+
+    def build(self, device: torch.device, first_trial: int = 0) -> Dynamics:
+        """The networks with their initial weights, stacked if there are several."""
+        models = [self.record.build(first_trial + r) for r in range(self.trials)]
+        if self.trials == 1:
+            return models[0].to(device)
+        return stack([cast(PrimitiveDynamics, model) for model in models]).to(device)
+
+    def choose(self, model: Dynamics) -> Engine:
+        """The engine asked for; ValueError in its words if it cannot serve."""
+        return choose(self.engine, model, SquaredError(), self.estimator(), self.optimizer(model))
+
+    def estimator(self) -> Any:
+        return self.record.make_estimator(self.method)
+
+    def optimizer(self, model: Dynamics) -> torch.optim.Optimizer:
+        parameters = dict(model.named_parameters())
+        rates = self.record.rates(parameters)
+        return torch.optim.SGD([{"params": [p], "lr": rates[name]} for name, p in parameters.items()], lr=0.0)
+
+    def job(self, model: Dynamics, images: Images) -> Job:
+        assert model.input_shape is not None, "the records' networks say what they take"
+        return Job(
+            model,
+            SquaredError(),
+            self.estimator(),
+            self.optimizer(model),
+            images.train_x.view(-1, *model.input_shape),
+            one_hot(images.train_y, images.classes, images.train_x.dtype),
+            images.train_y,
+            self.network_count,
+        )
+
+    def recipe(self) -> Recipe:
+        """The same training for the naive twin."""
+        model = self.record.build(0)
+        rates = self.record.rates(name for name, _ in model.named_parameters())
+        record = self.record
+        return Recipe(
+            naive_net(record),
+            cast(Method, self.method),
+            record.T,
+            record.K,
+            record.beta,
+            rates,
+            record.schedule == "alternating",
+        )
+
+    def with_schedule(self, schedule: Schedule, stop: Stop) -> Case:
+        return replace(self, record=replace(self.record, schedule=schedule, stop=stop))
+
+
+def naive_net(record: Record) -> Net:
+    """The naive twin's form of a record's network."""
+    net = record.architecture
+    if isinstance(net, ConvolutionalNet):
+        return ConvNet(net.activation, net.pool, net.padding)
+    if isinstance(net, LayeredNet) and net.setting == "energy-based":
+        assert net.eps is not None, "checked when the model was built"
+        return EnergyNet(net.eps, net.activation, net.clip, net.output_slope)
+    if isinstance(net, LayeredNet):
+        return PrototypicalNet(net.activation)
+    raise ValueError(f"{record.name} is a network of its own, for which there is no naive twin to compare with.")
+
+
+def weights(model: Dynamics, dtype: torch.dtype, r: int | None = None) -> Theta:
+    """A copy of the parameters, of network r where several are stacked."""
+    return {
+        name: (p.detach() if r is None else p.detach()[r]).to(dtype, copy=True) for name, p in model.named_parameters()
+    }
+
+
+def batch_order(case: Case, iterations: int, samples: int, seed: int, distinct: int | None = None) -> Tensor:
+    """Sample numbers (n, B), or (n, R, B) for R networks, each network its own; drawn on the CPU.
+
+    `distinct` limits how many different samples a mini-batch holds.
+    """
+    source = torch.Generator().manual_seed(seed)
+    batch = case.record.batch
+    rows = []
+    for _ in range(iterations * case.trials):
+        chosen = torch.randint(samples, (distinct or batch,), generator=source)
+        places = torch.randint(len(chosen), (batch,), generator=source) if distinct else torch.arange(batch)
+        rows.append(chosen[places])
+    order = torch.stack(rows).view(iterations, case.trials, batch)
+    return order if case.trials > 1 else order[:, 0]
+
+
+def network_order(order: Tensor, r: int) -> Tensor:
+    """The mini-batches of network r, (n, B)."""
+    return order[:, r] if order.dim() == 3 else order
+
+
+def combinations(
+    records: Sequence[Record],
+    methods: Sequence[str],
+    engines: Sequence[str],
+    schedules: Sequence[Schedule],
+    stops: Sequence[Stop],
+    trials: int,
+) -> list[Case]:
+    """Every case asked for, record by record."""
+    return [
+        Case(record, method, engine, trials).with_schedule(schedule, stop)
+        for record in records
+        for method in methods
+        for engine in engines
+        for schedule in schedules
+        for stop in stops
+    ]

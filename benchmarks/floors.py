@@ -1,0 +1,114 @@
+"""What an iteration cannot do without: its arithmetic and its chain of dependent steps, from the sizes alone.
+
+Arithmetic counts the multiplications and additions of matrix products and convolutions, 2 a product: the input's
+drive once, every step, the gradient. A step is counted once even where nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
+from eqprop.experiments.experiment import Record
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations for one sample of one network, and the length of the chain.
+
+    drive       W x, once an iteration      step        every layer from every other, once
+    contrast    EP's gradient from the two states: both for weights between layers, their difference for the input's
+    unrolled    BPTT's gradient of one step: the weights between layers; the input's once, from the sum over steps
+    """
+
+    drive: int
+    step: int
+    contrast: int
+    unrolled: int
+
+    def flops(self, record: Record, method: str, trials: int) -> int:
+        """Of one iteration of all trials."""
+        free = record.T * self.step // (2 if record.schedule == "alternating" else 1)
+        if method == "ep":
+            own = free + record.K * self.step + self.contrast
+        else:
+            # The K differentiated steps are synchronous; each is gone back through by as many products.
+            alternating = (record.T - record.K) * self.step // (2 if record.schedule == "alternating" else 1)
+            own = alternating + record.K * (2 * self.step + self.unrolled) + self.drive
+        return trials * record.batch * (own + self.drive)
+
+
+def dependent_steps(record: Record) -> int:
+    """T + K for EP; for BPTT T forward and K backward."""
+    return record.T + record.K
+
+
+def work(record: Record) -> Work:
+    net = record.architecture
+    if isinstance(net, LayeredNet):
+        return _layered(net.sizes)
+    if isinstance(net, ConvolutionalNet):
+        return _convolutional(net)
+    raise ValueError(f"The work of {net} is not known: it is a network of one's own.")
+
+
+def _layered(sizes: tuple[int, ...]) -> Work:
+    *between, visible = [2 * rows * columns for rows, columns in pairwise(sizes)]
+    return Work(visible, 2 * sum(between), 2 * sum(between) + visible, sum(between))
+
+
+def _convolutional(net: ConvolutionalNet) -> Work:
+    """An unpooled map has one number in each pooling zone that is not zero: only those are counted on the way back."""
+    shapes = _map_shapes(net)
+    flat = (*net.flat, math.prod(shapes[0]))
+    fully = sum(2 * rows * columns for rows, columns in pairwise(flat))
+    area = net.kernel**2
+    forward, spread = [], []
+    for (channels, height, width), (inputs, _, _) in zip(shapes, (*shapes[1:], net.input_shape), strict=True):
+        pooled = 2 * channels * inputs * area * height * width
+        forward.append(pooled * net.pool**2)
+        spread.append(pooled)
+    step = 2 * fully + sum(forward[:-1]) + sum(spread[:-1])
+    return Work(forward[-1], step, 2 * fully + 2 * sum(spread[:-1]) + spread[-1], fully + sum(spread[:-1]))
+
+
+def _map_shapes(net: ConvolutionalNet) -> list[tuple[int, int, int]]:
+    """The shapes of h0, h1, ..."""
+    _, height, width = net.input_shape
+    shapes: list[tuple[int, int, int]] = []
+    for channels in reversed(net.channels):
+        height, width = ((side + 2 * net.padding - net.kernel + 1) // net.pool for side in (height, width))
+        shapes.insert(0, (channels, height, width))
+    return shapes
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The least an iteration could take on a machine, in microseconds; None where the machine's figure is not known."""
+
+    arithmetic: float
+    latency: float | None
+
+    @property
+    def higher(self) -> float:
+        return max(self.arithmetic, self.latency or 0.0)
+
+
+def floors(record: Record, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
+    """From the figures of a machine (see `benchmarks.machine`).
+
+    On a GPU a net with one hidden layer runs a sample inside a block; the weights of any other are larger than a
+    multiprocessor, so its steps end with an exchange between several.
+    """
+    rate = peaks["float32_flops"]
+    assert rate is not None, "every machine multiplies"
+    half = peaks.get("half_flops")
+    # Three half-precision products of high and low parts are as good as one in float32.
+    rate = max(rate, half / 3) if half else rate
+    net = record.architecture
+    alone = isinstance(net, LayeredNet) and len(net.sizes) <= 3
+    step = peaks.get("block_step_us") if alone else peaks.get("exchange_us")
+    latency = None if step is None else step * dependent_steps(record)
+    return Floors(1e6 * work(record).flops(record, method, trials) / rate, latency)

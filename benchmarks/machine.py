@@ -1,0 +1,129 @@
+"""What a machine can do at best: its rate of multiplication, and how fast one result can lead to the next.
+
+python -m benchmarks.machine --device cuda --json results/bench/machine-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.run import check_device
+from benchmarks.timing import wait
+from eqprop.engines.base import full_precision
+from eqprop.engines.cpu import build as cpu_library
+from eqprop.engines.cuda import nvrtc
+from eqprop.files import write_json
+from eqprop.provenance import provenance
+
+REPEATS = 7
+STEPS = 100_000
+
+BARRIER = """
+#include "team.h"
+static void work(Team *team, int rank, void *job) {
+    for (int64_t t = 0; t < *(int64_t *)job; t++) barrier(team);
+}
+void meet(int64_t threads, int64_t times) { run_team(threads, work, &times); }
+"""
+"""Threads that do nothing but wait for each other, with the barrier of the CPU engine."""
+
+
+def best(run: Callable[[], object], device: torch.device) -> float:
+    """The shortest of a few runs, in seconds: a floor is what the machine can do undisturbed."""
+    times = []
+    for _ in range(REPEATS):
+        wait(device)
+        start = time.perf_counter()
+        run()
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def product_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
+    """Operations per second of an n x n matrix product, the best that torch's libraries reach."""
+    a, b = (torch.rand(n, n, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2.0 * n**3 / best(lambda: torch.mm(a, b, out=out), device)
+
+
+def cpu_exchange_us() -> float | None:
+    """Microseconds for all threads to meet once; None without a C compiler, or with one thread."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "meet.c", Path(folder) / "meet.so"
+        source.write_text(BARRIER)
+        try:
+            command = [*cpu_library.find_compiler(), "-O2", "-fPIC", "-shared", "-pthread"]
+            command += [f"-I{cpu_library.SOURCES}", str(source), "-o", str(target)]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        except (cpu_library.NoLibraryError, OSError, subprocess.SubprocessError):
+            return None
+        meet = ctypes.CDLL(str(target)).meet
+    meet.argtypes, meet.restype = [ctypes.c_int64, ctypes.c_int64], None
+    return 1e6 * best(lambda: meet(threads, STEPS), torch.device("cpu")) / STEPS
+
+
+def gpu_step_us(device: torch.device, kernel: str, blocks: int) -> float | None:
+    """Microseconds of one step of a kernel of latency.cu; None where it cannot be compiled or launched."""
+    out = torch.empty(blocks * 512, device=device)
+    try:
+        compiled = nvrtc.Module(Path(__file__).with_name("latency.cu"), {}).kernel(kernel)
+        steps = ctypes.c_int(STEPS)
+        arguments = (ctypes.c_void_p(out.data_ptr()), steps)
+        run = best(lambda: compiled.launch(blocks, 512, arguments), device)
+    except (nvrtc.CudaError, OSError) as error:
+        print(f"{kernel}: {error}", file=sys.stderr)
+        return None
+    if not bool(torch.isfinite(out).all()):
+        raise ArithmeticError(f"The kernel {kernel} did not write what it should.")
+    return 1e6 * run / STEPS
+
+
+def peaks(device: torch.device) -> dict[str, float | None]:
+    """float32_flops, half_flops; block_step_us, a dependent step inside a block or a core, and exchange_us, one that
+    ends with an exchange between several."""
+    with full_precision():
+        if device.type == "cpu":
+            return {"float32_flops": product_rate(device, torch.float32, 1536), "exchange_us": cpu_exchange_us()}
+        return {
+            "float32_flops": product_rate(device, torch.float32, 8192),
+            "half_flops": product_rate(device, torch.float16, 8192),
+            "block_step_us": gpu_step_us(device, "block_step", 1),
+            "exchange_us": gpu_step_us(device, "exchange_step", 8),
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.machine", description="What this machine can do.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", metavar="FILE|-", default="-")
+    given = parser.parse_args(arguments)
+    device = torch.device(given.device)
+    try:
+        check_device(device)
+    except ValueError as error:
+        print(f"eqprop: {error}", file=sys.stderr)
+        sys.exit(2)
+    result: dict[str, Any] = {"machine": provenance(device), "peaks": peaks(device)}
+    if given.json == "-":
+        print(json.dumps(result, indent=2))
+    else:
+        write_json(Path(given.json), result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""How long the whole of Table 1 would take: six rows, both methods, the paper's epochs, evaluation included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.timing import Contestant
+from eqprop.data import Images
+from eqprop.engines import Engine
+from eqprop.experiments.experiment import Record
+from eqprop.experiments.paper import PAPER, named_record
+from eqprop.training.evaluate import BATCH, Measure
+
+ITERATIONS = 3000
+"""Of an epoch: 60,000 samples in mini-batches of 20."""
+TEST, TRAIN = 10_000, 60_000
+"""Samples evaluated after every epoch, and once after the last."""
+TRIALS = 5
+
+
+def evaluation_seconds(case: Case, engine: Engine, images: Images) -> float:
+    """Seconds to evaluate the test set on the case's networks, as training does it, at initial weights.
+
+    On a CPU one batch is timed and multiplied; on a GPU the whole set is run.
+    """
+    device = images.test_x.device
+    model = case.build(device)
+    assert model.input_shape is not None, "the records' networks say what they take"
+    count = TEST if device.type == "cuda" else BATCH
+    x = images.test_x[:count].view(-1, *model.input_shape)
+    measure = Measure(engine, model, case.record, x, images.test_y[:count], case.network_count)
+    contestant = Contestant(lambda n: _evaluate(measure), device)
+    if device.type == "cuda":
+        contestant.seconds(1)
+    return contestant.seconds(1) * TEST / count
+
+
+def _evaluate(measure: Measure) -> None:
+    measure.error_rates()
+
+
+def with_evaluation(rows: Sequence[dict[str, Any]], images: Images, chosen: Mapping[str, Engine]) -> None:
+    """Add `evaluation_s` to every row, timing each record, schedule and engine once."""
+    known: dict[tuple[object, ...], float] = {}
+    for row in rows:
+        key = (row["name"], row["preset"], row["engine"], row["schedule"], row["trials"])
+        if key not in known:
+            case = Case(_record(row), row["method"], row["engine"], row["trials"])
+            known[key] = evaluation_seconds(case, chosen[row["engine"]], images)
+        row["evaluation_s"] = known[key]
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    return replace(named_record(row["name"], row["preset"]), schedule=row["schedule"])
+
+
+def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The projected time of Table 1 from measured rows: with all steps, and with every exact means.
+
+    A row that was refused or not measured leaves the total open and is named in `missing`. Trials run side by side
+    where the rows were measured with five; with fewer, as many runs as are needed one after the other. Of a settled
+    stop only the time on trained weights counts.
+    """
+    every_step = [r for r in rows if r["schedule"] == "synchronous" and r["stop"] == "never"]
+    typical = [r for r in rows if r["stop"] == "never" or r["weights"] == "trained"]
+    return {"trials": TRIALS, "all_steps": _total(every_step), "all_exact_means": _total(typical)}
+
+
+def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    parts, missing = [], []
+    for name, record in PAPER.items():
+        for method in ("ep", "bptt"):
+            right = [r for r in rows if r["name"] == name and r["method"] == method and r["speedup"] is not None]
+            costs = [(_seconds(r, record.epochs), r) for r in right if "evaluation_s" in r]
+            if not costs:
+                missing.append(f"{name} {method}")
+                continue
+            seconds, row = min(costs, key=lambda pair: pair[0])
+            parts.append({k: row[k] for k in ("name", "method", "engine", "schedule", "stop", "weights")})
+            parts[-1].update(epochs=record.epochs, seconds=seconds)
+    total = None if missing else sum(part["seconds"] for part in parts)
+    return {"seconds": total, "missing": missing, "rows": parts}
+
+
+def _seconds(row: Mapping[str, Any], epochs: int) -> float:
+    """Set-up, `epochs` epochs each followed by the test set, then the training set once; times the runs needed."""
+    epoch = ITERATIONS * row["us_per_iteration"] * 1e-6 + row["evaluation_s"]
+    runs = -(-TRIALS // row["trials"])
+    return float(runs * (row["setup_s"] + epochs * epoch + row["evaluation_s"] * TRAIN / TEST))

@@ -1,0 +1,48 @@
+"""eqprop evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from eqprop.cli import app
+from eqprop.cli.common import (
+    Data,
+    Device,
+    Engine,
+    Json,
+    Model,
+    check_json,
+    factory,
+    give_json,
+)
+from eqprop.training import evaluate
+
+
+@app.command("evaluate")
+def evaluate_run(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Data = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    as_json: Json = None,
+) -> None:
+    """The test error of every trial of a run, measured again from its weights."""
+    check_json(as_json)
+    found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
+    give_json(found, as_json)
+    if as_json == "-":
+        return
+    table = Table(title=str(folder))
+    for heading in ("method", "seed", "epochs", "test error"):
+        table.add_column(heading, justify="right")
+    for method, trials in found.items():
+        for trial in trials:
+            error = "diverged" if trial["diverged"] else f"{trial['test_error']:.2f} %"
+            table.add_row(method, str(trial["seed"]), str(trial["epoch"]), error)
+    Console().print(table)

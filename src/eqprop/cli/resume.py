@@ -1,0 +1,51 @@
+"""eqprop resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eqprop.cli import app
+from eqprop.cli.common import (
+    Data,
+    Device,
+    Engine,
+    Json,
+    Model,
+    Quiet,
+    Threads,
+    check_json,
+    factory,
+    give_result,
+    stopping,
+    watcher,
+)
+from eqprop.training import resume
+
+
+@app.command("resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Data = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    as_json: Json = None,
+) -> None:
+    """Go on with a run where it stopped, with its own settings."""
+    check_json(as_json)
+    with stopping():
+        result = resume(
+            folder,
+            data=data,
+            model=factory(model),
+            watch=watcher(quiet),
+            engine=engine,
+            device=device,
+            threads=threads,
+        )
+    give_result(result, as_json, quiet)

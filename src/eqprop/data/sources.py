@@ -1,0 +1,337 @@
+"""Data sets by name: MNIST from the package, others from where they lie on this machine or from their hosts."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqprop.data.idx import GZIP_MAGIC
+from eqprop.data.images import FILES, Images, find_file, idx_directory, mnist
+
+CHUNK = 1 << 16
+RETRIES = 2
+"""How often a broken or wrong file is asked for again before giving up; each time from where it broke off."""
+TIMEOUT = 30.0
+"""Seconds without a byte after which a host counts as silent."""
+
+Tell = Callable[[str, int, int | None], None]
+"""Told the file's name, the bytes there are and, where the host says it, the bytes there will be."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files to get: the set they belong to, the web folders they are in, their SHA-256, another way to get them."""
+
+    title: str
+    hosts: tuple[str, ...]
+    files: Mapping[str, str]
+    advice: str = ""
+
+    def by_hand(self, folder: Path) -> str:
+        advice = f" {self.advice}" if self.advice else ""
+        return f"Or put {', '.join(self.files)} into {folder} yourself.{advice}"
+
+
+class DownloadError(OSError):
+    """A file could not be fetched."""
+
+
+def download(source: Source, folder: Path, tell: Tell | None = None) -> None:
+    """Get the files into the folder, from the first host that has them. Whole and right, or an error in words."""
+    _check_pooch(source, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"Cannot make {folder} for {source.title}: {error.strerror or error}. Choose another with $EQPROP_CACHE."
+        ) from error
+    with _alone(folder), _shown(source.title) if tell is None else _as_is(tell) as show:
+        for name, digest in source.files.items():
+            _get(source, name, digest, folder, show)
+
+
+def _check_pooch(source: Source, folder: Path) -> None:
+    try:
+        import pooch
+    except ImportError as error:
+        raise ImportError(
+            f"{source.title} is not on this machine, and getting it needs pooch: pip install 'eqprop[download]'. "
+            f"{source.by_hand(folder)}"
+        ) from error
+    pooch.get_logger().setLevel("WARNING")  # what it does is shown here already
+
+
+def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> None:
+    """One file, from one host after the other."""
+    import pooch
+    import requests
+
+    complaints = []
+    for host in source.hosts:
+        box = pooch.create(path=folder, base_url=host, registry={name: f"sha256:{digest}"}, retry_if_failed=RETRIES)
+        try:
+            box.fetch(name, downloader=_Resuming(folder / f"{name}.part", tell))
+            return
+        except requests.exceptions.RequestException as error:
+            complaints.append(f"{host}: {_reason(error)}")
+        except ValueError as error:
+            complaints.append(f"{host}: the file there is not the published one ({error})")
+        except OSError as error:
+            raise DownloadError(f"{name} of {source.title} could not be written to {folder}: {error}.") from error
+    part, kept = folder / f"{name}.part", ""
+    if part.is_file():
+        kept = f" The {part.stat().st_size} bytes that arrived are kept, and the next attempt goes on from there."
+    raise DownloadError(
+        f"{name} of {source.title} could not be downloaded. {'; '.join(complaints)}.{kept} {source.by_hand(folder)}"
+    )
+
+
+class _Resuming:
+    """What pooch calls to fetch a URL: goes on with what an earlier attempt has left."""
+
+    def __init__(self, part: Path, tell: Tell) -> None:
+        self.part, self.tell = part, tell
+
+    def __call__(self, url: str, output_file: Any, pooch: Any, check_only: bool = False) -> bool | None:
+        import requests
+
+        have = self.part.stat().st_size if self.part.is_file() else 0
+        # A host that compresses once more on the way would change the file.
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+            if answer.status_code == 416:  # nothing follows: what is there is the whole file, or none of it
+                self._finish(output_file)
+                return None
+            answer.raise_for_status()
+            if answer.status_code != 206:
+                have = 0
+            self._receive(answer, have)
+        self._finish(output_file)
+        return None
+
+    def _receive(self, answer: Any, have: int) -> None:
+        import requests
+
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with self.part.open("ab" if have else "wb") as file:
+            for piece in answer.iter_content(CHUNK):
+                file.write(piece)
+                have += len(piece)
+                self.tell(self.part.stem, have, total)
+        if total is not None and have < total:
+            raise requests.exceptions.ConnectionError(f"the connection ended after {have} of {total} bytes")
+
+    def _finish(self, output_file: Any) -> None:
+        """Hand the file over to pooch, which checks it. A wrong one is not gone on with."""
+        os.replace(self.part, output_file)
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause, which is what went wrong; the layers around it repeat it at length."""
+    cause: BaseException = error
+    for _ in range(8):
+        inner = cause.args[-1] if cause.args and isinstance(cause.args[-1], BaseException) else None
+        inner = getattr(cause, "reason", None) if isinstance(getattr(cause, "reason", None), Exception) else inner
+        if inner is None:
+            break
+        cause = inner
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two processes that want the same files: the second waits, and finds them there."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _as_is(tell: Tell) -> Iterator[Tell]:
+    yield tell
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Tell]:
+    """A bar on a terminal, one line a file elsewhere, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        begun: set[str] = set()
+
+        def line(name: str, have: int, total: int | None) -> None:
+            if name not in begun:
+                begun.add(name)
+                size = "" if total is None else f", {total / 1e6:.1f} MB"
+                print(f"Downloading {name} of {title}{size}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, Any] = {}
+
+        def bar(name: str, have: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=have, total=total)
+
+        yield bar
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """Where a set is published and how its files are told from others.
+
+    hosts       folders of the web that hold the four files, compressed; tried in this order
+    archives    SHA-256 of each compressed file as published, by its name without .gz
+    contents    SHA-256 of each uncompressed file, which holds for any compression of it; empty where not known
+    places      folders in which packages of operating systems put it
+    advice      another way to get it
+    """
+
+    name: str
+    title: str
+    hosts: tuple[str, ...]
+    archives: Mapping[str, str]
+    contents: Mapping[str, str]
+    places: tuple[Path, ...] = ()
+    advice: str = ""
+
+
+FASHION_MNIST = NamedSet(
+    name="fashion-mnist",
+    title="Fashion-MNIST",
+    hosts=(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
+    ),
+    archives={
+        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+    contents={
+        "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+    places=(Path("/usr/share/datasets/fashion-mnist"),),
+    advice="On Debian and Ubuntu: apt install dataset-fashion-mnist.",
+)
+
+KMNIST = NamedSet(
+    name="kmnist",
+    title="KMNIST",
+    hosts=("https://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
+    archives={
+        "train-images-idx3-ubyte": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        "train-labels-idx1-ubyte": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        "t10k-images-idx3-ubyte": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        "t10k-labels-idx1-ubyte": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+    },
+    contents={},
+)
+
+NAMED: dict[str, NamedSet] = {s.name: s for s in (FASHION_MNIST, KMNIST)}
+NAMES = ("mnist", *NAMED)
+"""What `--data` takes by name; anything else is a directory of IDX files."""
+
+
+def open_set(
+    source: str | Path | None = None, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+) -> Images:
+    """A set by name, or the one in a directory; None is MNIST. A name wins over a directory of that name.
+
+    A named set is looked for in the cache, then where packages put it, and is downloaded into the cache if it is in
+    neither. Files put there by hand are as good as downloaded ones.
+    """
+    if source is None:
+        return mnist(device, dtype)
+    name = set_name(source)
+    if name == "mnist":
+        return mnist(device, dtype)
+    if name is not None:
+        return _named(NAMED[name], device, dtype)
+    if not Path(source).is_dir() and "/" not in str(source):
+        near = get_close_matches(str(source).lower(), NAMES, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise FileNotFoundError(
+            f"There is no data set and no directory {str(source)!r}; expected {', '.join(NAMES)}, or a directory of "
+            f"IDX files.{hint}"
+        )
+    return idx_directory(source, device, dtype)
+
+
+def set_name(source: str | Path | None) -> str | None:
+    """The name of the set that `source` names; None for a directory. None itself is MNIST."""
+    if source is None:
+        return "mnist"
+    name = str(source).lower()
+    return name if name in NAMES else None
+
+
+def cache_folder(name: str) -> Path:
+    """Where a named set is kept: $EQPROP_CACHE, $XDG_CACHE_HOME or ~/.cache, then eqprop/data/NAME."""
+    home = os.environ.get("EQPROP_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "eqprop" / "data" / name
+
+
+def _named(chosen: NamedSet, device: torch.device | str | None, dtype: torch.dtype) -> Images:
+    cache = cache_folder(chosen.name)
+    folder = next((place for place in (cache, *chosen.places) if _holds_all(place)), None)
+    if folder is None:
+        files = {f"{name}.gz": digest for name, digest in chosen.archives.items() if not _has(cache, name)}
+        download(Source(chosen.title, chosen.hosts, files, chosen.advice), cache)
+        folder = cache
+    if not chosen.contents:
+        _check_archives(chosen, folder)
+    return replace(idx_directory(folder, device, dtype, sha256=chosen.contents), name=chosen.name)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return find_file(folder, name) is not None
+
+
+def _holds_all(folder: Path) -> bool:
+    return all(_has(folder, name) for name in FILES)
+
+
+def _check_archives(chosen: NamedSet, folder: Path) -> None:
+    """Compressed files against the published ones, where the digests of the uncompressed are not known."""
+    for name, digest in chosen.archives.items():
+        path = find_file(folder, name)
+        assert path is not None, "looked for before"
+        with path.open("rb") as stream:
+            compressed = stream.read(2) == GZIP_MAGIC
+        if compressed and sha256_of(path) != digest:
+            raise ValueError(
+                f"{path} is not the published file of {chosen.title}: its SHA-256 is {sha256_of(path)}, expected "
+                f"{digest}. Remove it to get it anew, or use it as data of your own: --data {folder}."
+            )

@@ -1,0 +1,1 @@
+"""The fast CPU engine: C compiled at first use, called through ctypes."""

@@ -1,0 +1,297 @@
+"""The fast CPU engine: whole phases and whole training iterations in C, every core busy, Python outside the loop."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost, SquaredError
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Engine, Job, Runner, Tally, needs_plain_sgd, nudges_otherwise
+from eqprop.engines.cpu.binding import Net, net_of, networks_of, refuses_model, unit_of
+from eqprop.engines.cpu.build import NoLibraryError, library
+from eqprop.estimators import BPTT, EP, Estimator, Signs
+from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
+from eqprop.state import State, first_bad_layer
+
+CALL_SECONDS = 0.2
+"""About how long one call into C may take: an interrupt from the keyboard is seen between two."""
+
+
+class CpuRunner(Runner):
+    """Mini-batch, phases, gradient and plain SGD step in one loop of C.
+
+    Other optimizers get their gradients from C, one iteration at a time, and step in Python. One at a time are also the
+    iterations whose nudge has a sign of its own, and those of a job with a `start`, which hands over the state to begin
+    from and takes the one that was reached.
+    """
+
+    def __init__(self, job: Job) -> None:
+        _check_data(job)
+        self.job = job
+        self.networks = job.networks or 1
+        self.tally = Tally.zeros(self.networks, torch.device("cpu"))
+        self.iteration = 0
+        self.targets, self.labels = job.targets.detach().contiguous(), job.labels.to(torch.int64).contiguous()
+        self.plain = needs_plain_sgd(job.optimizer) is None
+        drawn = isinstance(job.estimator, EP) and job.estimator.nudging == "random-sign"
+        self.signs = (job.signs or Signs(tuple(range(self.networks)))) if drawn else None
+        self.images = net_of(job.model, self.networks).images(job.images.detach())
+        self._bind()
+
+    def run(self, order: Tensor) -> None:
+        rows = self._checked(order)
+        if not rows.numel():
+            return
+        if self._addresses() != self.addresses:
+            self._bind()
+        self._describe(rows)
+        counts = torch.stack([getattr(self.tally, name) for name in Tally.names()])  # (7, R)
+        self.net.table.point("tally", counts)
+        if self.plain:
+            self._run_in_c(rows)
+        else:
+            self._run_with_optimizer(rows)
+        for name, count in zip(Tally.names(), counts, strict=True):
+            getattr(self.tally, name).copy_(count)
+
+    def _bind(self) -> None:
+        """Tell the C code about the job; again if a parameter was moved to other memory."""
+        job = self.job
+        self.net = net_of(job.model, self.networks)
+        self.addresses = self._addresses()
+        table = self.net.table
+        table.point("images", self.images)
+        table.point("targets", self.targets)
+        table.point("labels", self.labels)
+        describe_estimator(self.net, job)
+
+    def _addresses(self) -> list[int]:
+        return [p.data_ptr() for p in self.job.model.parameters()]
+
+    def _checked(self, order: Tensor) -> Tensor:
+        """(n, R, B) sample numbers, each within the data: C code does not look."""
+        dims = 2 if self.job.networks is None else 3
+        if order.dim() != dims or (dims == 3 and order.shape[1] != self.networks) or order.is_floating_point():
+            expected = "(n, B)" if dims == 2 else f"(n, {self.networks}, B)"
+            raise ValueError(
+                f"The order has shape {tuple(order.shape)} and dtype {order.dtype}; expected {expected} of integers."
+            )
+        rows = order.to("cpu", torch.int64).contiguous()
+        if rows.numel():
+            low, high = (int(v) for v in rows.aminmax())
+            if low < 0 or high >= len(self.images):
+                raise IndexError(
+                    f"The order names samples {low} to {high}; expected 0 to {len(self.images) - 1}, the data's own."
+                )
+        return rows.view(rows.shape[0], self.networks, rows.shape[-1])
+
+    def _describe(self, rows: Tensor) -> None:
+        """What may differ from one call of `run` to the next: batch size, threads, learning rates."""
+        self.net.table.set(batch=rows.shape[-1], threads=torch.get_num_threads(), gradients_only=not self.plain)
+        rates = {p: float(group["lr"]) for group in self.job.optimizer.param_groups for p in group["params"]}
+        held = [w.parameter for w in self.net.held]
+        self.net.describe_gradients([rates[p] if p in rates and p.requires_grad else math.nan for p in held])
+
+    def _call(self, rows: Tensor) -> None:
+        table = self.net.table
+        table.set(iterations=rows.shape[0], first=self.iteration)
+        table.point("order", rows)
+        function = library(self.net.unit, self.images.dtype).train
+        if function(ctypes.byref(table.struct)):
+            raise MemoryError(
+                f"No memory for a batch of {rows.shape[-1]} with K={self.job.estimator.K}. Lower the batch size or K."
+            )
+        self.iteration += rows.shape[0]
+
+    def _run_in_c(self, rows: Tensor) -> None:
+        for held in self.net.held:
+            held.fetch()
+        try:
+            if self.job.start is None and self.signs is None:
+                self._call_for_a_while(rows)
+            else:
+                for one in rows.split(1):
+                    self._iterate(one)
+        finally:
+            for held in self.net.held:
+                held.give_back()
+
+    def _call_for_a_while(self, rows: Tensor) -> None:
+        done, count = 0, 1
+        while done < len(rows):
+            part = rows[done : done + count]
+            began = time.perf_counter()
+            self._call(part)
+            took = (time.perf_counter() - began) / len(part)
+            done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
+
+    def _iterate(self, one: Tensor) -> None:
+        """One iteration, (1, R, B), with the signs of its number, begun where the job's `start` says."""
+        if self.signs is not None:
+            describe_beta(self.net, self.job.estimator, self.signs.rows(self.iteration, 1)[0].tolist())
+        start = self.job.start
+        if start is None:
+            self._call(one)
+            return
+        numbers = one[0, 0] if self.job.networks is None else one[0]
+        x = self.job.images[numbers]
+        begun = start.begin(x, numbers)
+        given = self.net.to_c(begun)
+        reached = tuple(torch.empty_like(layer) for layer in given)
+        self.net.describe_state(given, reached)
+        self._call(one)
+        start.end(x, numbers, begun, self.net.from_c(reached))
+
+    def _run_with_optimizer(self, rows: Tensor) -> None:
+        optimizer = self.job.optimizer
+        for i in range(len(rows)):
+            for held in self.net.held:
+                held.fetch()
+            self._iterate(rows[i : i + 1])
+            optimizer.zero_grad(set_to_none=True)
+            for held in self.net.held:
+                if held.parameter.requires_grad:
+                    held.parameter.grad = held.plain(held.gradient_rows()).clone()
+            optimizer.step()
+
+
+def describe_estimator(net: Net, job: Job) -> None:
+    estimator = job.estimator
+    assert isinstance(estimator, EP | BPTT), "others are refused"
+    net.table.set(
+        T=estimator.T,
+        K=estimator.K,
+        bptt=isinstance(estimator, BPTT),
+        inside=net.model.nudge == "inside",
+        alternating=estimator.schedule == "alternating",
+        settled=estimator.stop == "settled",
+        tolerance=settled_below(job.images.dtype, estimator.tolerance),
+    )
+    describe_beta(net, estimator, [1.0] * net.table.struct.networks)
+
+
+def describe_beta(net: Net, estimator: Estimator, each: Sequence[float]) -> None:
+    """The strength of the nudge, with a sign for each network."""
+    beta = estimator.beta if isinstance(estimator, EP) else 1.0
+    net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
+
+
+def _check_data(job: Job) -> None:
+    model, parameter = job.model, next(job.model.parameters())
+    for what, tensor in (("images", job.images), ("targets", job.targets)):
+        if tensor.dtype != parameter.dtype or tensor.device.type != "cpu":
+            raise ValueError(
+                f"The {what} are {tensor.dtype} on {tensor.device}; expected {parameter.dtype} on the CPU, as the "
+                "model's parameters. Convert them with .to(...)."
+            )
+    outputs = model.init_state(job.images[:0])[0].shape[-1]
+    if job.images.shape[1:] != model.input_shape or job.targets.shape != (len(job.images), outputs):
+        raise ValueError(
+            f"The images have shape {tuple(job.images.shape)} and the targets {tuple(job.targets.shape)}; expected "
+            f"(N, {', '.join(map(str, model.input_shape or ()))}) and (N, {outputs})."
+        )
+    if job.labels.shape != job.images.shape[:1]:
+        raise ValueError(f"The labels have shape {tuple(job.labels.shape)}; expected ({len(job.images)},).")
+
+
+class Cpu(Engine):
+    """The paper's nets, the squared error, EP and BPTT, in float32 or float64, on a machine with a C compiler.
+
+    Results do not depend on the number of threads (torch.get_num_threads), bit for bit. With stop="settled" each
+    sample leaves its free phase by itself, when it is at a fixed point bit for bit.
+    """
+
+    name = "cpu"
+    starts = ("zero", "persistent", "initialised")
+
+    def refuses(
+        self,
+        model: Dynamics,
+        cost: Cost | None = None,
+        estimator: Estimator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str | None:
+        return (
+            refuses_model(model)
+            or _refuses_task(model, cost, estimator)
+            or _refuses_machine(unit_of(model), next(model.parameters()).dtype)
+        )
+
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        start = prepare(model, x, state, None)
+        if not _serves(model, x, phase):
+            return relax(model, x, phase, state)
+        end, residual, steps = _relax(model, x, phase, None if state is None else start)
+        if phase.checked and first_bad_layer(end) is not None:
+            # The reference runs it again to say where it went wrong.
+            return relax(model, x, phase, state)
+        settled = residual < settled_below(residual.dtype, phase.tolerance)
+        return Relaxation(end, int(steps.max()), residual, settled)
+
+    def runner(self, job: Job) -> Runner:
+        reason = self.refuses(job.model, job.cost, job.estimator)
+        if reason is not None:
+            raise ValueError(f"The engine 'cpu' cannot serve: {reason} Use engine='auto'.")
+        return CpuRunner(job)
+
+
+def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
+    if cost is not None and type(cost) is not SquaredError:
+        return f"it has the squared error written out, not {type(cost).__name__}."
+    if estimator is not None and not isinstance(estimator, EP | BPTT):
+        return f"it has EP and BPTT written out, not {type(estimator).__name__}."
+    drawn = isinstance(estimator, EP) and estimator.nudging == "random-sign"
+    if not drawn and (reason := nudges_otherwise(estimator)) is not None:
+        return reason
+    if estimator is not None and estimator.schedule == "alternating" and not model.bipartite:
+        return "an energy-based net cannot alternate."
+    return None
+
+
+def _refuses_machine(unit: str, dtype: torch.dtype) -> str | None:
+    try:
+        library(unit, dtype)
+    except NoLibraryError as error:
+        _say_once(str(error))
+        return str(error)
+    return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    warnings.warn(f"The fast CPU engine is not available: {reason} The reference engine is used.", stacklevel=2)
+
+
+def _serves(model: Dynamics, x: Tensor, phase: Phase) -> bool:
+    """Phases left to the reference: those it answers with an error, tolerant stops, and stacks of another shape."""
+    impossible = phase.schedule == "alternating" and not model.bipartite
+    return networks_of(model, x) is not None and x.numel() > 0 and not impossible and phase.still == 0.0
+
+
+@torch.no_grad()
+def _relax(model: Dynamics, x: Tensor, phase: Phase, start: State | None) -> tuple[State, Tensor, Tensor]:
+    """The end of the free phase, and of each sample the residual and the steps used."""
+    net = net_of(model, networks_of(model, x) or 1)
+    for held in net.held:
+        held.fetch()
+    lead = x.shape[: model.sample_dims(x)]
+    end = net.to_c(model.init_state(x))
+    residual, steps = x.new_empty(lead), torch.empty(lead, dtype=torch.int64)
+    table = net.table
+    table.set(batch=lead[-1], threads=torch.get_num_threads(), T=phase.T)
+    table.set(alternating=phase.schedule == "alternating", settled=phase.stop == "settled")
+    table.point("images", net.images(x))
+    net.describe_state(None if start is None else net.to_c(start), end)
+    table.point("residuals", residual)
+    table.point("steps", steps)
+    if library(net.unit, x.dtype).relax(ctypes.byref(table.struct)):
+        raise MemoryError(f"No memory to relax a batch of shape {tuple(x.shape)}. Relax fewer samples at a time.")
+    return net.from_c(end), residual, steps

@@ -1,0 +1,1 @@
+"""Engines for CUDA devices: graphs of the reference iteration, and kernels of their own."""

@@ -1,0 +1,137 @@
+"""The reference iteration captured as a CUDA graph: any model, a user's own too, without the host in the loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Engine, Job, Runner, full_precision
+from eqprop.engines.eager import EagerRunner
+from eqprop.estimators import Estimator
+from eqprop.relax import Phase, Relaxation, relax
+from eqprop.state import State
+
+STEPS_PER_GRAPH = 400
+"""Time steps in one graph: short iterations share a graph, so that the host's work per replay disappears."""
+
+LONGEST_RUN = 3000
+WARM_UP = 3
+
+
+class GraphRunner(EagerRunner):
+    """`EagerRunner.iterate`, captured once for a batch size and replayed.
+
+    A free phase with stop="settled" runs all its steps: at a fixed point that changes nothing, and a graph has no
+    early exit.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.estimator = replace(self.estimator, stop="never")
+        self.position = torch.zeros(1, dtype=torch.int64, device=job.images.device)
+        self.order: Tensor | None = None
+        self.sign_rows: Tensor | None = None
+
+    @full_precision()
+    def run(self, order: Tensor) -> None:
+        for rows in order.split(LONGEST_RUN):
+            if self.order is None or self.order.shape[1:] != rows.shape[1:]:
+                self._capture(rows)
+            assert self.order is not None, "set by the capture"
+            self.order[: len(rows)].copy_(rows)
+            signs = self.next_signs(len(rows))
+            if signs is not None and self.sign_rows is not None:
+                self.sign_rows[: len(rows)].copy_(signs)
+            self.position.zero_()
+            for _ in range(len(rows) // self.per_graph):
+                self.graph.replay()
+            for _ in range(len(rows) % self.per_graph):
+                self.single.replay()
+
+    def take_rates(self) -> None:
+        """The graph holds them; the next run captures another."""
+        self.order = None
+
+    def reset(self) -> None:
+        """In place: the graph holds the tally's memory."""
+        for name in self.tally.names():
+            if name != "bad":
+                getattr(self.tally, name).zero_()
+
+    def _capture(self, rows: Tensor) -> None:
+        device = self.job.images.device
+        self.order = torch.zeros((LONGEST_RUN, *rows.shape[1:]), dtype=torch.int64, device=device)
+        self.order[: len(rows)].copy_(rows)
+        # Any signs will do for the warm-up; each run lays out its own.
+        done, self.sign_rows = self.done, self.next_signs(LONGEST_RUN)
+        self.done = done
+        self.per_graph = max(1, STEPS_PER_GRAPH // (self.estimator.T + self.estimator.K))
+        saved = self._snapshot()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._captured_iteration()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph, self.single = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        for graph, count in ((self.graph, self.per_graph), (self.single, 1)):
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    self._captured_iteration()
+        self._restore(saved)
+
+    def _captured_iteration(self) -> None:
+        assert self.order is not None, "laid out before capture"
+        signs = None if self.sign_rows is None else self.sign_rows.index_select(0, self.position)[0]
+        self.iterate(self.order.index_select(0, self.position)[0], signs)
+        self.position += 1
+
+    def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
+        """What the warm-up changes and must not: parameters, optimizer, starts, tally, clock, position."""
+        optimizer = self.job.optimizer
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        tensors += [getattr(self.tally, name) for name in self.tally.names()] + [self.clock, self.position]
+        tensors += [] if self.job.start is None else list(self.job.start.tensors.values())
+        return [(t, t.detach().clone()) for t in tensors]
+
+    @torch.no_grad()
+    def _restore(self, saved: list[tuple[Tensor, Tensor]]) -> None:
+        for tensor, value in saved:
+            tensor.copy_(value)
+
+
+class Graph(Engine):
+    name = "cuda-graph"
+    starts = ("zero", "persistent", "initialised")
+
+    def refuses(
+        self,
+        model: Dynamics,
+        cost: Cost | None = None,
+        estimator: Estimator | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> str | None:
+        if not torch.cuda.is_available():
+            return "there is no CUDA device."
+        parameter = next(model.parameters())
+        if parameter.device.type != "cuda":
+            return f"it runs on a CUDA device, and the model is on {parameter.device}."
+        if optimizer is not None and type(optimizer) is not torch.optim.SGD:
+            capturable = all(group.get("capturable", False) for group in optimizer.param_groups)
+            if not capturable:
+                return f"{type(optimizer).__name__} must be made with capturable=True to be part of a graph."
+            if not optimizer.state:
+                return f"{type(optimizer).__name__} makes its state at the first step, which a graph cannot undo."
+        return None
+
+    @full_precision()
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        return relax(model, x, phase, state)
+
+    def runner(self, job: Job) -> Runner:
+        return GraphRunner(job)

@@ -1,0 +1,228 @@
+"""What the engines with own CUDA kernels share: a job laid out on the device, iterations captured into a graph."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from abc import abstractmethod
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost, SquaredError
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Job, Runner, Tally, learning_rates, needs_plain_sgd, nudges_otherwise
+from eqprop.engines.cuda import nvrtc
+from eqprop.engines.cuda.graph import GraphRunner
+from eqprop.estimators import BPTT, EP, Estimator
+from eqprop.models import Layered
+from eqprop.relax import settled_below
+from eqprop.state import State
+
+LONGEST_RUN = 3000
+"""Iterations whose order is laid on the device at once: an epoch of the paper."""
+
+ACTIVATIONS = {"sigmoid": 0, "tanh": 1}
+COLUMNS = 49 * 4
+"""Input columns of a tile in kernels/input_layer.cuh."""
+ROWS = 64
+"""And its rows."""
+
+
+class JobArgs(ctypes.Structure):
+    """`Job` of kernels/job.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("images", "targets", "labels", "order", "counters", "W", "b")),
+        *((name, ctypes.c_void_p) for name in ("drive", "u", "stats", "tally")),
+        *((name, ctypes.c_int) for name in ("R", "T", "K", "alternating", "stop")),
+        *((name, ctypes.c_float) for name in ("beta", "eps", "tolerance", "lr", "lrb")),
+    ]
+
+
+class CapturedRunner(Runner):
+    """Many iterations to a graph; order, counters and tallies stay on the device.
+
+    Subclasses prepare for a batch size in `_prepare` and replay in `_run`. Where the kernels cannot be compiled or
+    launched after all, the graph engine takes over and a warning says so.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.device = job, job.images.device
+        self.networks = job.networks or 1
+        self.done, self.batch = 0, 0
+        self.substitute: GraphRunner | None = None
+        self._tally = torch.zeros(len(fields(Tally)), self.networks, dtype=torch.float64, device=self.device)
+        self._tally[-1] = -1.0
+        self.images, self.targets, self.labels = (t.contiguous() for t in (job.images, job.targets, job.labels))
+
+    @property
+    def tally(self) -> Tally:  # type: ignore[override]
+        return Tally(*self._tally.unbind(0)) if self.substitute is None else self.substitute.tally
+
+    def reset(self) -> None:
+        self._tally[:-1] = 0.0
+        if self.substitute is not None:
+            self.substitute.reset()
+
+    def take_rates(self) -> None:
+        """The captured launches hold them; the next run prepares anew."""
+        self.batch = 0
+        if self.substitute is not None:
+            self.substitute.take_rates()
+
+    def run(self, order: Tensor) -> None:
+        rows = order.reshape(len(order), self.networks, -1)
+        if self.substitute is None and rows.shape[-1] != self.batch:
+            try:
+                self._prepare(rows.shape[-1])
+            except nvrtc.CudaError as error:
+                warnings.warn(f"{error} The graph engine takes over.", RuntimeWarning, stacklevel=2)
+                self.substitute = GraphRunner(self.job)
+        if self.substitute is not None:
+            self.substitute.run(order)
+            return
+        for part in rows.split(LONGEST_RUN):
+            self._run(part)
+
+    def states(self) -> tuple[State, State]:
+        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) a layer."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no states.")
+
+    def free_states(self) -> State | None:
+        return None if self.substitute is not None else self.states()[0]
+
+    def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    @abstractmethod
+    def _prepare(self, batch: int) -> None:
+        """Lay out the buffers for this batch size, compile, capture the graph."""
+
+    @abstractmethod
+    def _run(self, rows: Tensor) -> None:
+        """The iterations of rows (n, R, B), at most LONGEST_RUN."""
+
+
+class KernelRunner(CapturedRunner):
+    """Layered nets: subclasses compile in `build` and launch the iterations of a graph in `capture`."""
+
+    iterations_per_graph = 50
+
+    def __init__(self, job: Job) -> None:
+        assert isinstance(job.model, Layered), "refused otherwise"
+        super().__init__(job)
+        self.model = job.model
+        self.images = self.model.input_rate(self.images).contiguous()
+
+    def _run(self, rows: Tensor) -> None:
+        count = len(rows)
+        self.order[:count].copy_(rows, non_blocking=True)
+        self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
+        # One more update than relaxations: the last gradient is applied by an iteration that only updates.
+        for _ in range(-(-(count + 1) // self.iterations_per_graph)):
+            self.graph.replay()
+        self.done += count
+
+    def _prepare(self, batch: int) -> None:
+        self.batch = batch
+        self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
+        self.counters = self.buffer(4, dtype=torch.int32)
+        self.padded = -(-self.model.sizes[-2] // 128) * 128
+        self.splits = -(-self.model.sizes[-1] // COLUMNS)
+        self.drive = self.buffer(self.splits, self.networks, batch, self.padded)
+        self.u = self.buffer(self.networks, batch, self.padded)
+        self.stats = self.buffer(2, self.networks, batch, 4)
+        self.build()
+        advance = self.module.kernel("advance")
+        counters = ctypes.c_void_p(self.counters.data_ptr())
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.capture()
+            advance.launch(1, 1, [counters, ctypes.c_int(self.iterations_per_graph)])
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Launch the kernels of the graph's iterations."""
+
+    @property
+    def input_blocks(self) -> int:
+        """Blocks that hold the input weights of a network."""
+        return -(-self.model.sizes[-2] // ROWS) * self.splits
+
+    @property
+    def input_tile_bytes(self) -> int:
+        return 4 * (ROWS * COLUMNS + 2 * self.batch * COLUMNS + self.batch * ROWS)
+
+    def compile(self, source: str, definitions: dict[str, int]) -> None:
+        model = self.model
+        common = {
+            "H": model.sizes[-2],
+            "NI": model.sizes[-1],
+            "B": self.batch,
+            "METHOD": int(isinstance(self.job.estimator, BPTT)),
+            "ENERGY": int(model.energy_based),
+            "ACT": ACTIVATIONS[model.activation.name],
+            "CLIP": int(model.clip),
+            "OUTPUT_SLOPE": int(model.output_slope),
+        }
+        self.module = nvrtc.Module(source, common | definitions)
+
+    def job_args(self) -> JobArgs:
+        estimator, model, rates = self.job.estimator, self.model, learning_rates(self.job)
+        n = model.depth - 1
+        return JobArgs(
+            images=self.images.data_ptr(),
+            targets=self.targets.data_ptr(),
+            labels=self.labels.data_ptr(),
+            order=self.order.data_ptr(),
+            counters=self.counters.data_ptr(),
+            W=model.weight(n).data_ptr(),
+            b=getattr(model, f"b{n}").data_ptr() if model.bias else None,
+            drive=self.drive.data_ptr(),
+            u=self.u.data_ptr(),
+            stats=self.stats.data_ptr(),
+            tally=self._tally.data_ptr(),
+            R=self.networks,
+            T=estimator.T,
+            K=estimator.K,
+            alternating=estimator.schedule == "alternating",
+            stop=estimator.stop == "settled",
+            beta=getattr(estimator, "beta", 0.0),
+            eps=model.eps,
+            tolerance=settled_below(torch.float32, estimator.tolerance),
+            lr=rates[f"W{n}{n + 1}"],
+            lrb=rates.get(f"b{n}", 0.0),
+        )
+
+    @abstractmethod
+    def build(self) -> None:
+        """Compile the kernels and lay out what they need."""
+
+
+def refuses_job(
+    model: Dynamics, cost: Cost | None, estimator: Estimator | None, optimizer: torch.optim.Optimizer | None
+) -> str | None:
+    """What all kernels here ask of a job: a layered float32 net on a GPU, squared error, EP or BPTT, plain SGD."""
+    if (reason := nvrtc.unavailable()) is not None:
+        return reason
+    if type(model) is not Layered:
+        return f"it runs layered nets, and the model is {type(model).__name__}."
+    parameter = model.weight(0)
+    if parameter.device.type != "cuda" or parameter.dtype != torch.float32:
+        return f"it computes in float32 on a CUDA device, and the model is {parameter.dtype} on {parameter.device}."
+    if model.activation.name not in ACTIVATIONS:
+        return f"it knows the activations {', '.join(ACTIVATIONS)}, and the model has {model.activation.name}."
+    if model.sizes[0] > 16 or model.sizes[-2] % 4 or model.sizes[-1] % 4:
+        return (
+            "it takes up to 16 outputs, and sizes of the input and the layer next to it that are multiples of 4, and "
+            f"the sizes are {model.sizes}."
+        )
+    if model.nudge == "inside" and not isinstance(estimator, BPTT):
+        return "its nudge stands outside sigma, and the model has it inside."
+    if cost is not None and type(cost) is not SquaredError:
+        return f"its cost is the squared error, and the cost is {type(cost).__name__}."
+    if estimator is not None and type(estimator) not in (EP, BPTT):
+        return f"it computes EP and BPTT, and the estimator is {type(estimator).__name__}."
+    return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)

@@ -1,0 +1,276 @@
+"""The curves a recipe was decided from, as one figure."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+from eqprop.experiments.experiment import Reported
+from eqprop.files import write_bytes, write_json, write_text
+from eqprop.report.runs import KINDS, Point, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+
+# Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too light for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e0e0e0",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,
+    "mathtext.fontset": "dejavusans",
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """The look, for as long as something is drawn or saved; a user's own settings stay as they are."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def drawn(function: Callable[P, Figure]) -> Callable[P, Figure]:
+    """For functions that draw a figure: they do it in this look."""
+
+    @wraps(function)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with styled():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, size in inches, without any window or global state; its parts make room for each other."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure) -> dict[str, bytes]:
+    """The figure as PNG and PDF, by file ending. The PDF carries no date: equal figures are equal files."""
+    # The font subsetter talks about time stamps inside fonts, which is nobody's concern here.
+    logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
+    logging.getLogger("fontTools.ttLib").setLevel(logging.ERROR)
+    out = {}
+    for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+        buffer = io.BytesIO()
+        with styled():
+            figure.savefig(buffer, format=ending, metadata=metadata)
+        out[ending] = buffer.getvalue()
+    return out
+
+
+STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
+TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""Percent, on a logarithmic axis."""
+WIDTH, HEIGHT = 3.4, 2.5
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The curves of one network under one preset: by method and kind of error ("test", "train")."""
+
+    title: str
+    curves: Mapping[tuple[str, str], Sequence[Point]]
+    reported: Mapping[str, Reported]
+
+
+def panel_of(run: Run) -> Panel:
+    curves = {(m, kind): run.curve(m, kind) for m in run.settings.methods for kind in KINDS}
+    return Panel(run.title, {key: points for key, points in curves.items() if points}, run.reported)
+
+
+@drawn
+def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
+    """A panel a network: test errors as lines with a band of one deviation, train errors dashed, the paper's dotted."""
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = new_figure(WIDTH * columns, HEIGHT * lines + 0.3)
+    axes = figure.subplots(lines, columns, squeeze=False).flat
+    methods = list(dict.fromkeys(method for panel in panels for method, _ in panel.curves))
+    colours = dict(zip(methods, COLOURS, strict=False))
+    for ax, panel in zip(axes, panels, strict=False):
+        _draw(ax, panel, colours)
+    for ax in list(figure.axes)[len(panels) :]:
+        ax.set_axis_off()
+    _legend(figure, colours, any(panel.reported for panel in panels))
+    return figure
+
+
+def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
+    for (method, kind), points in panel.curves.items():
+        epochs, means = [p.epoch for p in points], [p.mean for p in points]
+        ax.plot(epochs, means, STYLES[kind], color=colours[method], linewidth=1.2 if kind == "test" else 0.9)
+        if kind == "test" and all(p.std is not None for p in points):
+            below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
+            ax.fill_between(epochs, below, above, color=colours[method], alpha=0.2, linewidth=0)
+    for method, paper in panel.reported.items():
+        if method in colours:
+            ax.axhline(paper.test, linestyle=":", color=colours[method], linewidth=0.9)
+    low, high = _limits(panel)
+    ax.set(title=panel.title, xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
+    ticks = [t for t in TICKS if low <= t <= high]
+    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+
+
+def _limits(panel: Panel) -> tuple[float, float]:
+    """Around the means; what is 0, or lies far below the rest, is cut off."""
+    values = [p.mean for points in panel.curves.values() for p in points if p.mean > 0]
+    values += [paper.test for paper in panel.reported.values()]
+    high = max(values, default=10.0) * 1.2
+    return max(min(values, default=0.1) * 0.8, high / 2000.0), high
+
+
+def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, label=method.upper()) for method, colour in colours.items()]
+    handles += [Line2D([], [], color=GREY, linestyle=STYLES[kind], label=f"{kind} error") for kind in STYLES]
+    if with_paper:
+        handles.append(Line2D([], [], color=GREY, linestyle=":", label="the paper's test error"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+
+
+def write_figure(path: Path, files: dict[str, bytes]) -> None:
+    """path.png and path.pdf."""
+    for ending, content in files.items():
+        write_bytes(path.with_name(f"{path.name}.{ending}"), content)
+
+
+DOCUMENT, RECORD, FIGURE = "tune.json", "tuned.toml", "decisions"
+LOOK_STYLES = ("-", "--")
+"""At the initial weights, at trained ones."""
+
+
+def write_tuned(folder: Path, document: Mapping[str, Any], record_text: str) -> None:
+    """The figure and the record first; tune.json last, so that where it is, the rest is too."""
+    write_figure(folder / FIGURE, save(decisions(document)))
+    write_text(folder / RECORD, record_text)
+    write_json(folder / DOCUMENT, document)
+
+
+@drawn
+def decisions(document: Mapping[str, Any]) -> Figure:
+    """Six panels: residuals, gradient sizes, signs, rates, T and K."""
+    figure = new_figure(11.0, 6.4)
+    axes = figure.subplots(2, 3)
+    record = document["record"]
+    _residuals(axes[0][0], document["looks"], _first(document, "T"))
+    _sizes(axes[0][1], document["looks"], _first(document, "K"))
+    _signs(axes[0][2], document["looks"], record["beta"])
+    _rates(axes[1][0], [t for t in document["trainings"] if t["stage"].startswith("rates")], record)
+    shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
+    _steps(axes[1][1], shrunk, "T", record["T"])
+    _steps(axes[1][2], shrunk, "K", record["K"])
+    figure.suptitle(f"{document['name']}: what T, K, beta and the learning rates were decided from")
+    return figure
+
+
+def _first(document: Mapping[str, Any], name: str) -> int:
+    """T or K as decided from the curves, before the trainings made it smaller."""
+    values = [t[name] for t in document["trainings"] if not t["stage"].startswith("rates")]
+    return max([*values, document["record"][name]])
+
+
+def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
+    for look, style in zip(looks, LOOK_STYLES, strict=False):
+        for kind, colour in zip(("median", "most", "worst"), COLOURS, strict=False):
+            label = {"median": "median", "most": "nine tenths", "worst": "worst"}[kind]
+            ax.plot(_positive(look["residuals"][kind]), style, color=colour, label=f"{label}, {look['weights']}")
+    _marked(ax, T, f"T {T} at first")
+    ax.set(yscale="log", xlabel="step t", ylabel="|F(s) - s|", title="Residual of the free phase")
+    ax.set_xlim(0, min(4 * T, max(len(look["residuals"]["median"]) for look in looks)))
+    ax.legend(fontsize=6)
+
+
+def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
+    for look, style in zip(looks, LOOK_STYLES, strict=False):
+        for (name, norms), colour in zip(look["sizes"]["norms"].items(), COLOURS * 3, strict=False):
+            peak = max(norms) or 1.0
+            # In a prototypical net every other step is zero for a weight; on a logarithmic axis it has no place.
+            alive = [(t, norm / peak) for t, norm in enumerate(norms) if norm > 0.0]
+            ax.plot(*zip(*alive, strict=True), style, color=colour, label=f"{name}, {look['weights']}")
+    _marked(ax, K, f"K {K} at first")
+    ax.set(yscale="log", xlabel="t", ylabel="share of the largest", title=r"$|\nabla_W(t)|$, exact")
+    ax.set_ylim(bottom=1e-3)
+    ax.legend(fontsize=6)
+
+
+def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
+    for look, style in zip(looks, LOOK_STYLES, strict=False):
+        found = look["agreement"]
+        for (name, signs), colour in zip(found["sign"].items(), COLOURS * 3, strict=False):
+            ax.plot(
+                found["betas"],
+                [100 * s for s in signs],
+                f"o{style}",
+                ms=3,
+                color=colour,
+                label=f"{name}, {look['weights']}",
+            )
+    _marked(ax, beta, f"beta {beta:g}")
+    ax.set(xscale="log", xlabel="beta", ylabel="%", title="Synapses with the sign of the exact gradient")
+    ax.legend(fontsize=6)
+
+
+def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+    points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
+    chosen = record["learning_rates"]
+    _marked(ax, max(chosen.values()), ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
+    ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
+    tried = [p[0] for p in points]
+    ax.set_xticks(tried, [f"{rate:g}" for rate in tried])
+    ax.set_xticks([], minor=True)
+    _errors(ax, points)
+
+
+def _steps(ax: Axes, trainings: Sequence[Mapping[str, Any]], name: str, chosen: int) -> None:
+    """The lowest error at each T or K, the other being what it was at the time."""
+    from matplotlib.ticker import MaxNLocator
+
+    best: dict[int, Mapping[str, Any]] = {}
+    for training in trainings:
+        there = best.get(training[name])
+        if there is None or training["train"] < there["train"]:
+            best[training[name]] = training
+    _marked(ax, chosen, f"{name} {chosen}")
+    ax.set(xlabel=name, title=f"Short trainings: {name} smaller")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _errors(ax, sorted((steps, t["train"], t["held_out"]) for steps, t in best.items()))
+
+
+def _errors(ax: Axes, points: Sequence[tuple[float, float, float]]) -> None:
+    across = [p[0] for p in points]
+    ax.plot(across, [p[1] for p in points], "o-", ms=4, color=COLOURS[0], label="training, running")
+    ax.plot(across, [p[2] for p in points], "s--", ms=4, color=COLOURS[1], label="held out")
+    ax.set_ylabel("error, %")
+    ax.legend(fontsize=6)
+
+
+def _marked(ax: Axes, x: float, label: str) -> None:
+    ax.axvline(x, color=GREY, linewidth=1.2, label=label)
+
+
+def _positive(values: Sequence[float]) -> list[float]:
+    return [value if value > 0.0 else float("nan") for value in values]
