@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.run import Effort, Plan, default_device, measure, records_named
+from benchmarks.run import Effort, Plan, default_device, experiments_named, measure
 from benchmarks.scaling import Curves, measure_scaling
 from eqprop.files import write_json
 from eqprop.relax import Schedule, Stop
@@ -42,7 +42,7 @@ class Request:
         if self.trials < 1:
             raise ValueError(f"--trials is {self.trials}; expected how many networks run side by side, 1 or more.")
         return Plan(
-            records_named(self.names, self.preset),
+            experiments_named(self.names, self.preset),
             words(self.method),
             words(self.engine),
             cast("tuple[Schedule, ...]", words(self.schedule)),
@@ -89,7 +89,7 @@ def check_target(where: str | None) -> None:
 def parser() -> argparse.ArgumentParser:
     effort, request = Effort(), Request()
     p = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every engine against the naive twin.")
-    p.add_argument("names", nargs="*", help="records; all six without any")
+    p.add_argument("names", nargs="*", help="experiments; all six without any")
     for name in ("method", "engine", "schedule", "stop", "preset"):
         p.add_argument(f"--{name}", default=getattr(request, name))
     p.add_argument("--trials", type=int, default=request.trials)

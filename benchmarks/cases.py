@@ -1,4 +1,4 @@
-"""What is timed: a record, a method and a way to run it, as a job for an engine and as a recipe for the naive twin."""
+"""What is timed: an experiment, an estimator and an engine, as a job and as a recipe for the naive twin."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.naive import ConvNet, EnergyNet, Method, Net, PrototypicalNet, R
 from eqprop.cost import SquaredError
 from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Engine, Job, choose
+from eqprop.engines import Engine, Job, Task, choose
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.models import stack
 from eqprop.relax import Schedule, Stop
@@ -26,9 +26,9 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train one record: method, engine (by the name asked for), schedule, stop, networks side by side."""
+    """One way to train one experiment: estimator, engine (as asked for), schedule, stop, networks side by side."""
 
-    record: Record
+    experiment: Experiment
     method: str
     engine: str = "auto"
     trials: int = 1
@@ -42,7 +42,7 @@ class Case:
     @property
     def steps(self) -> int:
         """Dependent steps of an iteration: T + K for EP; for BPTT T forward and K backward."""
-        return self.record.T + self.record.K
+        return self.experiment.T + self.experiment.K
 
     @property
     def network_count(self) -> int | None:
@@ -51,25 +51,25 @@ class Case:
 
     def build(self, device: torch.device, first_trial: int = 0) -> Dynamics:
         """The networks with their initial weights, stacked if there are several."""
-        models = [self.record.build(first_trial + r) for r in range(self.trials)]
+        models = [self.experiment.build(first_trial + r) for r in range(self.trials)]
         if self.trials == 1:
             return models[0].to(device)
         return stack([cast(PrimitiveDynamics, model) for model in models]).to(device)
 
     def choose(self, model: Dynamics) -> Engine:
         """The engine asked for; ValueError in its words if it cannot serve."""
-        return choose(self.engine, model, SquaredError(), self.estimator(), self.optimizer(model))
+        return choose(self.engine, Task(model, SquaredError(), self.estimator(), self.optimizer(model)))
 
     def estimator(self) -> Any:
-        return self.record.make_estimator(self.method)
+        return self.experiment.make_estimator(self.method)
 
     def optimizer(self, model: Dynamics) -> torch.optim.Optimizer:
         parameters = dict(model.named_parameters())
-        rates = self.record.rates(parameters)
+        rates = self.experiment.rates(parameters, model.layer_parameters)
         return torch.optim.SGD([{"params": [p], "lr": rates[name]} for name, p in parameters.items()], lr=0.0)
 
     def job(self, model: Dynamics, images: Images) -> Job:
-        assert model.input_shape is not None, "the records' networks say what they take"
+        assert model.input_shape is not None, "the experiments' networks say what they take"
         return Job(
             model,
             SquaredError(),
@@ -83,26 +83,26 @@ class Case:
 
     def recipe(self) -> Recipe:
         """The same training for the naive twin."""
-        model = self.record.build(0)
-        rates = self.record.rates(name for name, _ in model.named_parameters())
-        record = self.record
+        model = self.experiment.build(0)
+        rates = self.experiment.rates((name for name, _ in model.named_parameters()), model.layer_parameters)
+        experiment = self.experiment
         return Recipe(
-            naive_net(record),
+            naive_net(experiment),
             cast(Method, self.method),
-            record.T,
-            record.K,
-            record.beta,
+            experiment.T,
+            experiment.K,
+            experiment.beta,
             rates,
-            record.schedule == "alternating",
+            experiment.schedule == "alternating",
         )
 
     def with_schedule(self, schedule: Schedule, stop: Stop) -> Case:
-        return replace(self, record=replace(self.record, schedule=schedule, stop=stop))
+        return replace(self, experiment=replace(self.experiment, schedule=schedule, stop=stop))
 
 
-def naive_net(record: Record) -> Net:
-    """The naive twin's form of a record's network."""
-    net = record.architecture
+def naive_net(experiment: Experiment) -> Net:
+    """The naive twin's form of an experiment's network."""
+    net = experiment.architecture
     if isinstance(net, ConvolutionalNet):
         return ConvNet(net.activation, net.pool, net.padding)
     if isinstance(net, LayeredNet) and net.setting == "energy-based":
@@ -110,7 +110,7 @@ def naive_net(record: Record) -> Net:
         return EnergyNet(net.eps, net.activation, net.clip, net.output_slope)
     if isinstance(net, LayeredNet):
         return PrototypicalNet(net.activation)
-    raise ValueError(f"{record.name} is a network of its own, for which there is no naive twin to compare with.")
+    raise ValueError(f"{experiment.name} is a network of its own, for which there is no naive twin to compare with.")
 
 
 def weights(model: Dynamics, dtype: torch.dtype, r: int | None = None) -> Theta:
@@ -126,7 +126,7 @@ def batch_order(case: Case, iterations: int, samples: int, seed: int, distinct: 
     `distinct` limits how many different samples a mini-batch holds.
     """
     source = torch.Generator().manual_seed(seed)
-    batch = case.record.batch
+    batch = case.experiment.batch
     rows = []
     for _ in range(iterations * case.trials):
         chosen = torch.randint(samples, (distinct or batch,), generator=source)
@@ -142,17 +142,17 @@ def network_order(order: Tensor, r: int) -> Tensor:
 
 
 def combinations(
-    records: Sequence[Record],
+    experiments: Sequence[Experiment],
     methods: Sequence[str],
     engines: Sequence[str],
     schedules: Sequence[Schedule],
     stops: Sequence[Stop],
     trials: int,
 ) -> list[Case]:
-    """Every case asked for, record by record."""
+    """Every case asked for, experiment by experiment."""
     return [
-        Case(record, method, engine, trials).with_schedule(schedule, stop)
-        for record in records
+        Case(experiment, method, engine, trials).with_schedule(schedule, stop)
+        for experiment in experiments
         for method in methods
         for engine in engines
         for schedule in schedules

@@ -10,8 +10,7 @@ rounding, in torch as well.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -100,7 +99,7 @@ class Twin:
 
 @dataclass
 class Checker:
-    """Checks cases on one set of images. Twins are kept: engines and stops of one record share them."""
+    """Checks cases on one set of images. Twins are kept: engines and stops of one experiment share them."""
 
     images: Images
     iterations: int = 2
@@ -115,7 +114,9 @@ class Checker:
             here = self._twins(case, start)
             errors += self._errors(case, engine, here, start)
             twins += here
-        return judge(Found(errors, twins, case.trials, is_convolutional(case)))
+        layers = case.experiment.build(0).layer_parameters
+        weights = {layer.bias: layer.weights[0] for layer in layers if layer.bias is not None}
+        return judge(Found(errors, twins, case.trials, is_convolutional(case), weights))
 
     def _order(self, case: Case, start: int) -> Tensor:
         # With two samples in a mini-batch instead of twenty, an arg-max spoils one in ten instead of half of them.
@@ -124,8 +125,16 @@ class Checker:
         return order.to(self.images.train_x.device)
 
     def _twins(self, case: Case, start: int) -> list[Twin]:
-        record = case.record
-        key = (record.name, record.preset, case.method, record.schedule, case.trials, record.architecture, start)
+        experiment = case.experiment
+        key = (
+            experiment.name,
+            experiment.preset,
+            case.method,
+            experiment.schedule,
+            case.trials,
+            experiment.architecture,
+            start,
+        )
         if key not in self.known:
             model = case.build(self.images.train_x.device, start * case.trials)
             order = self._order(case, start)
@@ -156,8 +165,8 @@ class Checker:
         return Twin(exact, state, naive)
 
     def _inputs(self, case: Case, rows: Tensor) -> Tensor:
-        shape = case.record.build(0).input_shape
-        assert shape is not None, "the records' networks say what they take"
+        shape = case.experiment.build(0).input_shape
+        assert shape is not None, "the experiments' networks say what they take"
         return self.images.train_x[rows].view(*rows.shape, *shape)
 
     def _errors(self, case: Case, engine: Engine, twins: Sequence[Twin], start: int) -> list[Errors]:
@@ -189,22 +198,25 @@ class Checker:
 
     def _relaxed(self, case: Case, engine: Engine, model: Dynamics, rows: Tensor) -> State:
         """The end of the first phase as the method has it, (R, B, ...) a layer: BPTT's last K steps are synchronous."""
-        record, x = case.record, self._inputs(case, rows)
-        last = record.K if case.method == "bptt" else 0
-        free = engine.relaxation(model, x, Phase(record.T - last, record.schedule, record.stop, checked=False))
+        experiment, x = case.experiment, self._inputs(case, rows)
+        last = experiment.K if case.method == "bptt" else 0
+        free = engine.relaxation(
+            model, x, Phase(experiment.T - last, experiment.schedule, experiment.stop, checked=False)
+        )
         if last:
-            free = engine.relaxation(model, x, Phase(last, stop=record.stop, checked=False), free.state)
+            free = engine.relaxation(model, x, Phase(last, stop=experiment.stop, checked=False), free.state)
         return free.state if case.trials > 1 else tuple(layer[None] for layer in free.state)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The errors of an engine beside those of torch's own float32: one entry a network and start."""
+    """The errors of an engine beside those of torch's own float32, per network and start; the weight of each bias."""
 
     errors: Sequence[Errors]
     twins: Sequence[Twin]
     trials: int
     convolutional: bool
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     def typical(self, errors: Sequence[Errors]) -> dict[str, float]:
         """The judged quantile of each parameter's error; NaN if there is one."""
@@ -237,7 +249,7 @@ def _against(verdict: Verdict, found: Found) -> str | None:
     for name, error in verdict.update_error.items():
         if all(float(twin.update[name].norm()) == 0.0 for twin in found.twins):
             return f"the check says nothing: the exact update of {name} is zero in every network."
-        bound = max(FACTOR * _yardstick(verdict.naive_update_error, name), UPDATE_FLOOR)
+        bound = max(FACTOR * _yardstick(verdict.naive_update_error, name, found.weights), UPDATE_FLOOR)
         if not error <= bound:
             return f"the update of {name} is off by {error:.1e} of its size; at most {bound:.1e} is as good as float32."
     bound = max(FACTOR * verdict.naive_state_error, STATE_FLOOR)
@@ -249,11 +261,9 @@ def _against(verdict: Verdict, found: Found) -> str | None:
     return None
 
 
-def _yardstick(naive: dict[str, float], name: str) -> float:
+def _yardstick(naive: dict[str, float], name: str, weights: Mapping[str, str]) -> float:
     """The error of torch's float32; for a bias, a few numbers with an error of much chance, at least its weight's."""
-    bias = re.fullmatch(r"b([a-z]*)(\d+)", name)
-    weight = f"W{bias[1]}{bias[2]}{int(bias[2]) + 1}" if bias else name
-    return max(naive[name], naive[weight])
+    return max(naive[name], naive[weights.get(name, name)])
 
 
 def well_conditioned(case: Case) -> Case:
@@ -262,12 +272,12 @@ def well_conditioned(case: Case) -> Case:
     Glorot weights saturate every output of the convolutional net, and BPTT's update is then zero.
     """
     if is_convolutional(case):
-        return replace(case, record=replace(case.record, init="default"))
+        return replace(case, experiment=replace(case.experiment, init="default"))
     return case
 
 
 def is_convolutional(case: Case) -> bool:
-    return isinstance(case.record.architecture, ConvolutionalNet)
+    return isinstance(case.experiment.architecture, ConvolutionalNet)
 
 
 def relative_errors(update: Theta, exact: Theta) -> dict[str, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,27 @@ class Work:
     contrast: int
     unrolled: int
 
-    def flops(self, record: Record, method: str, trials: int) -> int:
+    def flops(self, experiment: Experiment, method: str, trials: int) -> int:
         """Of one iteration of all trials."""
-        free = record.T * self.step // (2 if record.schedule == "alternating" else 1)
+        free = experiment.T * self.step // (2 if experiment.schedule == "alternating" else 1)
         if method == "ep":
-            own = free + record.K * self.step + self.contrast
+            own = free + experiment.K * self.step + self.contrast
         else:
             # The K differentiated steps are synchronous; each is gone back through by as many products.
-            alternating = (record.T - record.K) * self.step // (2 if record.schedule == "alternating" else 1)
-            own = alternating + record.K * (2 * self.step + self.unrolled) + self.drive
-        return trials * record.batch * (own + self.drive)
+            alternating = (
+                (experiment.T - experiment.K) * self.step // (2 if experiment.schedule == "alternating" else 1)
+            )
+            own = alternating + experiment.K * (2 * self.step + self.unrolled) + self.drive
+        return trials * experiment.batch * (own + self.drive)
 
 
-def dependent_steps(record: Record) -> int:
+def dependent_steps(experiment: Experiment) -> int:
     """T + K for EP; for BPTT T forward and K backward."""
-    return record.T + record.K
+    return experiment.T + experiment.K
 
 
-def work(record: Record) -> Work:
-    net = record.architecture
+def work(experiment: Experiment) -> Work:
+    net = experiment.architecture
     if isinstance(net, LayeredNet):
         return _layered(net.sizes)
     if isinstance(net, ConvolutionalNet):
@@ -96,7 +98,7 @@ class Floors:
         return max(self.arithmetic, self.latency or 0.0)
 
 
-def floors(record: Record, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
+def floors(experiment: Experiment, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
     """From the figures of a machine (see `benchmarks.machine`).
 
     On a GPU a net with one hidden layer runs a sample inside a block; the weights of any other are larger than a
@@ -107,8 +109,8 @@ def floors(record: Record, method: str, trials: int, peaks: dict[str, float | No
     half = peaks.get("half_flops")
     # Three half-precision products of high and low parts are as good as one in float32.
     rate = max(rate, half / 3) if half else rate
-    net = record.architecture
+    net = experiment.architecture
     alone = isinstance(net, LayeredNet) and len(net.sizes) <= 3
     step = peaks.get("block_step_us") if alone else peaks.get("exchange_us")
-    latency = None if step is None else step * dependent_steps(record)
-    return Floors(1e6 * work(record).flops(record, method, trials) / rate, latency)
+    latency = None if step is None else step * dependent_steps(experiment)
+    return Floors(1e6 * work(experiment).flops(experiment, method, trials) / rate, latency)

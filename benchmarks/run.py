@@ -19,8 +19,8 @@ from benchmarks.timing import Contestant, take_turns
 from eqprop.data import Images, mnist, one_hot
 from eqprop.engines import Engine, engine_names
 from eqprop.engines.base import full_precision
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.paper import PAPER, named_record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.messages import unknown
 from eqprop.provenance import provenance
 from eqprop.relax import SCHEDULES, Schedule, Stop
@@ -63,7 +63,7 @@ class Effort:
 class Plan:
     """What is measured. Everything is checked here, before anything is timed."""
 
-    records: tuple[Record, ...]
+    experiments: tuple[Experiment, ...]
     methods: tuple[str, ...] = METHODS
     engines: tuple[str, ...] = ("auto",)
     schedules: tuple[Schedule, ...] = ("synchronous",)
@@ -85,21 +85,21 @@ class Plan:
                     raise ValueError(unknown(what, name, known))
         check_device(self.device)
 
-    def cases(self, record: Record, method: str) -> list[Case]:
-        return combinations([record], [method], self.engines, self.schedules, self.stops, self.trials)
+    def cases(self, experiment: Experiment, method: str) -> list[Case]:
+        return combinations([experiment], [method], self.engines, self.schedules, self.stops, self.trials)
 
 
-def records_named(names: Sequence[str], preset: str = "paper") -> tuple[Record, ...]:
-    """The records of these names, the paper's six without any."""
-    records = tuple(named_record(name, preset) for name in (names or tuple(PAPER)))
-    for record in records:
-        if record.start != "zero" or record.estimator != "one-sided":
+def experiments_named(names: Sequence[str], preset: str = "paper") -> tuple[Experiment, ...]:
+    """The experiments of these names, the paper's six without any."""
+    experiments = tuple(named_experiment(name, preset) for name in (names or tuple(PAPER)))
+    for experiment in experiments:
+        if experiment.start != "zero" or experiment.estimator != "ep":
             raise ValueError(
-                f"{record.name} begins its free phases {record.start} and nudges {record.estimator}; the obvious code "
-                "that engines are measured against begins at zero and nudges one-sided. "
+                f"{experiment.name} begins its free phases {experiment.start} and nudges {experiment.estimator}; "
+                "the obvious code that engines are measured against begins at zero and nudges one-sided. "
                 f"Choose among {', '.join(PAPER)}."
             )
-    return records
+    return experiments
 
 
 def check_device(device: torch.device) -> None:
@@ -140,11 +140,11 @@ class Entry:
 
 def describe(case: Case) -> dict[str, Any]:
     return {
-        "name": case.record.name,
-        "preset": case.record.preset,
+        "name": case.experiment.name,
+        "preset": case.experiment.preset,
         "method": case.method,
-        "schedule": case.record.schedule,
-        "stop": case.record.stop,
+        "schedule": case.experiment.schedule,
+        "stop": case.experiment.stop,
         "trials": case.trials,
     }
 
@@ -160,8 +160,8 @@ def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
     interrupted = False
     with full_precision():
         try:
-            for record, method in product(plan.records, plan.methods):
-                group = [(c, e) for c, e in served if c.record == bare(c, record) and c.method == method]
+            for experiment, method in product(plan.experiments, plan.methods):
+                group = [(c, e) for c, e in served if c.experiment == bare(c, experiment) and c.method == method]
                 found, failed = Bout(plan, images, checker, say).run(group)
                 rows += found
                 skipped += failed
@@ -181,25 +181,25 @@ def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
     }
 
 
-def bare(case: Case, record: Record) -> Record:
-    """The record as the case runs it."""
-    return replace(record, schedule=case.record.schedule, stop=case.record.stop)
+def bare(case: Case, experiment: Experiment) -> Experiment:
+    """The experiment as the case runs it."""
+    return replace(experiment, schedule=case.experiment.schedule, stop=case.experiment.stop)
 
 
 def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]]:
     """The engine of every case, each engine once; and the cases nobody serves."""
     served: list[tuple[Case, Engine]] = []
     skipped: list[Skipped] = []
-    for record in plan.records:
+    for experiment in plan.experiments:
         for method in plan.methods:
             seen = set()
-            for case in plan.cases(record, method):
+            for case in plan.cases(experiment, method):
                 try:
                     engine = _chosen(case, plan.device)
                 except ValueError as error:
                     skipped.append(Skipped(case, str(error)))
                     continue
-                key = (engine.name, case.record.schedule, case.record.stop)
+                key = (engine.name, case.experiment.schedule, case.experiment.stop)
                 if key not in seen:
                     seen.add(key)
                     served.append((case, engine))
@@ -208,17 +208,17 @@ def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]
 
 def _chosen(case: Case, device: torch.device) -> Engine:
     model = case.build(device)
-    if case.record.schedule == "alternating" and not model.bipartite:
+    if case.experiment.schedule == "alternating" and not model.bipartite:
         raise ValueError(
-            f"{case.record.name} cannot alternate: its layers do not fall into two classes that see only each other. "
-            "Use the synchronous schedule."
+            f"{case.experiment.name} cannot alternate: its layers do not fall into two classes that see only each "
+            "other. Use the synchronous schedule."
         )
     return case.choose(model)
 
 
 @dataclass
 class Bout:
-    """One record and method: its engines and the naive twin, checked, then timed in turns."""
+    """One experiment and method: its engines and the naive twin, checked, then timed in turns."""
 
     plan: Plan
     images: Images
@@ -233,7 +233,7 @@ class Bout:
             try:
                 entries += self._enter(case, engine)
             except RuntimeError as error:
-                self.say(f"{case.record.name} {case.method}, {engine.name}: failed: {error}")
+                self.say(f"{case.experiment.name} {case.method}, {engine.name}: failed: {error}")
                 failed.append(Skipped(replace(case, engine=engine.name), f"failed: {error}"))
         if not entries:
             return [], failed
@@ -250,9 +250,12 @@ class Bout:
 
     def _enter(self, case: Case, engine: Engine) -> list[Entry]:
         """Check a case and warm it up; with a settled stop on trained weights too."""
-        self.say(f"{case.record.name} {case.method}: checking {engine.name} ({case.record.schedule}) on {case.trials}")
+        self.say(
+            f"{case.experiment.name} {case.method}: checking {engine.name} "
+            f"({case.experiment.schedule}) on {case.trials}"
+        )
         verdict = self.checker.check(case, engine)
-        settled = case.record.stop == "settled"
+        settled = case.experiment.stop == "settled"
         entries = [Entry(case, engine, verdict, self._contestant(case, engine, EARLY if settled else EPOCH), False)]
         if settled and self.plan.effort.trained:
             late = Entry(case, engine, verdict, self._contestant(case, engine, EPOCH), True)
@@ -275,7 +278,7 @@ class Bout:
         effort = self.plan.effort
         per_iteration = contestant.seconds(contestant.chunk) / contestant.chunk
         more = min(effort.trained - contestant.done, int(effort.trained_seconds / per_iteration))
-        self.say(f"{case.record.name} {case.method}: training {max(0, more)} iterations for the settled stop")
+        self.say(f"{case.experiment.name} {case.method}: training {max(0, more)} iterations for the settled stop")
         while more > 0:
             contestant.seconds(min(EPOCH, more))
             more -= EPOCH
@@ -285,7 +288,7 @@ class Bout:
         alone = replace(case, trials=1).with_schedule("synchronous", "never")
         theta = weights(alone.build(self.plan.device), torch.float32)
         shape = alone.build(self.plan.device).input_shape
-        assert shape is not None, "the records' networks say what they take"
+        assert shape is not None, "the experiments' networks say what they take"
         order = batch_order(alone, EPOCH, len(self.images.train_x), seed=2).to(self.plan.device)
         targets = one_hot(self.images.train_y, self.images.classes)
         recipe = alone.recipe()
@@ -323,9 +326,9 @@ def row(entry: Entry, naive: Contestant) -> dict[str, Any]:
         "chunk": ours.chunk,
         "rounds": len(ours.times),
         "setup_s": ours.setup,
-        "T": case.record.T,
-        "K": case.record.K,
-        "batch": case.record.batch,
+        "T": case.experiment.T,
+        "K": case.experiment.K,
+        "batch": case.experiment.batch,
     }
 
 

@@ -14,7 +14,7 @@ from benchmarks.timing import Contestant
 from eqprop.data import Images, mnist
 from eqprop.engines.base import full_precision
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.provenance import provenance
 
 AXES = ("batch", "depth", "width", "trials")
@@ -44,7 +44,7 @@ class Curves:
         """A prototypical net trained with EP."""
         at = {**self.base, axis: value}
         sizes = (10, *[at["width"]] * at["depth"], 784)
-        record = Record(
+        experiment = Experiment(
             name=f"P-{at['depth']}h",
             architecture=LayeredNet(sizes),
             T=self.T,
@@ -55,7 +55,7 @@ class Curves:
             # Small, so that nothing diverges at any size; the time does not depend on it.
             learning_rates={"*": 1e-3},
         )
-        return Case(record, "ep", engine, at["trials"])
+        return Case(experiment, "ep", engine, at["trials"])
 
 
 def measure_scaling(curves: Curves, say: Say = lambda line: None) -> dict[str, Any]:

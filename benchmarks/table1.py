@@ -10,8 +10,8 @@ from benchmarks.cases import Case
 from benchmarks.timing import Contestant
 from eqprop.data import Images
 from eqprop.engines import Engine
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.paper import PAPER, named_record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.training.evaluate import BATCH, Measure
 
 ITERATIONS = 3000
@@ -28,10 +28,10 @@ def evaluation_seconds(case: Case, engine: Engine, images: Images) -> float:
     """
     device = images.test_x.device
     model = case.build(device)
-    assert model.input_shape is not None, "the records' networks say what they take"
+    assert model.input_shape is not None, "the experiments' networks say what they take"
     count = TEST if device.type == "cuda" else BATCH
     x = images.test_x[:count].view(-1, *model.input_shape)
-    measure = Measure(engine, model, case.record, x, images.test_y[:count], case.network_count)
+    measure = Measure(engine, model, case.experiment, x, images.test_y[:count], case.network_count)
     contestant = Contestant(lambda n: _evaluate(measure), device)
     if device.type == "cuda":
         contestant.seconds(1)
@@ -43,18 +43,18 @@ def _evaluate(measure: Measure) -> None:
 
 
 def with_evaluation(rows: Sequence[dict[str, Any]], images: Images, chosen: Mapping[str, Engine]) -> None:
-    """Add `evaluation_s` to every row, timing each record, schedule and engine once."""
+    """Add `evaluation_s` to every row, timing each experiment, schedule and engine once."""
     known: dict[tuple[object, ...], float] = {}
     for row in rows:
         key = (row["name"], row["preset"], row["engine"], row["schedule"], row["trials"])
         if key not in known:
-            case = Case(_record(row), row["method"], row["engine"], row["trials"])
+            case = Case(_experiment(row), row["method"], row["engine"], row["trials"])
             known[key] = evaluation_seconds(case, chosen[row["engine"]], images)
         row["evaluation_s"] = known[key]
 
 
-def _record(row: Mapping[str, Any]) -> Record:
-    return replace(named_record(row["name"], row["preset"]), schedule=row["schedule"])
+def _experiment(row: Mapping[str, Any]) -> Experiment:
+    return replace(named_experiment(row["name"], row["preset"]), schedule=row["schedule"])
 
 
 def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -71,16 +71,16 @@ def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     parts, missing = [], []
-    for name, record in PAPER.items():
+    for name, experiment in PAPER.items():
         for method in ("ep", "bptt"):
             right = [r for r in rows if r["name"] == name and r["method"] == method and r["speedup"] is not None]
-            costs = [(_seconds(r, record.epochs), r) for r in right if "evaluation_s" in r]
+            costs = [(_seconds(r, experiment.epochs), r) for r in right if "evaluation_s" in r]
             if not costs:
                 missing.append(f"{name} {method}")
                 continue
             seconds, row = min(costs, key=lambda pair: pair[0])
             parts.append({k: row[k] for k in ("name", "method", "engine", "schedule", "stop", "weights")})
-            parts[-1].update(epochs=record.epochs, seconds=seconds)
+            parts[-1].update(epochs=experiment.epochs, seconds=seconds)
     total = None if missing else sum(part["seconds"] for part in parts)
     return {"seconds": total, "missing": missing, "rows": parts}
 

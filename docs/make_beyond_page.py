@@ -21,7 +21,7 @@ from blocks import write_or_check
 
 from eqprop.files import write_bytes, write_json
 from eqprop.report.figures import BLUE, ORANGE, drawn, new_figure, save
-from eqprop.training.folder import RECORD, RESULT, read_json, sessions
+from eqprop.training.folder import EXPERIMENT, RESULT, read_json, sessions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,15 +38,15 @@ Document = dict[str, Any]
 
 
 def collect(folders: list[str]) -> None:
-    """A run as one file: result, record, data and provenance."""
+    """A run as one file: result, experiment, data and provenance."""
     for folder in map(Path, folders):
-        plain = read_json(folder / RECORD, "the record of the run")
+        plain = read_json(folder / EXPERIMENT, "the experiment of the run")
         made = dict(sessions(folder)[0]["provenance"])
         # Where a run folder lay on the machine that made it is nobody's concern.
         made["command"] = re.sub(r"--out \S*/", "--out runs/", made["command"])
         content = {
             **read_json(folder / RESULT, "the result of the run"),
-            "record": plain["record"],
+            "experiment": plain["experiment"],
             "changes_from_paper": plain["changes_from_paper"],
             "settings": plain["settings"],
             "data": {key: value for key, value in plain["data"].items() if key != "directory"},
@@ -109,12 +109,12 @@ class Trained:
     """A row of the table of trainings: its trials, from one file or several."""
 
     label: str
-    method: str
+    estimator: str
     documents: list[Document]
 
     @property
     def trials(self) -> list[Document]:
-        found = [trial for d in self.documents for trial in d["methods"][self.method]["trials"]]
+        found = [trial for d in self.documents for trial in d["estimators"][self.estimator]["trials"]]
         return sorted(found, key=lambda trial: trial["seed"])
 
     @property
@@ -133,7 +133,7 @@ def trained() -> list[Trained]:
         ("EP, nudge inside", "ep"): sorted(BEYOND.glob("p1h-inside*.json")),
         ("BPTT", "bptt"): sorted(BEYOND.glob("p1h-bptt*.json")),
     }
-    return [Trained(label, method, [read(path) for path in paths]) for (label, method), paths in files.items()]
+    return [Trained(label, estimator, [read(path) for path in paths]) for (label, estimator), paths in files.items()]
 
 
 def training_block() -> str:
@@ -172,7 +172,7 @@ def cross_entropy_block() -> str:
         if d["settled"]:
             errors = [m["rmse"] for m in d["settled"]["synapses"].values() if m["rmse"] is not None]
             alone = f"{statistics.fmean(errors):.1e} ({unsettled} of {d['batch']} had not settled)"
-        rows.append(f"| {d['name']} | {d['nudge']} | {d['beta']:g} | {synapses(d):.1e} | {alone} |")
+        rows.append(f"| {d['name']} | {d['nudge_site']} | {d['beta']:g} | {synapses(d):.1e} | {alone} |")
     return "\n".join([*head, *rows, "", *_runs("p1h-ce*.json", "P-1h with cross-entropy on MNIST")])
 
 
@@ -185,9 +185,11 @@ def _runs(pattern: str, what: str) -> list[str]:
     rows = []
     for path in sorted(BEYOND.glob(pattern)):
         d = read(path)
-        found = d["methods"]["ep"]
-        record = d["record"]
-        setting = f"T {record['T']}, K {record['K']}, beta {record['beta']:g}, nudge {record['nudge']}"
+        found = d["estimators"]["ep"]
+        experiment = d["experiment"]
+        setting = (
+            f"T {experiment['T']}, K {experiment['K']}, beta {experiment['beta']:g}, nudge {experiment['nudge_site']}"
+        )
         epochs = len(found["trials"][0]["test_error"])
         seeds = ", ".join(str(t["seed"]) for t in found["trials"])
         errors = f"{found['test_error_mean']:.2f} % | {found['train_error_mean']:.2f} %"

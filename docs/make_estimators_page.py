@@ -26,9 +26,10 @@ from torch import Tensor
 
 from eqprop import EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, Phase, SquaredError, limit_steps, relax
 from eqprop.data import mnist, one_hot
-from eqprop.engines import Job, choose
+from eqprop.engines import Job, Task, choose
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import OLD_ESTIMATORS
 from eqprop.experiments.paper import PAPER
 from eqprop.files import write_bytes, write_json
 from eqprop.provenance import provenance
@@ -43,35 +44,37 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "estimators"
 PAGE = ROOT / "docs" / "estimators.md"
 NETS = ("P-2h", "P-2h-inside", "EB-2h")
-"""Records by name; with "-inside" the nudge stands inside sigma."""
+"""Experiments by name; with "-inside" the nudge stands inside sigma."""
 BATCH, SEED, TERMS = 20, 0, 400
 BETAS = sorted([*(round(10 ** (-3 + 0.25 * n), 6) for n in range(13)), 0.5, 0.8])
 FORMS = ("one-sided", "random-sign", "symmetric", "holomorphic, 4 points", "holomorphic, 8 points", "continual")
 SLOWER = 1000
-"""What the record's learning rates are divided by for continual EP: its distance to EP goes with the rate over beta."""
+"""Divides the learning rates for continual EP: its distance to EP goes with the rate over beta."""
 TIMED = ("one-sided", "random-sign", "symmetric", "holomorphic", "continual")
 
 Document = Mapping[str, Any]
 
 
-def setting(name: str) -> Record:
-    """The training record with PyTorch's initial weights, which settle, and without the clip, which is not analytic."""
-    record = PAPER[name.removesuffix("-inside")]
-    assert isinstance(record.architecture, LayeredNet), "the nets drawn are fully connected"
+def setting(name: str) -> Experiment:
+    """The training experiment with PyTorch's initial weights, which settle, and without the clip (not analytic)."""
+    experiment = PAPER[name.removesuffix("-inside")]
+    assert isinstance(experiment.architecture, LayeredNet), "the nets drawn are fully connected"
     nudge = "inside" if name.endswith("-inside") else "outside"
-    return replace(record, init="default", nudge=nudge, architecture=replace(record.architecture, clip=False))
+    return replace(
+        experiment, init="default", nudge_site=nudge, architecture=replace(experiment.architecture, clip=False)
+    )
 
 
-def estimators(form: str, record: Record, names: list[str], beta: float) -> list[Estimator]:
+def estimators(form: str, experiment: Experiment, names: list[str], beta: float) -> list[Estimator]:
     """The estimator of that name; for random signs, the two it chooses between."""
-    K = record.K
+    K = experiment.K
     return {
         "one-sided": [EP(0, K, beta=beta)],
         "random-sign": [EP(0, K, beta=beta), EP(0, K, beta=-beta)],
         "symmetric": [EP(0, K, beta=beta, nudging="symmetric")],
         "holomorphic, 4 points": [HolomorphicEP(0, K, beta=beta, points=4)],
         "holomorphic, 8 points": [HolomorphicEP(0, K, beta=beta, points=8)],
-        "continual": [ContinualEP(0, K, beta=beta, rates={n: r / SLOWER for n, r in record.rates(names).items()})],
+        "continual": [ContinualEP(0, K, beta=beta, rates={n: r / SLOWER for n, r in experiment.rates(names).items()})],
     }[form]
 
 
@@ -87,8 +90,8 @@ class Subject:
     """A net at the steady state of one mini-batch, its true gradient, and EP's in the limit beta -> 0."""
 
     def __init__(self, name: str) -> None:
-        self.record = setting(name)
-        self.model: Dynamics = self.record.build(0, torch.float64)
+        self.experiment = setting(name)
+        self.model: Dynamics = self.experiment.build(0, torch.float64)
         self.x, labels = mnist(dtype=torch.float64).sample(BATCH, SEED)
         self.y, self.cost = one_hot(labels, 10, torch.float64), SquaredError()
         self.names = [n for n, _ in self.model.named_parameters()]
@@ -97,7 +100,7 @@ class Subject:
         assert exact[0].adjoint_residual is not None, "recurrent backprop gives it"
         self.adjoint_residual = float(exact[0].adjoint_residual.max())
         self.true = self.vector(exact[1])
-        steps = list(limit_steps(*self.case, self.free, self.record.K))
+        steps = list(limit_steps(*self.case, self.free, self.experiment.K))
         self.limit = -flat({n: torch.stack([s.synapses[n] for s in steps]).sum(0) for n in self.names})
 
     @property
@@ -113,7 +116,7 @@ class Subject:
         None where a state is not finite.
         """
         found = []
-        for estimator in estimators(form, self.record, self.names, beta):
+        for estimator in estimators(form, self.experiment, self.names, beta):
             try:
                 found.append(self.vector(estimator.gradient(*self.case, self.free.state)[1]))
             except ArithmeticError:
@@ -127,21 +130,25 @@ def measure() -> None:
         began = time.perf_counter()
         subject = Subject(name)
         forms = {form: [subject.measured(form, beta) for beta in BETAS] for form in FORMS}
-        record = subject.record
+        experiment = subject.experiment
         content = {
             "name": name,
-            "network": {"sizes": record.architecture.sizes, "setting": record.architecture.setting, "clip": False}  # type: ignore[union-attr]
-            | {"activation": "sigmoid", "init": record.init, "seed": record.seed},
-            "nudge": record.nudge,
+            "network": {
+                "sizes": experiment.architecture.sizes,
+                "setting": experiment.architecture.setting,
+                "clip": False,
+            }  # type: ignore[union-attr]
+            | {"activation": "sigmoid", "init": experiment.init, "seed": experiment.seed},
+            "nudge_site": experiment.nudge_site,
             "batch": BATCH,
-            "K": record.K,
-            "learning_rates": record.learning_rates,
+            "K": experiment.K,
+            "learning_rates": experiment.learning_rates,
             "continual_rates_divided_by": SLOWER,
             "free_steps": subject.free.steps,
             "residual_max": float(subject.free.residual.max()),
             "adjoint_residual_max": subject.adjoint_residual,
             "betas": BETAS,
-            "beta_of_record": record.beta,
+            "beta_of_experiment": experiment.beta,
             "limit_cosine": cosine(subject.limit, subject.true),
             "forms": {form: {key: [v[key] for v in values] for key in values[0]} for form, values in forms.items()},
             "seconds": time.perf_counter() - began,
@@ -190,7 +197,7 @@ def _draw_column(column: Any, document: Document) -> None:
             )
     above.axhline(document["limit_cosine"], color=GREY, linewidth=1.0, zorder=0, label=r"the limit $\beta \to 0$")
     for ax in (above, below):
-        ax.axvline(document["beta_of_record"], color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+        ax.axvline(document["beta_of_experiment"], color=GREY, linewidth=0.8, linestyle=":", zorder=0)
     above.set_title(f"{_title(document)}, K = {document['K']}")
     below.set(xscale="log", yscale="log", xlabel=r"$\beta$", ylim=(1e-12, 10.0))
     above.set_ylim(-0.05, 1.02)
@@ -201,7 +208,7 @@ def _title(document: Document) -> str:
 
 
 def time_iterations(rounds: int = 25, iterations: int = 10) -> None:
-    """Seconds an iteration of P-1h as its record has it: processor time of one CPU thread, or the wall on a GPU."""
+    """Seconds an iteration of P-1h as its experiment has it: processor time of one CPU thread, or the wall on a GPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     clock = time.perf_counter if device == "cuda" else time.process_time
@@ -231,12 +238,13 @@ def time_iterations(rounds: int = 25, iterations: int = 10) -> None:
 
 def _runner(form: str, device: str) -> tuple[str, Any]:
     """The reference iteration: the loop in Python, or captured in a graph on a GPU."""
-    record = replace(PAPER["P-1h"], estimator=form)  # type: ignore[arg-type]
-    model = record.build(0).to(device)
+    experiment = PAPER["P-1h"]
+    model = experiment.build(0).to(device)
     images = mnist(device)
-    optimizer = make_optimizer(record, model)
-    estimator = record.make_estimator("ep", [name for name, _ in model.named_parameters()])
-    engine = choose("cuda-graph" if device == "cuda" else "eager", model, SquaredError(), estimator, optimizer)
+    optimizer = make_optimizer(experiment, model)
+    estimator = experiment.make_estimator(OLD_ESTIMATORS[form], model)
+    task = Task(model, SquaredError(), estimator, optimizer)
+    engine = choose("cuda-graph" if device == "cuda" else "eager", task)
     y = one_hot(images.train_y, 10, torch.float32)
     return engine.name, engine.runner(
         Job(model, SquaredError(), estimator, optimizer, images.train_x, y, images.train_y)
@@ -244,12 +252,12 @@ def _runner(form: str, device: str) -> tuple[str, Any]:
 
 
 def train_each(epochs: int = 3, samples: int = 6000) -> None:
-    """P-1h from one seed with each form; continual EP at the record's rates, and at a hundredth of them."""
+    """P-1h from one seed with each form; continual EP at the experiment's rates, and at a hundredth of them."""
     printed = PAPER["P-1h"]
     slow = {name: rate / 100 for name, rate in printed.learning_rates.items()}
-    wanted: dict[str, dict[str, Any]] = {form: {"estimator": form} for form in TIMED}
-    wanted["continual, rates / 100"] = {"estimator": "continual", "learning_rates": slow}
-    wanted["one-sided, rates / 100"] = {"estimator": "one-sided", "learning_rates": slow}
+    wanted: dict[str, dict[str, Any]] = {form: {"estimators": OLD_ESTIMATORS[form]} for form in TIMED}
+    wanted["continual, rates / 100"] = {"estimators": "ep-continual", "learning_rates": slow}
+    wanted["one-sided, rates / 100"] = {"estimators": "ep", "learning_rates": slow}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, options in wanted.items():
@@ -257,7 +265,7 @@ def train_each(epochs: int = 3, samples: int = 6000) -> None:
             result = train(printed, place, epochs=epochs, samples=samples, engine="eager", threads=1, **options)
             lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
             found[name] = {
-                "test_error": result.summary["methods"]["ep"]["trials"][0]["test_error"],
+                "test_error": next(iter(result.summary["estimators"].values()))["trials"][0]["test_error"],
                 "loss": [line["loss"] for line in lines],
                 "diverged": [line["diverged"] for line in lines if line["diverged"]],
             }
@@ -277,9 +285,9 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 def cosines_block() -> str:
-    """Cosine and distance at a usual beta and at the record's."""
+    """Cosine and distance at a usual beta and at the experiment's."""
     documents = [read(f"{name}.json") for name in NETS]
-    columns = [(d, beta) for d in documents for beta in (0.1, d["beta_of_record"])]
+    columns = [(d, beta) for d in documents for beta in (0.1, d["beta_of_experiment"])]
     rows = []
     for form in FORMS:
         cells = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from blocks import write_or_check
 
-from eqprop.experiments.gdu import gdu_record
+from eqprop.experiments.gdu import gdu_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "gdu"
@@ -36,12 +36,12 @@ def read(*path: str) -> dict[str, Any]:
     return content
 
 
-def record(name: str) -> dict[str, Any]:
+def experiment(name: str) -> dict[str, Any]:
     return read(name, "gdu.json")
 
 
 def over_seeds(name: str) -> list[dict[str, Any]]:
-    return [record(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
+    return [experiment(name) if seed == 0 else read("seeds", f"{name}-{seed}.json") for seed in SEEDS]
 
 
 def number(value: float | None) -> str:
@@ -73,15 +73,15 @@ def largest(document: Document, kind: str, among: tuple[str, ...] = PARTS) -> st
     return f"{name} {number(parts[name])}"
 
 
-def records() -> list[tuple[str, dict[str, Any]]]:
-    return [(name, record(name)) for name in NAMES]
+def experiments() -> list[tuple[str, dict[str, Any]]]:
+    return [(name, experiment(name)) for name in NAMES]
 
 
 def labelled() -> list[tuple[str, dict[str, Any]]]:
-    """Every record, and each that has samples which have not settled once more without them."""
+    """Every experiment, and each that has samples which have not settled once more without them."""
     found = []
     for name in NAMES:
-        d = record(name)
+        d = experiment(name)
         found.append((name, d))
         if d["settled"]:
             found.append((f"{name}, settled samples only", {**d, **d["settled"]}))
@@ -105,7 +105,7 @@ def results_block() -> str:
                 released(d["release"]) if label == d["name"] else "–",
             ]
         )
-    headings = ["record", "residual max / median", "not settled", "RMSE neurons", "RMSE synapses"]
+    headings = ["experiment", "residual max / median", "not settled", "RMSE neurons", "RMSE synapses"]
     return table([*headings, "sign, worst", "cosine, worst", "tipped over"], rows)
 
 
@@ -116,56 +116,58 @@ def released(found: Mapping[str, Any]) -> str:
 
 def budget_block() -> str:
     rows = []
-    for label, d in records():
+    for label, d in experiments():
         for kind in ("synapses", "neurons"):
             parts = d["budget"]["parts"][kind]
             rows.append([label, kind, number(parts["rmse"]), *(number(parts[name]) for name in PARTS)])
-    return table(["record", "", "RMSE", *(name.replace("_", " ") for name in PARTS)], rows)
+    return table(["experiment", "", "RMSE", *(name.replace("_", " ") for name in PARTS)], rows)
 
 
 def jacobian_block() -> str:
     rows = []
-    for label, d in records():
+    for label, d in experiments():
         b = d["budget"]
         percent = f"{100 * b['saturated']:.0f} %"
         rows.append([label, number(b["asymmetry"]), f"{b['spectral_radius']:.4f}", percent, b["outcome"]])
-    return table(["record", "asymmetry of J", "spectral radius", "saturated neurons", "the GDU property"], rows)
+    return table(["experiment", "asymmetry of J", "spectral radius", "saturated neurons", "the GDU property"], rows)
 
 
 def verdict_block() -> str:
-    return "\n".join(f"- **{label}.** {d['budget']['verdict']}" for label, d in records())
+    return "\n".join(f"- **{label}.** {d['budget']['verdict']}" for label, d in experiments())
 
 
 def depth_block() -> str:
     """Root mean square of -nabla, layer by layer."""
     rows = []
     for name in NAMES:
-        d = record(name)
+        d = experiment(name)
         norms = {kind: " → ".join(number(m["norm"]) for m in d[kind].values()) for kind in ("neurons", "synapses")}
         rows.append([name, norms["neurons"], norms["synapses"]])
-    return table(["record", "neurons, from the output", "synapses, from the output"], rows)
+    return table(["experiment", "neurons, from the output", "synapses, from the output"], rows)
 
 
 def paper_block() -> str:
     """Beside what the paper says, with the largest part of the error."""
     rows = []
     for label, d in labelled():
-        said = gdu_record(d["name"]).reported if label == d["name"] else ""
+        said = gdu_experiment(d["name"]).paper_result if label == d["name"] else ""
         figures = f"neurons {span(errors(d, 'neurons'))}, synapses {span(errors(d, 'synapses'))}"
         causes = f"synapses: {largest(d, 'synapses')}; neurons: {largest(d, 'neurons')}"
         if label != d["name"]:
             causes = "; ".join(f"{kind}: {largest(d, kind, PARTS[:-1])}" for kind in ("synapses", "neurons"))
         rows.append([label, said, figures, causes])
-    return table(["record", "the paper on the RMSE", "here", "largest part"], rows)
+    return table(["experiment", "the paper on the RMSE", "here", "largest part"], rows)
 
 
 def precision_block() -> str:
     rows = []
     for name in ("EB-1h", "EB-2h", "EB-3h"):
-        for label, d in (("float64", record(name)), ("float32", read("float32", f"{name}.json"))):
+        for label, d in (("float64", experiment(name)), ("float32", read("float32", f"{name}.json"))):
             figures = [span(errors(d, kind)) for kind in ("neurons", "synapses")]
             rows.append([name, label, number(d["residual"]["max"]), *figures, largest(d, "synapses")])
-    return table(["record", "dtype", "residual max", "RMSE neurons", "RMSE synapses", "largest part, synapses"], rows)
+    return table(
+        ["experiment", "dtype", "residual max", "RMSE neurons", "RMSE synapses", "largest part, synapses"], rows
+    )
 
 
 def authors_block() -> str:
@@ -175,7 +177,7 @@ def authors_block() -> str:
         shown = d["convention"]["synapses_shown"]
         figures = [span(errors(d, "neurons")), span(errors(d, "synapses", shown))]
         rows.append([name, str(d["batch"]), *figures, largest(d, "synapses")])
-    return table(["record", "batch", "RMSE neurons", "RMSE synapses (cumulative)", "largest part, synapses"], rows)
+    return table(["experiment", "batch", "RMSE neurons", "RMSE synapses (cumulative)", "largest part, synapses"], rows)
 
 
 def seeds_block() -> str:
@@ -186,11 +188,13 @@ def seeds_block() -> str:
         unsettled = [d["residual"]["unsettled"] for d in found]
         row = [name, ", ".join(number(v) for v in means), ", ".join(map(str, unsettled))]
         rows.append([*row, ", ".join(largest(d, "synapses").split()[0] for d in found)])
-    return table(["record", "mean RMSE of synapses, seeds 0–4", "samples not settled", "largest part, synapses"], rows)
+    return table(
+        ["experiment", "mean RMSE of synapses, seeds 0–4", "samples not settled", "largest part, synapses"], rows
+    )
 
 
 def alternating_block() -> str:
-    """The records with samples that go back and forth, their free phase both ways."""
+    """The experiments with samples that go back and forth, their free phase both ways."""
     rows = []
     for name in ("P-2h", "P-3h"):
         for label, found in (("synchronous", over_seeds(name)), ("alternating", over_seeds(f"{name}-alternating"))):
@@ -200,15 +204,15 @@ def alternating_block() -> str:
             told = ", ".join(f"{o} ({outcomes.count(o)})" for o in dict.fromkeys(outcomes))
             worst = min(cosine for d in found for cosine in errors(d, "synapses", "cosine"))
             rows.append([name, label, means, unsettled, number(worst), told])
-    heads = ["record", "free phase", "mean RMSE of synapses, seeds 0–4", "samples not settled", "cosine, worst"]
-    made = record("P-3h-alternating")["provenance"]
+    heads = ["experiment", "free phase", "mean RMSE of synapses, seeds 0–4", "samples not settled", "cosine, worst"]
+    made = experiment("P-3h-alternating")["provenance"]
     note = f"Alternating: {made['processor']}, torch {made['torch']}, commit {str(made['commit'])[:7]}."
     return f"{table([*heads, 'the GDU property'], rows)}\n\n{note}"
 
 
 def must_hold_block() -> str:
     """Each promise with what was measured."""
-    coarse, fine = record("toy"), read("toy-beta-0.001", "gdu.json")
+    coarse, fine = experiment("toy"), read("toy-beta-0.001", "gdu.json")
     worst, tenth = (max(errors(d, "neurons") + errors(d, "synapses")) for d in (coarse, fine))
     rows: list[tuple[str, str, bool]] = [
         ("toy, beta 0.01: every group at most 2e-2", number(worst), worst <= 2e-2),
@@ -219,18 +223,18 @@ def must_hold_block() -> str:
         ("EB-2h", 0.2, "about 1e-1 or less"),
         ("EB-3h", 0.2, "about 1e-1 or less"),
     ):
-        found = max(errors(record(name), "neurons") + errors(record(name), "synapses"))
+        found = max(errors(experiment(name), "neurons") + errors(experiment(name), "synapses"))
         rows.append((f"{name}: {text}", number(found), found <= limit))
-    conv = errors(record("P-conv"), "synapses")
+    conv = errors(experiment("P-conv"), "synapses")
     rows.append(("P-conv: synapses a few 1e-1", span(conv), min(conv) >= 0.1 and max(conv) < 1.0))
     saw, smooth = _teeth("P-1h"), _teeth("EB-1h")
     rows.append(("saw teeth in P: BPTT exactly 0 at every other step", f"P-1h: {number(saw[0])}", saw[0] == 0.0))
     rows.append(("… EP of the order of beta there", f"P-1h: {number(saw[1])} of its largest step", saw[1] < 0.05))
     rows.append(("none in EB", f"EB-1h: {number(smooth[0])} of its largest step", smooth[0] > 0.05))
     timing = read("timing.json")
-    cold, total = timing["toy_cold_start_seconds"], sum(record(name)["seconds"] for name in NAMES)
+    cold, total = timing["toy_cold_start_seconds"], sum(experiment(name)["seconds"] for name in NAMES)
     rows.append(("`eqprop gdu toy` in under 15 s from a cold start", f"{cold:.1f} s", cold < 15))
-    rows.append(("all eight records in under 10 minutes", f"{total / 60:.1f} minutes", total < 600))
+    rows.append(("all eight experiments in under 10 minutes", f"{total / 60:.1f} minutes", total < 600))
     return table(["promise", "measured", ""], [[a, b, "holds" if ok else "**does not hold**"] for a, b, ok in rows])
 
 
@@ -246,13 +250,13 @@ def _teeth(name: str) -> tuple[float, float]:
 
 
 def provenance_block() -> str:
-    p, timing = record("EB-3h")["provenance"], read("timing.json")
-    made = ", ".join(f"{name} {record(name)['seconds']:.0f} s" for name in NAMES)
+    p, timing = experiment("EB-3h")["provenance"], read("timing.json")
+    made = ", ".join(f"{name} {experiment(name)['seconds']:.0f} s" for name in NAMES)
     load = ", ".join(f"{v:.1f}" for v in timing["load_average"])
     return (
         f"Made with `{p['command']}`: eqprop {p['eqprop']} at commit `{p['commit']}`, torch {p['torch']}, Python "
         f"{p['python']}, {p['processor']}, {p['cores']} cores, {p['threads']} threads, {p['date'][:10]}. "
-        f"Seconds a record: {made}. The cold start is the median of {timing['runs']} runs (load average {load})."
+        f"Seconds an experiment: {made}. The cold start is the median of {timing['runs']} runs (load average {load})."
     )
 
 

@@ -19,7 +19,7 @@ from blocks import write_or_check
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside the package
 from benchmarks.floors import dependent_steps, floors, work
-from eqprop.experiments.paper import PAPER, named_record
+from eqprop.experiments.paper import PAPER, named_experiment
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "performance.md"
@@ -72,18 +72,18 @@ def number(value: float | None) -> str:
 def work_table(results: Results) -> str:
     """What an iteration of one trial has to do, from the sizes alone."""
     rows = []
-    for record in PAPER.values():
-        own = work(record)
+    for experiment in PAPER.values():
+        own = work(experiment)
         rows.append(
             (
-                record.name,
-                f"{record.T} + {record.K}",
-                *(number(1e-6 * record.batch * v) for v in (own.drive, own.step)),
-                *(number(1e-6 * own.flops(record, method, 1)) for method in ("ep", "bptt")),
-                str(dependent_steps(record)),
+                experiment.name,
+                f"{experiment.T} + {experiment.K}",
+                *(number(1e-6 * experiment.batch * v) for v in (own.drive, own.step)),
+                *(number(1e-6 * own.flops(experiment, method, 1)) for method in ("ep", "bptt")),
+                str(dependent_steps(experiment)),
             )
         )
-    headings = ("record", "T + K", "drive", "a step", "EP iteration", "BPTT iteration", "dependent steps")
+    headings = ("experiment", "T + K", "drive", "a step", "EP iteration", "BPTT iteration", "dependent steps")
     return table(headings, rows)
 
 
@@ -97,7 +97,16 @@ def floors_table(results: Results) -> str:
         lines = [
             line for name in PAPER for method in ("ep", "bptt") if (line := _floor_line(name, method, rows, peaks))
         ]
-        headings = ("record", "engine", "trials", "arithmetic", "latency", "all steps", "x floor", "all exact means")
+        headings = (
+            "experiment",
+            "engine",
+            "trials",
+            "arithmetic",
+            "latency",
+            "all steps",
+            "x floor",
+            "all exact means",
+        )
         parts.append(f"**{machine}** ({_peaks_in_words(peaks)})\n\n" + table(headings, lines, words=2))
     return "\n\n".join(parts) or NOTHING
 
@@ -112,7 +121,7 @@ def _floor_line(name: str, method: str, rows: Sequence[Json], peaks: Json) -> tu
     every = [r for r in mine if r["schedule"] == "synchronous" and r["stop"] == "never"]
     exact = [r for r in mine if r["stop"] == "never" or r["weights"] == "trained"]
     best = min(every or mine, key=lambda r: r["us_per_iteration"])
-    least = floors(named_record(name), method, trials, peaks)
+    least = floors(named_experiment(name), method, trials, peaks)
     reached = best["us_per_iteration"] if every else None
     return (
         f"{name} {method.upper()}",
@@ -142,7 +151,17 @@ def results_table(results: Results) -> str:
     parts = []
     for name, found in results.benches.items():
         machine = found["machine"]
-        headings = ("record", "engine", "trials", "us/iteration", "us/step", "naive twin", "ratio", "error", "torch's")
+        headings = (
+            "experiment",
+            "engine",
+            "trials",
+            "us/iteration",
+            "us/step",
+            "naive twin",
+            "ratio",
+            "error",
+            "torch's",
+        )
         lines = [_result_line(row) for row in found["rows"]]
         title = f"**{place(machine)}**, torch {machine['torch']}, {machine['date'][:10]}"
         source = f"`results/bench/{name}.json`, commit {(machine['commit'] or 'unknown')[:12]}"
@@ -246,7 +265,7 @@ def draw(found: Json, path: Path) -> None:
 
 def rest_table(results: Results) -> str:
     """Samples that repeat a state before the free phase is over, and how far the others still move."""
-    headings = ["record", "weights", "schedule", "T", "samples at rest", "residual, median", "largest"]
+    headings = ["experiment", "weights", "schedule", "T", "samples at rest", "residual, median", "largest"]
     told = []
     for name, found in results.rests.items():
         lines = [

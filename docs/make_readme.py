@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blocks import write_or_check
-from make_table1_page import METHODS, Published, by_network, published
+from make_table1_page import ESTIMATORS, Published, by_network, published
 
 from eqprop.experiments.paper import PAPER
 
@@ -39,11 +39,11 @@ def training_rows() -> list[str]:
     rows = []
     for path in sorted((ROOT / "results" / "training").glob("*.json")):
         result = json.loads(path.read_text())
-        for method, found in result["methods"].items():
+        for estimator, found in result["estimators"].items():
             seeds = ", ".join(str(trial["seed"]) for trial in found["trials"])
             epochs = len(found["trials"][0]["test_error"])
             rows.append(
-                f"| {result['name']} {method.upper()}, preset {result['preset']} | {epochs} | {seeds} | "
+                f"| {result['name']} {estimator.upper()}, preset {result['preset']} | {epochs} | {seeds} | "
                 f"{found['test_error_mean']:.2f} % | {found['train_error_mean']:.2f} % | {result['engine']}, "
                 f"{result['provenance']['threads']} CPU thread, {result['seconds']:.0f} s |"
             )
@@ -59,19 +59,19 @@ def training_rows() -> list[str]:
 def table1_rows() -> list[str]:
     """The paper's Table 1 as far as it was run: as printed, and other presets where they come nearer."""
     files = [f for f in by_network(list(published(ROOT / "results" / "table1"))) if not f.alternating]
-    printed = {f.record.name: f for f in files if f.record.preset == "paper"}
-    shown = [f for f in files if f.record.preset == "paper" or _is_better(f, printed.get(f.record.name))]
+    printed = {f.experiment.name: f for f in files if f.experiment.preset == "paper"}
+    shown = [f for f in files if f.experiment.preset == "paper" or _is_better(f, printed.get(f.experiment.name))]
     if not shown:
         return []
     rows = []
     for one in shown:
-        cells = [one.record.name, one.record.preset]
-        for method in METHODS:
-            paper = one.record.reported[method]
-            cells += [_ours(one, method), f"{paper.test:.2f} ± {paper.test_std:.2f}"]
+        cells = [one.experiment.name, one.experiment.preset]
+        for estimator in ESTIMATORS:
+            paper = one.experiment.paper_results[estimator]
+            cells += [_ours(one, estimator), f"{paper.test:.2f} ± {paper.test_std:.2f}"]
         rows.append("| " + " | ".join([*cells, f"{one.found['seconds']:,.0f} s{_on_cpu(one)}"]) + " |")
-    told = [one.method(m) for one in shown for m in METHODS]
-    seeds = sorted({trial["seed"] for method in told if method for trial in method["trials"]})
+    told = [one.method(m) for one in shown for m in ESTIMATORS]
+    seeds = sorted({trial["seed"] for estimator in told if estimator for trial in estimator["trials"]})
     devices = sorted({s["provenance"]["device"] for one in shown for s in one.found["provenance"]} - {"cpu"}) or ["CPU"]
     where = f"{len(seeds)} trials (seeds {', '.join(map(str, seeds))}) on {', '.join(devices)}"
     return [
@@ -87,9 +87,14 @@ def table1_rows() -> list[str]:
 
 def _come_out(files: list[Published]) -> str:
     """How many cells of the paper's table are reproduced."""
-    cells = [(f.record.name, method, f.record.preset) for f in files for method in METHODS if f.reproduced(method)]
+    cells = [
+        (f.experiment.name, estimator, f.experiment.preset)
+        for f in files
+        for estimator in ESTIMATORS
+        if f.reproduced(estimator)
+    ]
     printed = [cell for cell in cells if cell[-1] == "paper"]
-    some, every = {cell[:-1] for cell in cells}, len(PAPER) * len(METHODS)
+    some, every = {cell[:-1] for cell in cells}, len(PAPER) * len(ESTIMATORS)
     return f"{len(printed)} of {every} cells come out as printed, {len(some)} under some preset."
 
 
@@ -100,29 +105,29 @@ def _on_cpu(one: Published) -> str:
     return f", {threads} CPU thread{'s' * (threads > 1)}" if threads else ""
 
 
-def _ours(one: Published, method: str) -> str:
-    told = one.method(method)
+def _ours(one: Published, estimator: str) -> str:
+    told = one.method(estimator)
     if told is None:
         return "–"
     error = f"{told['test_error_mean']:.2f} ± {told['test_error_std']:.2f}"
-    epochs, wanted = one.epochs(method), one.record.epochs
+    epochs, wanted = one.epochs(estimator), one.experiment.epochs
     if epochs < wanted:
         return f"{error} after {epochs} of {wanted} epochs"
-    return f"**{error}**" if one.reproduced(method) else error
+    return f"**{error}**" if one.reproduced(estimator) else error
 
 
 def _is_better(one: Published, printed: Published | None) -> bool:
-    """Whether a method's mean error is lower than as printed, where that was run at all."""
+    """Whether an estimator's mean error is lower than as printed, where that was run at all."""
 
-    def error(of: Published | None, method: str) -> float:
-        told = None if of is None else of.method(method)
+    def error(of: Published | None, estimator: str) -> float:
+        told = None if of is None else of.method(estimator)
         return math.inf if told is None else float(told["test_error_mean"])
 
-    return any(error(one, method) < error(printed, method) for method in METHODS)
+    return any(error(one, estimator) < error(printed, estimator) for estimator in ESTIMATORS)
 
 
 def bench_rows() -> list[str]:
-    """EP on each record and device: of the newest measurement of each case, the fastest. The page has all of them."""
+    """EP on each experiment and device: the fastest of the newest measurements. The page has all of them."""
     files = [json.loads(path.read_text()) for path in (ROOT / "results" / "bench").glob("*.json")]
     newest: dict[tuple[str, ...], tuple[float, str]] = {}
     for result in sorted((f for f in files if "rows" in f), key=lambda f: str(f["machine"]["date"])):

@@ -16,9 +16,9 @@ from typing import Any
 
 from blocks import write_or_check
 
-from eqprop.experiments.experiment import Reported
+from eqprop.experiments.experiment import PaperResult
 from eqprop.files import write_json
-from eqprop.training.folder import RECORD, read_json, sessions
+from eqprop.training.folder import EXPERIMENT, read_json, sessions
 from eqprop.training.metrics import read_metrics
 from eqprop.training.watch import duration
 
@@ -31,12 +31,12 @@ Document = dict[str, Any]
 
 
 def collect(folders: list[str]) -> None:
-    """A run as one file: every line of its metrics, record, data, and who wrote it."""
+    """A run as one file: every line of its metrics, experiment, data, and who wrote it."""
     for folder in map(Path, folders):
-        plain = read_json(folder / RECORD, "the record of the run")
+        plain = read_json(folder / EXPERIMENT, "the experiment of the run")
         data = {key: value for key, value in plain["data"].items() if key != "directory"}
         content = {
-            "record": plain["record"],
+            "experiment": plain["experiment"],
             "changes_from_paper": plain["changes_from_paper"],
             "settings": plain["settings"],
             "data": data,
@@ -58,23 +58,24 @@ def documents(pattern: str) -> list[Document]:
 
 
 def runs_block() -> str:
-    """The two records, a line a trial, at the last epoch they have come to."""
+    """The two experiments, a line a trial, at the last epoch they have come to."""
     head = [
-        "| record | T | K | epochs | seed | test error, % | running train error, % | published | engine | time |",
+        "| experiment | T | K | epochs | seed | test error, % | running train error, % | published | engine | time |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|---:|",
     ]
     rows = []
     for d in (*documents("scellier-bengio-2017-*.json"), *documents("initialised-ep-*.json")):
-        record, session = d["record"], d["provenance"][-1]
-        said = Reported(**record["reported"]["ep"])
+        experiment, session = d["experiment"], d["provenance"][-1]
+        said = PaperResult(**experiment["paper_results"]["ep"])
         for trial in sorted({line["trial"] for line in d["epochs"]}):
             lines = [line for line in d["epochs"] if line["trial"] == trial]
             last, seconds = lines[-1], sum(line["seconds"] for line in lines)
             made = session["provenance"]
             where = f"{made['threads']} CPU thread" if made["device"] == "cpu" else made["device"]
             rows.append(
-                f"| {record['name']} | {record['T']} | {record['K']} | {last['epoch']} of {record['epochs']} | "
-                f"{last['seed']} | {last['test_error']:.2f} | {last['train_error']:.2f} | {said} | "
+                f"| {experiment['name']} | {experiment['T']} | {experiment['K']} | "
+                f"{last['epoch']} of {experiment['epochs']} | {last['seed']} | {last['test_error']:.2f} | "
+                f"{last['train_error']:.2f} | {said} | "
                 f"{session['engines']['ep']}, {where} | {duration(seconds)} |"
             )
     return "\n".join([*head, *rows])
@@ -93,21 +94,21 @@ def gain_block() -> str:
         shown = [by_epoch.get(epoch) for epoch in EPOCHS]
         errors = " | ".join("" if line is None else f"{line['test_error']:.2f}" for line in shown)
         last = [line for line in shown if line is not None][-1]
-        rows.append(f"| {d['record']['start']} | {d['record']['T']} | {errors} | {last['residual_mean']:.1e} |")
+        rows.append(f"| {d['experiment']['start']} | {d['experiment']['T']} | {errors} | {last['residual_mean']:.1e} |")
     return "\n".join([*head, *rows])
 
 
 def literal_block() -> str:
-    """The records beside other readings of the published numbers, after as many epochs."""
-    rows = ["| record | beta | rates, from the input on | epochs | test error, % |", "|---|---:|---|---:|---:|"]
+    """The experiments beside other readings of the published numbers, after as many epochs."""
+    rows = ["| experiment | beta | rates, from the input on | epochs | test error, % |", "|---|---:|---|---:|---:|"]
     for other in documents("literal-*.json"):
-        name, last = other["record"]["name"], other["epochs"][-1]["epoch"]
+        name, last = other["experiment"]["name"], other["epochs"][-1]["epoch"]
         for d in (documents(f"{name}-*.json")[0], other):
-            rates = ", ".join(str(rate) for rate in d["record"]["learning_rates"].values())
+            rates = ", ".join(str(rate) for rate in d["experiment"]["learning_rates"].values())
             line = next((x for x in d["epochs"] if x["epoch"] == last), d["epochs"][-1])
             which = " (as recorded)" if d is not other else ""
             errors = f"{line['epoch']} | {line['test_error']:.2f}"
-            rows.append(f"| {name}{which} | {d['record']['beta']:g} | {rates} | {errors} |")
+            rows.append(f"| {name}{which} | {d['experiment']['beta']:g} | {rates} | {errors} |")
     return "\n".join(rows)
 
 
@@ -117,8 +118,8 @@ def warm_block() -> str:
     for d in documents("scellier-bengio-2017-*.json")[:1]:
         for line in [x for x in d["epochs"] if x["trial"] == 0][:6]:
             rows.append(
-                f"| {d['record']['name']}, T = {d['record']['T']} | {line['epoch']} | {line['residual_mean']:.1e} | "
-                f"{100 * line['unsettled']:.1f} |"
+                f"| {d['experiment']['name']}, T = {d['experiment']['T']} | {line['epoch']} | "
+                f"{line['residual_mean']:.1e} | {100 * line['unsettled']:.1f} |"
             )
     return "\n".join(rows)
 

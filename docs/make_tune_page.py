@@ -63,16 +63,16 @@ def trained() -> str:
     tuned = read("p-1h.json")
     rows = []
     for what, path, values in (
-        ("tuned", "tune/p-1h-trained.json", tuned["record"]),
+        ("tuned", "tune/p-1h-trained.json", tuned["experiment"]),
         ("paper", "training/p-1h-ep-seed-0.json", tuned["paper"]),
     ):
-        trial = json.loads((ROOT / "results" / path).read_text(encoding="utf-8"))["methods"]["ep"]["trials"][0]
+        trial = json.loads((ROOT / "results" / path).read_text(encoding="utf-8"))["estimators"]["ep"]["trials"][0]
         tests = trial["test_error"]
         errors = [f"{tests[-1]:.2f}", f"{sum(tests[-5:]) / 5:.2f}", f"{trial['train_error'][-1]:.2f}"]
         steps = f"{values['T']}, {values['K']}, {values['beta']:g}"
         rows.append([what, steps, shown(values["learning_rates"]), str(len(tests)), *errors])
     errors = ["test error, %", "mean of the last five", "running train error, %"]
-    return table(["record", "T, K, beta", "rates", "epochs", *errors], rows)
+    return table(["experiment", "T, K, beta", "rates", "epochs", *errors], rows)
 
 
 def search() -> str:
@@ -88,7 +88,7 @@ def search() -> str:
     text = (
         f"Measured: `eqprop {document['provenance']['command'].partition(' ')[2]}`, Optuna {document['optuna']}; "
         f"{states.count('complete')} trials of {effort['epochs']} epochs on {effort['samples']} samples, "
-        f"{states.count('pruned')} given up earlier. The best five; trial 0, the record searched around, has "
+        f"{states.count('pruned')} given up earlier. The best five; trial 0, the experiment searched around, has "
         f"{own['held_out_error']:.2f} %.\n\n"
     )
     return text + table(["trial", "held out, %", *names], rows)

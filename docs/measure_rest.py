@@ -19,7 +19,7 @@ from torch import Tensor
 
 import eqprop
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.paper import named_record
+from eqprop.experiments.paper import named_experiment
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Schedule, relax
 
@@ -63,18 +63,18 @@ def counted(model: Dynamics, x: Tensor, T: int, schedule: Schedule) -> dict[str,
 
 
 def networks(name: str) -> dict[str, Dynamics]:
-    record = named_record(name, "paper")
+    experiment = named_experiment(name, "paper")
     with tempfile.TemporaryDirectory() as folder:
-        eqprop.train(record, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
+        eqprop.train(experiment, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
         trained = eqprop.load(Path(folder) / "run")
-    default = record.override(init="default").build(SEED)
-    return {"printed": record.build(SEED), "PyTorch's": default, "after an epoch by EP": trained}
+    default = experiment.override(init="default").build(SEED)
+    return {"printed": experiment.build(SEED), "PyTorch's": default, "after an epoch by EP": trained}
 
 
 def main() -> None:
     images, rows = eqprop.data.mnist(), []
     for name, schedules in ROWS.items():
-        T = named_record(name, "paper").T
+        T = named_experiment(name, "paper").T
         for weights, model in networks(name).items():
             assert model.input_shape is not None
             x = images.train_x[:SAMPLES].view(-1, *model.input_shape)

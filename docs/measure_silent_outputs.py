@@ -15,7 +15,7 @@ import torch
 
 from eqprop import SquaredError
 from eqprop.data import mnist, one_hot
-from eqprop.experiments.paper import PRESETS, named_record
+from eqprop.experiments.paper import PRESETS, named_experiment
 from eqprop.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "table1-tried" / "silent-outputs.json"
@@ -26,14 +26,14 @@ ROWS = (
 )
 
 
-def silent(name: str, preset: str, bias: str, seed: int, method: str) -> int:
+def silent(name: str, preset: str, bias: str, seed: int, estimator: str) -> int:
     """Outputs whose bias has a gradient of exactly zero, over the first samples of the training set."""
-    record, images = named_record(name, preset), mnist()
-    model = record.build(seed)
+    experiment, images = named_experiment(name, preset), mnist()
+    model = experiment.build(seed)
     assert model.input_shape is not None
     x = images.train_x[:SAMPLES].view(-1, *model.input_shape)
     y = one_hot(images.train_y[:SAMPLES], images.classes)
-    _, gradient = record.make_estimator(method).gradient(model, SquaredError(), x, y)
+    _, gradient = experiment.make_estimator(estimator).gradient(model, SquaredError(), x, y)
     return int((gradient[model.get_parameter(bias)] == 0).sum())
 
 
@@ -42,7 +42,10 @@ def main() -> None:
         {
             "name": name,
             "preset": preset,
-            **{method: [silent(name, preset, bias, seed, method) for seed in range(5)] for method in ("ep", "bptt")},
+            **{
+                estimator: [silent(name, preset, bias, seed, estimator) for seed in range(5)]
+                for estimator in ("ep", "bptt")
+            },
         }
         for name, preset, bias in ROWS
     ]

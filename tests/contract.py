@@ -107,7 +107,7 @@ def the_push_comes_after_squash_and_before_projection(case: Case) -> None:
         drive = model.drive(case.x)
         if isinstance(model, PrimitiveDynamics):
             inputs = model.gradient(drive, s)
-            inside = model.nudge == "inside"
+            inside = model.nudge_site == "inside"
             expected = model.project(model.squash(add(inputs, push)) if inside else add(model.squash(inputs), push))
         else:
             expected = add(model.transition(case.x, s), push)
@@ -212,7 +212,7 @@ def estimators_are_the_sums_of_their_steps(case: Case) -> None:
     for estimator, start in starts.items():
         _, grads = estimator.gradient(model, cost, x, y, start)
         total = sums(gather(estimator.steps(model, cost, x, y, free)))
-        same(named(model, grads), {name: estimator.sign * value for name, value in total.items()})
+        same(named(model, grads), {name: estimator.orientation * value for name, value in total.items()})
         assert named(model, grads).keys() == dict(model.named_parameters()).keys()
 
 

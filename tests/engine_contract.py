@@ -105,7 +105,7 @@ def layered_nets() -> Iterator[tuple[str, Build]]:
     yield "P without biases", layered(SIZES[3], bias=False)
     yield "EB without biases", energy_based(SIZES[3], bias=False)
     for sigma in ("sigmoid", "tanh", "hard-sigmoid"):
-        yield f"P nudged inside, {sigma}", layered(SIZES[2], activation=sigma, nudge="inside")
+        yield f"P nudged inside, {sigma}", layered(SIZES[2], activation=sigma, nudge_site="inside")
     for depth in (1, 2, 3):
         yield f"EB depth {depth} clipped", energy_based(SIZES[depth], clip=True)
         yield f"EB depth {depth} without output slope", energy_based(SIZES[depth], output_slope=False)
@@ -124,7 +124,7 @@ def conv_nets() -> Iterator[tuple[str, Build]]:
         for sigma in ("hard-sigmoid", "sigmoid", "tanh"):
             yield f"{name}, {sigma}", convolutional(sizes, activation=sigma)
     yield "two maps, without biases", convolutional(MAPS["two maps"], bias=False)
-    yield "padded, two flat, nudged inside", convolutional(MAPS["padded, two flat"], nudge="inside")
+    yield "padded, two flat, nudged inside", convolutional(MAPS["padded, two flat"], nudge_site="inside")
 
 
 def convolutional(sizes: dict[str, Any], **options: Any) -> Build:

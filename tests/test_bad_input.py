@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "the output first"]),
     "a layer of size 0": (lambda: from_transition(phi, W, layers=(2, 0)), ["(2, 0)", "at least 1"]),  # type: ignore[arg-type]
     "no parameters": (lambda: from_primitive(phi, {}, layers=(2,)), ["No parameters", "dictionary of named tensors"]),
-    "a parameter named like a method": (
+    "a parameter named like an estimator": (
         lambda: from_primitive(phi, {"drive": torch.ones(1)}, layers=(2,)),
         ["'drive'", "'W01'", "Rename it"],
     ),

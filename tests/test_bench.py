@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_records import Spoiled, brief, few_images
+from bench_experiments import Spoiled, brief, few_images
 
 from benchmarks import run as bench
 from benchmarks.__main__ import Request, device_named, exit_code, main, words
@@ -145,12 +145,12 @@ def test_an_interruption_keeps_what_is_measured(quick: bench.Plan, monkeypatch: 
 
 def test_what_nobody_serves_is_told_before_anything_is_timed(quick: bench.Plan) -> None:
     eb = brief(PAPER["EB-1h"])
-    plan = replace(quick, records=(eb,), schedules=("alternating",))
+    plan = replace(quick, experiments=(eb,), schedules=("alternating",))
     with pytest.raises(ValueError, match="EB-1h cannot alternate"):
         bench.measure(plan)
-    served, skipped = bench.choose_engines(replace(plan, records=(eb, *quick.records)))
-    assert [case.record.name for case, _ in served] == ["P-1h"]
-    assert [s.case.record.name for s in skipped] == ["EB-1h"]
+    served, skipped = bench.choose_engines(replace(plan, experiments=(eb, *quick.experiments)))
+    assert [case.experiment.name for case, _ in served] == ["P-1h"]
+    assert [s.case.experiment.name for s in skipped] == ["EB-1h"]
 
 
 def test_an_engine_asked_for_twice_is_timed_once(quick: bench.Plan) -> None:
@@ -175,7 +175,7 @@ def rows_of_table1(**fields: Any) -> list[dict[str, Any]]:
 
 def test_table1_adds_up() -> None:
     total = project(rows_of_table1())["all_steps"]
-    epochs = sum(record.epochs for record in PAPER.values())
+    epochs = sum(experiment.epochs for experiment in PAPER.values())
     expected = 2 * (epochs * (ITERATIONS * 1e-4 + 0.5) + 6 * (3.0 + 6 * 0.5))
     assert total["seconds"] == pytest.approx(expected)
     assert total["missing"] == []
@@ -262,8 +262,8 @@ def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_stands_alone_on_standard_output(
     quick: bench.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "records_named", lambda names, preset: quick.records)
-    monkeypatch.setattr("benchmarks.__main__.records_named", lambda names, preset: quick.records)
+    monkeypatch.setattr(bench, "experiments_named", lambda names, preset: quick.experiments)
+    monkeypatch.setattr("benchmarks.__main__.experiments_named", lambda names, preset: quick.experiments)
     short = ["--rounds", "1", "--naive-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
     with pytest.raises(SystemExit) as ended:
         main(["P-1h", "--engine", "eager", "--table1", "--json", "-", *short])
@@ -278,7 +278,7 @@ def test_json_stands_alone_on_standard_output(
 def test_a_refused_engine_ends_with_code_1(
     quick: bench.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.__main__.records_named", lambda names, preset: quick.records)
+    monkeypatch.setattr("benchmarks.__main__.experiments_named", lambda names, preset: quick.experiments)
     monkeypatch.setattr(Case, "choose", lambda self, model: Spoiled("coarse update"))
     short = ["--rounds", "1", "--naive-rounds", "1", "--chunk-seconds", "0.001", "--check-iterations", "1"]
     with pytest.raises(SystemExit) as ended:
@@ -290,10 +290,10 @@ def test_a_refused_engine_ends_with_code_1(
 def test_words_and_devices() -> None:
     assert words("ep, bptt,ep") == ("ep", "bptt")
     assert device_named("cpu") == CPU
-    assert Request(("p-1h",)).plan().records[0].name == "P-1h"
+    assert Request(("p-1h",)).plan().experiments[0].name == "P-1h"
 
 
 def test_a_record_the_obvious_code_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges random-sign"):
-        bench.records_named(["P-1h", "initialised-ep"])
-    assert [record.name for record in bench.records_named([])] == list(PAPER)
+    with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges ep-random-sign"):
+        bench.experiments_named(["P-1h", "initialised-ep"])
+    assert [experiment.name for experiment in bench.experiments_named([])] == list(PAPER)

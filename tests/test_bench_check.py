@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench_records import Spoiled, brief, few_images
+from bench_experiments import Spoiled, brief, few_images
 from torch import Tensor
 
 from benchmarks.cases import Case

@@ -45,8 +45,8 @@ def test_inside_the_error_goes_with_beta_and_outside_it_stays(maker: ModuleType)
 def test_runs_differ_in_nothing_but_what_they_say(maker: ModuleType) -> None:
     outside, inside, bptt = maker.trained()
     assert {tuple(d["changes_from_paper"]) for d in inside.documents} == {("nudge inside instead of outside",)}
-    new = [d for d in (*outside.documents, *inside.documents, *bptt.documents) if "record" in d]
+    new = [d for d in (*outside.documents, *inside.documents, *bptt.documents) if "experiment" in d]
     assert len({d["data"]["sha256"] for d in new}) == 1
     for name in ("T", "K", "beta", "learning_rates", "batch", "init", "optimizer"):
-        assert all(d["record"][name] == new[0]["record"][name] for d in new)
+        assert all(d["experiment"][name] == new[0]["experiment"][name] for d in new)
     assert {t["seed"] for t in inside.trials} <= {t["seed"] for t in outside.trials}

@@ -12,7 +12,7 @@ import pytest
 from training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
 from eqprop.cli import main
-from eqprop.experiments.gdu import gdu_record
+from eqprop.experiments.gdu import gdu_experiment
 from eqprop.training import train
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Settings, make_plan
@@ -60,7 +60,7 @@ def test_list_shows_every_record_with_what_the_paper_reports(call: Call) -> None
 def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path, tmp_path: Path) -> None:
     run, small = tmp_path / "run", place / "small.toml"
     code, out, err = call(
-        *("train", small, "--data", place / "data", "--method", "ep,bptt", "--trials", 2, "--out", run),
+        *("train", small, "--data", place / "data", "--estimator", "ep,bptt", "--trials", 2, "--out", run),
         *("--lr", "W01=0.06", "--beta", 0.3, "--T", 5, "--K", 3, "--init", "default", "--batch", 40, "--seed", 7),
         *("--schedule", "alternating", "--train-error-every", 1, "--json", tmp_path / "result.json"),
     )
@@ -69,19 +69,25 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
     assert str(run) in out.replace("\n", "")
     assert "ep epoch 2/2: test" in err
     summary = json.loads((tmp_path / "result.json").read_text())
-    assert summary["methods"]["bptt"]["trials"][1]["seed"] == 8
-    record = json.loads((run / "record.json").read_text())["record"]
-    assert (record["T"], record["K"], record["beta"], record["batch"], record["seed"]) == (5, 3, 0.3, 40, 7)
-    assert (record["init"], record["schedule"]) == ("default", "alternating")
-    assert record["learning_rates"] == {"W12": 0.1, "W01": 0.06}
+    assert summary["estimators"]["bptt"]["trials"][1]["seed"] == 8
+    experiment = json.loads((run / "experiment.json").read_text())["experiment"]
+    assert (experiment["T"], experiment["K"], experiment["beta"], experiment["batch"], experiment["seed"]) == (
+        5,
+        3,
+        0.3,
+        40,
+        7,
+    )
+    assert (experiment["init"], experiment["schedule"]) == ("default", "alternating")
+    assert experiment["learning_rates"] == {"W12": 0.1, "W01": 0.06}
     code, out, err = call("resume", run, "--data", place / "data", "--json", "-", "--quiet")
     assert code == 0, err
-    assert json.loads(out)["methods"] == summary["methods"]
+    assert json.loads(out)["estimators"] == summary["estimators"]
     code, out, _ = call("evaluate", run, "--data", place / "data", "--json", "-")
     measured = json.loads(out)
-    for method in ("ep", "bptt"):
-        expected = [t["test_error"][-1] for t in summary["methods"][method]["trials"]]
-        assert [t["test_error"] for t in measured[method]] == expected
+    for estimator in ("ep", "bptt"):
+        expected = [t["test_error"][-1] for t in summary["estimators"][estimator]["trials"]]
+        assert [t["test_error"] for t in measured[estimator]] == expected
     code, out, _ = call("evaluate", run)
     assert f"{expected[0]:.2f} %" in out, "the data is found where it was"
     code, out, _ = call("report", run)
@@ -123,7 +129,7 @@ def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_pat
         *("train", place / "small.toml", *words, "--out", tmp_path / "run", "--lr", 0.5, "--epochs", 4, "--json", "-")
     )
     assert code == 0, err
-    assert json.loads(out)["methods"]["ep"]["test_error_mean"] < 60
+    assert json.loads(out)["estimators"]["ep"]["test_error_mean"] < 60
     assert call("resume", tmp_path / "run", *words)[0] == 0
     assert call("evaluate", tmp_path / "run", *words)[0] == 0
     code, _, err = call("evaluate", tmp_path / "run", "--data", place / "data")
@@ -138,7 +144,7 @@ def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_pat
         (("train", "missing.toml"), "There is no file missing.toml"),
         (("train", "P-1h", "--preset", "papre"), "Did you mean 'paper'"),
         (("train", "P-1h", "--preset", "tuned"), "has no preset 'tuned'"),
-        (("train", "P-1h", "--method", "eq"), "Unknown method 'eq'"),
+        (("train", "P-1h", "--estimator", "eq"), "Unknown estimator 'eq'"),
         (("train", "P-1h", "--engine", "eagre"), "Did you mean 'eager'"),
         (("train", "P-1h", "--init", "default2"), "Did you mean 'default'"),
         (("train", "P-1h", "--schedule", "sync"), "Did you mean 'synchronous'"),
@@ -146,8 +152,8 @@ def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_pat
         (("train", "P-1h", "--lr", "W01:0.1"), "expected NAME=RATE"),
         (("train", "P-1h", "--optimizer-option", "momentum"), "expected NAME=VALUE"),
         (("train", "P-1h", "--model", "net"), "expected FILE.py:FUNCTION"),
-        (("train", "P-1h", "--model", "nowhere.py:f"), "there is no file nowhere.py"),
-        (("train", "P-1h", "--model", "json:nothing"), "has no function 'nothing'"),
+        (("train", "P-1h", "--model", "nowhere.py:f"), "There is no file nowhere.py"),
+        (("train", "P-1h", "--model", "json:nothing"), "Unknown function 'nothing'"),
         (("train", "P-1h", "--json", "/nowhere/at/all.json"), "expected a file in a folder that exists"),
         (("train", "P-1h", "--data", "/nowhere"), "There is no directory /nowhere"),
         (("train", "P-1h", "--device", "cuda:99"), "cuda:99"),
@@ -156,7 +162,7 @@ def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_pat
         (("report", "/nowhere"), "There is no folder /nowhere"),
         (("list", "P-5h"), "Did you mean"),
         (("list", "--preset", "x"), "Unknown preset 'x'"),
-        (("reproduce", "table1", "--out", "new", "--rows", "P-1h,P-9h"), "Unknown record 'P-9h'"),
+        (("reproduce", "table1", "--out", "new", "--rows", "P-1h,P-9h"), "Unknown experiment 'P-9h'"),
         (("reproduce", "table1", "--out", "new", "--preset", "tuend"), "Did you mean 'tuned'"),
     ],
 )
@@ -216,30 +222,30 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.paper.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce.RECORDS", {"paper": small})
+    monkeypatch.setattr("eqprop.experiments.paper.EXPERIMENTS", {"paper": small, "authors": {}, "tuned": {}})
+    monkeypatch.setattr("eqprop.cli.reproduce.EXPERIMENTS", {"paper": small})
     out = tmp_path / "table"
     words = ("reproduce", "table1", "--out", out, "--trials", 2, "--data", place / "data")
     code, text, err = call(*words, "--epochs", 2)
     assert code == 0, err
-    assert "P-1h (paper)" in text
-    assert ",other settings," in (out / "table.csv").read_text(), "two epochs are not the record's thirty"
+    assert "P-1h (paper, data)" in text
+    assert ",none," in (out / "table.csv").read_text(), "data of the user's own earn no verdict"
     for file in (
         "report.html",
         "table.csv",
         "table.tex",
         "curves/paper-P-1h.pdf",
         "paper/P-1h.json",
-        "paper/P-1h/record.json",
+        "paper/P-1h/experiment.json",
     ):
         assert (out / file).is_file(), file
     published = json.loads((out / "paper/P-1h.json").read_text())
-    assert list(published["methods"]) == ["ep", "bptt"]
+    assert list(published["estimators"]) == ["ep", "bptt"]
     assert published["provenance"][0]["provenance"]["torch"]
-    assert list(published["seconds_by_method"]) == ["ep", "bptt"]
-    assert 0 < sum(published["seconds_by_method"].values()) <= published["seconds"] + 0.01
+    assert list(published["seconds_by_estimator"]) == ["ep", "bptt"]
+    assert 0 < sum(published["seconds_by_estimator"].values()) <= published["seconds"] + 0.01
     lines = (out / "paper/P-1h/metrics.jsonl").read_bytes()
-    told = [line for line in map(json.loads, lines.splitlines()) if line["method"] == "bptt" and line["trial"] == 0]
+    told = [line for line in map(json.loads, lines.splitlines()) if line["estimator"] == "bptt" and line["trial"] == 0]
     free = published["free_phases"]["bptt"][0]
     assert free["residual_mean"] == pytest.approx([line["residual_mean"] for line in told], rel=0.01)
     assert free["unsettled"] == pytest.approx([line["unsettled"] for line in told], rel=0.01)
@@ -255,17 +261,17 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.paper.RECORDS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce.RECORDS", {"paper": small})
+    monkeypatch.setattr("eqprop.experiments.paper.EXPERIMENTS", {"paper": small, "authors": {}, "tuned": {}})
+    monkeypatch.setattr("eqprop.cli.reproduce.EXPERIMENTS", {"paper": small})
     out, data = tmp_path / "table", ("--data", place / "data", "--quiet")
-    code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--method", "ep", *data)
+    code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--estimator", "ep", *data)
     assert code == 0, err
     code, text, err = call("reproduce", "table1", "--check", out, "--seed", 4, *data)
     assert code == 0, err
     assert "P-1h (paper, synchronous), ep, seed " in text
     again = float(text.split("Yes: ")[1].split(" %")[0])
     assert again == pytest.approx(float(text.split("published ")[1].split(" %")[0]), abs=0.01), "the same trial"
-    code, _, err = call("reproduce", "table1", "--check", out, "--method", "bptt", *data)
+    code, _, err = call("reproduce", "table1", "--check", out, "--estimator", "bptt", *data)
     assert code == 2
     assert "Nothing published for any preset bptt; there is P-1h paper ep." in err
     code, _, err = call("reproduce", "table1", "--check", out, "--preset", "tuned", *data)
@@ -273,7 +279,7 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     assert "Nothing published for tuned ep or bptt" in err
     file = out / "paper" / "P-1h.json"
     better = json.loads(file.read_text())
-    for trial in better["methods"]["ep"]["trials"]:
+    for trial in better["estimators"]["ep"]["trials"]:
         trial["test_error"][-1] = 0.0
     file.write_text(json.dumps(better))
     code, text, _ = call("reproduce", "table1", "--check", out, *data)
@@ -296,8 +302,8 @@ def test_what_is_not_published_cannot_be_checked(call: Call, tmp_path: Path) -> 
 
 
 def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = gdu_record("toy").override(T=300, K=20)
-    monkeypatch.setattr("eqprop.experiments.gdu.gdu_record", lambda name: short)
+    short = gdu_experiment("toy").override(T=300, K=20)
+    monkeypatch.setattr("eqprop.experiments.gdu.gdu_experiment", lambda name: short)
     words = ("demo", "--out", tmp_path / "demo", "--samples", 200, "--epochs", 1)
     code, out, err = call(*words)
     assert code == 0, err
@@ -327,7 +333,7 @@ def test_python_needs_three_lines(tmp_path: Path) -> None:
     assert result.test_error("ep") == pytest.approx(error)
     with pytest.raises(ValueError, match="784 numbers a sample"):
         eqprop.predict(model, images.test_x[:, :100])
-    with pytest.raises(ValueError, match="Unknown method 'bptt'"):
+    with pytest.raises(ValueError, match="Unknown estimator 'bptt'"):
         eqprop.load(tmp_path / "run", "bptt")
     with pytest.raises(ValueError, match="trials 0 to 0"):
         eqprop.load(tmp_path / "run", trial=1)
@@ -357,7 +363,7 @@ def test_tensorboard_events_go_through_its_writer(tmp_path: Path, monkeypatch: p
             written.append(("closed", 0.0, 0))
 
     result = train(SMALL, tmp_path / "run", data=few_images(), epochs=2, watch=Events(Writer))
-    errors = result.summary["methods"]["ep"]["trials"][0]["test_error"]
+    errors = result.summary["estimators"]["ep"]["trials"][0]["test_error"]
     assert [(v, s) for n, v, s in written if n == "test_error/trial0"] == [(errors[0], 1), (errors[1], 2)]
     assert written[-1][0] == "closed"
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -374,7 +380,7 @@ def test_the_live_display_shows_bars_errors_speed_and_time_left(tmp_path: Path) 
     display = Display(console)
     display.begin(plan, tmp_path / "run")
     display.begin_leg(Leg("ep", (0, 1), "ep"), "eager", 0)
-    line: Line = {"method": "ep", "trial": 1, "epoch": 1, "test_error": 12.34, "train_error": 20.0}
+    line: Line = {"estimator": "ep", "trial": 1, "epoch": 1, "test_error": 12.34, "train_error": 20.0}
     display.epoch([line], Progress(1, 0, (21.5, 20.0), 80.0, 125.0))
     display.progress(Progress(1, 7, (19.87, 18.76), 81.0, 125.0))
     display.warn("look here")
@@ -425,7 +431,7 @@ def test_on_a_terminal_the_display_is_live_and_ctrl_c_leaves_it_clean(place: Pat
 
 @pytest.mark.slow
 def test_p_1h_learns_mnist_as_the_paper_says(tmp_path: Path) -> None:
-    """Three epochs end under 3.3 %; a check of the whole chain on the real data and the real record."""
+    """Three epochs end under 3.3 %; a check of the whole chain on the real data and the real experiment."""
     result = train("P-1h", tmp_path / "run", epochs=3)
     error = result.test_error("ep")
     assert error is not None
@@ -436,7 +442,7 @@ def test_names_used_by_processes_exist(place: Path, tmp_path: Path) -> None:
     """`python -m eqprop` is the command line too, and equals the library."""
     process = start("train", place / "small.toml", "--data", place / "data", "--out", tmp_path / "run", "--quiet")
     train(place / "small.toml", tmp_path / "here", data=place / "data")
-    wait_for(tmp_path / "run" / "record.json", process)
+    wait_for(tmp_path / "run" / "experiment.json", process)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
     assert_same_bits(tmp_path / "here", tmp_path / "run")

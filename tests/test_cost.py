@@ -162,7 +162,7 @@ def test_the_term_at_t_0_is_the_partial_derivative_of_the_cost() -> None:
         grads = estimator.gradient(net, cost, x, y, start)[1]
         for name, p in net.named_parameters():
             total = processes.synapses[name].sum(0) + processes.direct.get(name, 0.0)
-            assert_close(estimator.sign * total, grads[p], rtol=0.0, atol=SAME_FORMULA)
+            assert_close(estimator.orientation * total, grads[p], rtol=0.0, atol=SAME_FORMULA)
 
 
 def test_the_term_at_t_0_is_needed() -> None:

@@ -32,12 +32,13 @@ from eqprop import (
     predict,
     train,
 )
-from eqprop.cli.gdu import Wishes, subject
+from eqprop.cli.gdu import Asked, setup
 from eqprop.data import one_hot
+from eqprop.engines import Task
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.gdu import Subject, gdu_record, run, same_settings
-from eqprop.experiments.io import from_plain, read_toml, to_plain
+from eqprop.experiments.gdu import Setup, gdu_experiment, run, same_settings
+from eqprop.experiments.io import from_dict, read_toml, to_dict
 from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
 from eqprop.state import State
@@ -62,7 +63,7 @@ def own() -> Dynamics:
         return (s[1] @ theta["W"].T * s[0]).sum(-1) + (x @ theta["V"].T * s[1]).sum(-1)
 
     parameters = {"W": random_like((2, 4), 0), "V": random_like((4, 3), 1)}
-    model = from_primitive(phi, parameters, (2, 4), squash=torch.tanh, nudge="inside")
+    model = from_primitive(phi, parameters, (2, 4), squash=torch.tanh, nudge_site="inside")
     model.input_shape = (3,)
     return model
 
@@ -71,9 +72,9 @@ EXACT: dict[str, Callable[[], Dynamics]] = {
     "toy": toy,
     "EB depth 1": lambda: energy_based(1),
     "EB depth 3": lambda: energy_based(3, "sigmoid"),
-    "P inside": lambda: prototypical(3, "sigmoid", nudge="inside"),
-    "conv inside": lambda: convolutional(activation="tanh", nudge="inside"),
-    "conv without flat layers, inside": lambda: convolutional(activation="tanh", flat=(), nudge="inside"),
+    "P inside": lambda: prototypical(3, "sigmoid", nudge_site="inside"),
+    "conv inside": lambda: convolutional(activation="tanh", nudge_site="inside"),
+    "conv without flat layers, inside": lambda: convolutional(activation="tanh", flat=(), nudge_site="inside"),
     "own Phi inside": own,
 }
 
@@ -187,7 +188,7 @@ def test_holomorphic_ep_is_nearer_to_the_gradient_than_one_sided() -> None:
 
 
 def test_the_laboratory_takes_it() -> None:
-    net = prototypical(3, "sigmoid", nudge="inside")
+    net = prototypical(3, "sigmoid", nudge_site="inside")
     report = gdu.compare(net, *problem(net), T=LONG, K=K, beta=1e-4)
     assert report.budget.outcome == "holds"
     assert report.budget.synapses.output_slope == 0.0
@@ -222,17 +223,17 @@ def test_what_does_not_fit_is_told(call: Callable[[], object], words: str) -> No
 
 
 def test_the_readout_takes_the_place_of_the_output_layer() -> None:
-    record = PAPER["P-2h"].override(cost="cross-entropy")
-    assert record.architecture == LayeredNet((512, 512, 784))
-    assert dict(record.learning_rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
-    changes = [change.field for change in record.changes(PAPER["P-2h"])]
+    experiment = PAPER["P-2h"].override(cost="cross-entropy")
+    assert experiment.architecture == LayeredNet((512, 512, 784))
+    assert dict(experiment.learning_rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
+    changes = [change.field for change in experiment.changes(PAPER["P-2h"])]
     assert changes == ["sizes", "learning_rates", "cost"]
     conv = PAPER["P-conv"].override(cost="cross-entropy")
     assert conv.architecture == ConvolutionalNet(flat=())
     assert dict(conv.learning_rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
-    assert from_plain(to_plain(record), "here") == record
+    assert from_dict(to_dict(experiment), "here") == experiment
     # What is cross-entropy already stays as it is, and a network of one's own has no layer to spare.
-    assert record.override(cost="cross-entropy", T=7).architecture == record.architecture
+    assert experiment.override(cost="cross-entropy", T=7).architecture == experiment.architecture
     mine = PAPER["P-1h"].override(architecture=OwnNet(), learning_rates={"*": 0.1}).override(cost="cross-entropy")
     assert mine.architecture == OwnNet()
     with pytest.raises(ValueError, match="Unknown cost 'entropy'"):
@@ -254,7 +255,7 @@ def small(**options: Any) -> Any:
 def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> None:
     images = few_images()
     result = train(small(epochs=8), tmp_path / "run", data=images)
-    errors = result.summary["methods"]["ep"]["trials"][0]["test_error"]
+    errors = result.summary["estimators"]["ep"]["trials"][0]["test_error"]
     # Chance is 90. Where eight epochs lead is a matter of rounding: 42 to 57 over seeds and processors.
     assert errors[-1] < 70.0
     assert errors[-1] < errors[0]
@@ -262,37 +263,37 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     answers = predict(network, images.test_x)
     assert 100.0 * float((answers != images.test_y).double().mean()) == pytest.approx(errors[-1])
     assert evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"] == pytest.approx(errors[-1])
-    plain = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert plain["record"]["cost"] == "cross-entropy"
+    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert plain["experiment"]["cost"] == "cross-entropy"
 
 
 def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> None:
     images = few_images()
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    train(small(epochs=2), whole, data=images, methods="ep,bptt", trials=2)
-    train(small(epochs=2), halves, data=images, methods="ep,bptt", trials=2, only=("ep",))
+    train(small(epochs=2), whole, data=images, estimators="ep,bptt", trials=2)
+    train(small(epochs=2), halves, data=images, estimators="ep,bptt", trials=2, only=("ep",))
     resume(halves, data=images)
     assert_same_bits(whole, halves, ("ep", "bptt"))
 
 
 def test_the_conv_net_is_trained_by_it(tmp_path: Path) -> None:
     images = few_images(60, 20)
-    record = PAPER["P-conv"].override(cost="cross-entropy", epochs=1, T=4, K=2)
-    summary = train(record, tmp_path / "run", data=images).summary
+    experiment = PAPER["P-conv"].override(cost="cross-entropy", epochs=1, T=4, K=2)
+    summary = train(experiment, tmp_path / "run", data=images).summary
     assert summary["engine"] == "eager"
-    assert summary["methods"]["ep"]["trials"][0]["test_error"][0] <= 100.0
+    assert summary["estimators"]["ep"]["trials"][0]["test_error"][0] <= 100.0
 
 
 def test_the_engines_that_do_not_know_it_say_so() -> None:
     cost = CrossEntropy(5, 3, dtype=F64)
-    assert "squared error" in str(Cpu().refuses(prototypical(2), cost, EP(T=2, K=1)))
-    assert "flat layer" in str(Cpu().refuses(convolutional(flat=())))
+    assert "SquaredError" in str(Cpu().refuses(Task(prototypical(2), cost, EP(T=2, K=1))))
+    assert "flat layer" in str(Cpu().refuses(Task(convolutional(flat=()))))
 
 
 def test_one_network_built_with_and_without_the_option() -> None:
-    """Beside the readout the network is what a smaller record would give."""
-    record = PAPER["P-1h"].override(cost="cross-entropy")
-    model = record.build(0)
+    """Beside the readout the network is what a smaller experiment would give."""
+    experiment = PAPER["P-1h"].override(cost="cross-entropy")
+    model = experiment.build(0)
     assert isinstance(model, Layered)
     assert model.sizes == (512, 784)
     conv = PAPER["P-conv"].override(cost="cross-entropy").build(0)
@@ -301,21 +302,23 @@ def test_one_network_built_with_and_without_the_option() -> None:
 
 
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
-    record = gdu_record("toy").override(cost="cross-entropy", T=300, K=5, batch=4)
-    document, _ = run(Subject.of_record(record, F64))
+    experiment = gdu_experiment("toy").override(cost="cross-entropy", T=300, K=5, batch=4)
+    document, _ = run(Setup.of_experiment(experiment, F64))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
-    assert same_settings(document, record, "float64", drop_unsettled=False)
-    assert not same_settings(document, record.override(cost="squared-error"), "float64", drop_unsettled=False)
-    assert gdu_record("P-2h").override(cost="cross-entropy").build(F64).layer_names == ("s0", "s1")
-    assert gdu_record("P-conv").override(cost="cross-entropy").build(F64).layer_names == ("h0", "h1")
+    assert same_settings(document, experiment, "float64", drop_unsettled=False)
+    assert not same_settings(document, experiment.override(cost="squared-error"), "float64", drop_unsettled=False)
+    assert gdu_experiment("P-2h").override(cost="cross-entropy").build(F64).layer_names == ("s0", "s1")
+    assert gdu_experiment("P-conv").override(cost="cross-entropy").build(F64).layer_names == ("h0", "h1")
 
 
 def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path) -> None:
-    done = finish("gdu", "P-1h", "--T", 60, "--batch", 2, "--nudge", "inside", "--cost", "cross-entropy", "--json", "-")
+    done = finish(
+        "gdu", "P-1h", "--T", 60, "--batch", 2, "--nudge-site", "inside", "--cost", "cross-entropy", "--json", "-"
+    )
     assert done.returncode == 0, done.stderr
     found = summary(done.stdout)
-    assert (found["nudge"], found["cost"]) == ("inside", "cross-entropy")
+    assert (found["nudge_site"], found["cost"]) == ("inside", "cross-entropy")
     wrong = finish("gdu", "P-1h", "--cost", "entropy")
     assert wrong.returncode == 2
     assert "Did you mean 'cross-entropy'?" in wrong.stderr
@@ -324,22 +327,23 @@ def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path)
 def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
     images = write_idx(tmp_path / "data", few_images())
     train(small(epochs=1), tmp_path / "run", data=images)
-    found = subject(str(tmp_path / "run"), Wishes(batch=4))
-    assert isinstance(found.cost, CrossEntropy)
-    assert torch.equal(found.cost.Wout.float(), vars(load(tmp_path / "run"))["cost"].Wout)
+    cost, saved = setup(str(tmp_path / "run"), Asked(batch=4)).problem.cost, load(tmp_path / "run").cost
+    assert isinstance(cost, CrossEntropy)
+    assert isinstance(saved, CrossEntropy)
+    assert torch.equal(cost.Wout.float(), saved.Wout)
     with pytest.raises(ValueError, match="brings its own cost"):
-        subject(str(tmp_path / "run"), Wishes(batch=4, cost="cross-entropy"))
+        setup(str(tmp_path / "run"), Asked(batch=4, cost="cross-entropy"))
 
 
 def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
     data = write_idx(tmp_path / "data", few_images())
     toml = write_small_toml(tmp_path / "small.toml", epochs=1)
-    options = ("--cost", "cross-entropy", "--nudge", "inside", "--lr", "Wout=0.2", "--data", data, "--json", "-")
+    options = ("--cost", "cross-entropy", "--nudge-site", "inside", "--lr", "Wout=0.2", "--data", data, "--json", "-")
     done = finish("train", toml, *options, "--out", tmp_path / "run", "-q")
     assert done.returncode == 0, done.stderr
     assert summary(done.stdout)["engine"] == "eager"
-    record = json.loads((tmp_path / "run" / "record.json").read_text())["record"]
-    assert record["learning_rates"] == {"W01": 0.1, "Wout": 0.2}
+    experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]
+    assert experiment["learning_rates"] == {"W01": 0.1, "Wout": 0.2}
     wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
     assert wrong.returncode == 2
     assert "Did you mean 'cross-entropy'?" in wrong.stderr

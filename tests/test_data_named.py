@@ -321,10 +321,10 @@ def test_a_run_knows_its_data_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     small_set(tmp_path, monkeypatch)
     folder = tmp_path / "run"
     train(SMALL.override(epochs=1), folder, data="KMNIST")
-    written = json.loads((folder / "record.json").read_text())["data"]
+    written = json.loads((folder / "experiment.json").read_text())["data"]
     assert (written["name"], written["set"], written["directory"]) == ("kmnist", "kmnist", None)
     assert written["sha256"] == data.open_set("kmnist").sha256
-    assert resume(folder).summary["methods"]["ep"]["trials"][0]["test_error"]
+    assert resume(folder).summary["estimators"]["ep"]["trials"][0]["test_error"]
     assert len(evaluate(folder)["ep"]) == 1
     # Other files under that name are noticed.
     write_idx(tmp_path / "eqprop" / "data" / "kmnist", few_images(210, 50))
@@ -334,7 +334,7 @@ def test_a_run_knows_its_data_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_shipped_set_is_recorded_by_name(tmp_path: Path) -> None:
     train(SMALL.override(epochs=1, T=1, K=1), tmp_path / "run", samples=40)
-    written = json.loads((tmp_path / "run" / "record.json").read_text())["data"]
+    written = json.loads((tmp_path / "run" / "experiment.json").read_text())["data"]
     assert (written["set"], written["directory"]) == ("mnist", None)
 
 
@@ -353,6 +353,6 @@ def test_the_papers_numbers_do_not_stand_beside_other_data(tmp_path: Path, monke
     train("P-1h", tmp_path / "other", data="kmnist", **options)
     train("P-1h", tmp_path / "digits", **options)
     other, digits = (read_run(tmp_path / name) for name in ("other", "digits"))
-    assert other.reported == {}
+    assert other.paper_results == {}
     assert "kmnist" in other.title
-    assert digits.reported["ep"].test == 2.00
+    assert digits.paper_results["ep"].test == 2.00

@@ -38,7 +38,7 @@ from engine_contract import (
 
 from eqprop import BPTT, EP, RBP, NotFiniteError, Phase, SquaredError, from_primitive, relax
 from eqprop.cost import FunctionCost
-from eqprop.engines import choose
+from eqprop.engines import Task, choose
 from eqprop.engines.cpu import build as cpu_library
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
@@ -58,7 +58,7 @@ PAPER_EB = Case(
 )
 
 pytestmark = pytest.mark.skipif(
-    Cpu().refuses(CASES[0].model(EXACT)) is not None, reason="there is no C compiler on this machine"
+    Cpu().refuses(Task(CASES[0].model(EXACT))) is not None, reason="there is no C compiler on this machine"
 )
 
 
@@ -251,40 +251,41 @@ def test_it_says_in_words_what_it_does_not_have() -> None:
     own = from_primitive(lambda x, s, theta: (s[0] * (x @ theta["W"])).sum(-1), {"W": torch.zeros(4, 2)}, layers=(2,))
     other = Layered((3, 4, 5), activation=torch.relu)
     refusals = [
-        (own, None, None, "not _Primitive"),
-        (model, FunctionCost(lambda s, y: (s[0] - y).abs().sum(-1)), None, "not FunctionCost"),
-        (model, SquaredError(), RBP(T=5, K=3), "not RBP"),
+        (own, None, None, "the model is _Primitive"),
+        (model, FunctionCost(lambda s, y: (s[0] - y).abs().sum(-1)), None, "the cost is FunctionCost"),
+        (model, SquaredError(), RBP(T=5, K=3), "the estimator is RBP"),
         (other, None, None, "its own, 'relu'"),
         (copy.deepcopy(model).half(), None, None, "float16"),
         (Case("EB", energy_based((3, 4, 5))).model(EXACT), None, EP(T=5, K=3, schedule="alternating"), "alternate"),
     ]
     for net, cost, estimator, words in refusals:
-        reason = Cpu().refuses(net, cost, estimator)
+        reason = Cpu().refuses(Task(net, cost, estimator))
         assert reason is not None
         assert words in reason
-        assert choose("auto", net, cost, estimator).name == "eager"
+        assert choose("auto", Task(net, cost, estimator)).name == "eager"
         with pytest.raises(ValueError, match="The engine 'cpu' cannot serve"):
-            choose("cpu", net, cost, estimator)
+            choose("cpu", Task(net, cost, estimator))
 
 
 def test_auto_takes_it_for_the_nets_of_the_paper() -> None:
     for case in (PAPER_1H, Case("conv", convolutional(MAPS["two maps"]))):
         model = case.model(SINGLE)
         for estimator in (EP(T=5, K=2), BPTT(T=5, K=2)):
-            assert choose("auto", model, SquaredError(), estimator).name == "cpu"
+            assert choose("auto", Task(model, SquaredError(), estimator)).name == "cpu"
 
 
 WITHOUT = """
 import sys, warnings, torch
 from eqprop import EP, SquaredError
-from eqprop.engines import choose
+from eqprop.engines import Task, choose
 from eqprop.models import Layered
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    names = [choose("auto", Layered((2, 3, 4)), SquaredError(), EP(T=5, K=2)).name for _ in range(3)]
+    task = Task(Layered((2, 3, 4)), SquaredError(), EP(T=5, K=2))
+    names = [choose("auto", task).name for _ in range(3)]
 print(names, [str(w.message) for w in said])
 try:
-    choose("cpu", Layered((2, 3, 4)))
+    choose("cpu", Task(Layered((2, 3, 4))))
 except ValueError as error:
     print(error)
 """
@@ -316,12 +317,12 @@ def test_the_cache_is_used_and_a_folder_that_others_can_write_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cpu_library.cache_folder()
+    folder = cpu_library.library_folder()
     assert folder == tmp_path / "eqprop"
     folder.chmod(0o777)
-    assert cpu_library.cache_folder() not in (folder, *folder.parents)
+    assert cpu_library.library_folder() not in (folder, *folder.parents)
     folder.chmod(0o700)
-    assert cpu_library.cache_folder() == folder
+    assert cpu_library.library_folder() == folder
 
 
 def test_a_change_of_flags_or_sources_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,4 +338,4 @@ def test_a_change_of_flags_or_sources_is_another_library(tmp_path: Path, monkeyp
 def test_choosing_it_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose("auto", PAPER_1H.model(SINGLE)).name == "cpu"
+        assert choose("auto", Task(PAPER_1H.model(SINGLE))).name == "cpu"

@@ -14,7 +14,7 @@ from benchmarks.cases import Case
 from benchmarks.check import Checker
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
 from eqprop.data import mnist, one_hot
-from eqprop.engines import Job, choose
+from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import full_precision
 from eqprop.engines.cuda import nvrtc
 from eqprop.engines.cuda.deep import HELPERS, SHARED_BYTES, WARPS, Deep, layout, output_range
@@ -22,7 +22,7 @@ from eqprop.engines.cuda.graph import Graph
 from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner
-from eqprop.experiments.paper import named_record
+from eqprop.experiments.paper import named_experiment
 from eqprop.models import Convolutional, Layered, stack
 
 N = 200
@@ -126,7 +126,7 @@ def test_updates_are_near_float32(net, setting):
         if schedule == "alternating" and "EB" in setting:
             continue
         job = make_job(build_copy(model, torch.float32), estimator, torch.float32, networks)
-        assert engine.refuses(job.model, job.cost, estimator, job.optimizer) is None
+        assert engine.refuses(Task(job.model, job.cost, estimator, job.optimizer)) is None
         exact, reference = trained(EagerRunner, model, estimator, torch.float64, order)
         plain, _ = trained(EagerRunner, model, estimator, torch.float32, order)
         got, runner = trained(engine.runner, model, estimator, torch.float32, order)
@@ -156,7 +156,7 @@ def test_updates_of_a_large_batch_are_near_float32():
 @pytest.mark.parametrize("name", ["P-2h", "P-3h"])
 def test_printed_nets_by_bptt_are_as_good_as_float32(name):
     """Nothing settles in them: an error that all sums have in common shows here, and not in small nets."""
-    case = Case(named_record(name, "paper"), "bptt", trials=5)
+    case = Case(named_experiment(name, "paper"), "bptt", trials=5)
     with full_precision():
         verdict = Checker(mnist(torch.device("cuda"))).check(case, Deep())
     assert verdict.reason is None, verdict
@@ -248,18 +248,18 @@ def test_auto_takes_the_kernels_and_says_why_not():
     for shape, name in taken.items():
         model = build(shape, "P sigmoid", 2).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        assert choose(name, model, SquaredError(), EP(T=5, K=2), optimizer).name == name
-        assert choose("auto", model, SquaredError(), EP(T=5, K=2), optimizer).name == name
+        assert choose(name, Task(model, SquaredError(), EP(T=5, K=2), optimizer)).name == name
+        assert choose("auto", Task(model, SquaredError(), EP(T=5, K=2), optimizer)).name == name
         momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        assert choose("auto", model, SquaredError(), EP(T=5, K=2), momentum).name == "cuda-graph"
+        assert choose("auto", Task(model, SquaredError(), EP(T=5, K=2), momentum)).name == "cuda-graph"
         with pytest.raises(ValueError, match="momentum"):
-            choose(name, model, SquaredError(), EP(T=5, K=2), momentum)
+            choose(name, Task(model, SquaredError(), EP(T=5, K=2), momentum))
 
 
 @pytest.mark.parametrize("name", ["cuda-one-hidden", "cuda-deep", "cuda-graph"])
 def test_a_model_on_the_cpu_is_refused_in_words(name):
     with pytest.raises(ValueError, match="CUDA"):
-        choose(name, Layered((10, 64, 48)), SquaredError(), EP(T=5, K=2))
+        choose(name, Task(Layered((10, 64, 48)), SquaredError(), EP(T=5, K=2)))
 
 
 @pytest.mark.gpu
@@ -270,7 +270,7 @@ def test_hidden_layers_that_do_not_fit_are_refused_in_words():
         ((10, 512, 512, 512, 512, 48), "must fit 16 blocks"),
     ):
         with pytest.raises(ValueError, match=words):
-            choose("cuda-deep", Layered(shape).cuda(), SquaredError(), EP(T=5, K=2))
+            choose("cuda-deep", Task(Layered(shape).cuda(), SquaredError(), EP(T=5, K=2)))
 
 
 LAYOUTS = [

@@ -25,7 +25,7 @@ from engine_contract import (
 from torch import Tensor
 
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
-from eqprop.engines import choose
+from eqprop.engines import Task, choose
 from eqprop.engines.cuda import nvrtc
 from eqprop.engines.cuda.conv import Conv, ConvRunner
 from eqprop.engines.eager import Eager, EagerRunner
@@ -193,11 +193,11 @@ def test_kernels_that_do_not_compile_hand_over_to_the_graph(monkeypatch: pytest.
 def test_auto_takes_the_kernels_and_what_they_do_not_serve_is_refused_in_words() -> None:
     model = stack([Convolutional(seed=seed) for seed in range(2)]).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert choose("auto", model, SquaredError(), EP(T=5, K=2), optimizer).name == "cuda-conv"
+    assert choose("auto", Task(model, SquaredError(), EP(T=5, K=2), optimizer)).name == "cuda-conv"
     momentum = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    assert choose("auto", model, SquaredError(), EP(T=5, K=2), momentum).name == "cuda-graph"
+    assert choose("auto", Task(model, SquaredError(), EP(T=5, K=2), momentum)).name == "cuda-graph"
     with pytest.raises(ValueError, match="RBP"):
-        choose("cuda-conv", model, SquaredError(), RBP(T=5, K=2))
+        choose("cuda-conv", Task(model, SquaredError(), RBP(T=5, K=2)))
     refused: dict[str, dict[str, Any]] = {
         "padding": {"padding": 1},
         "pool": {"pool": 1, "input_shape": (1, 12, 12)},
@@ -208,14 +208,14 @@ def test_auto_takes_the_kernels_and_what_they_do_not_serve_is_refused_in_words()
     }
     for words, options in refused.items():
         with pytest.raises(ValueError, match=words):
-            choose("cuda-conv", Convolutional(**options).cuda(), SquaredError(), BPTT(T=5, K=2))
+            choose("cuda-conv", Task(Convolutional(**options).cuda(), SquaredError(), BPTT(T=5, K=2)))
     with pytest.raises(ValueError, match="Layered"):
-        choose("cuda-conv", Layered((10, 64, 48)).cuda(), SquaredError(), EP(T=5, K=2))
+        choose("cuda-conv", Task(Layered((10, 64, 48)).cuda(), SquaredError(), EP(T=5, K=2)))
 
 
 def test_a_model_on_the_cpu_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="CUDA"):
-        choose("cuda-conv", Convolutional(), SquaredError(), EP(T=5, K=2))
+        choose("cuda-conv", Task(Convolutional(), SquaredError(), EP(T=5, K=2)))
 
 
 def test_a_runner_that_handed_over_has_no_states_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_the_mean_over_signs_is_the_symmetric_gradient(name: str) -> None:
     x, y = batch(net)
     state = relax(net, x, 25).state
     form = EP(0, K, beta=0.3, nudging="random-sign")
-    plus, minus = (named(net, form.gradient(net, COST, x, y, state, sign=sign)[1]) for sign in (1.0, -1.0))
+    plus, minus = (named(net, form.with_sign(sign).gradient(net, COST, x, y, state)[1]) for sign in (1.0, -1.0))
     mean = {n: 0.5 * (plus[n] + minus[n]) for n in plus}
     assert_close(mean, gradient(EP(0, K, beta=0.3, nudging="symmetric"), net, x, y, state), rtol=0.0, atol=SAME_FORMULA)
     assert_close(minus, gradient(EP(0, K, beta=-0.3), net, x, y, state), rtol=0.0, atol=0.0)
@@ -191,12 +191,12 @@ def test_stacked_networks_have_each_their_own_sign() -> None:
     x, y = (torch.stack(v) for v in zip(*pairs, strict=True))
     form, signs = EP(20, 4, beta=0.2, nudging="random-sign"), torch.tensor([1.0, -1.0, -1.0], dtype=F64)
     together = stack(nets)
-    free = form.backward(together, COST, x, y, sign=signs)
+    free = form.with_sign(signs).backward(together, COST, x, y)
     for r, net in enumerate(nets):
         alone = gradient(form.with_sign(int(signs[r])), net, *pairs[r], net.init_state(pairs[r][0]))
         for name, g in alone.items():
             assert_close(together.get_parameter(name).grad[r], g, rtol=0.0, atol=SAME_FORMULA)  # type: ignore[index]
-    steps = gather(form.steps(together, COST, x, y, free, sign=signs))
+    steps = gather(form.with_sign(signs).steps(together, COST, x, y, free))
     total = {name: -g for name, g in sums(steps).items()}
     assert_close(total, {n: p.grad for n, p in together.named_parameters()}, rtol=0.0, atol=SAME_FORMULA)
     torch.manual_seed(0)
@@ -402,13 +402,14 @@ def test_bad_settings_are_told(make: Callable[[], Estimator], problem: str) -> N
 
 
 def test_a_sign_is_for_random_sign_nudging_only() -> None:
+    with pytest.raises(ValueError, match="A sign of beta was given to symmetric nudging"):
+        EP(3, 2, nudging="symmetric").with_sign(-1.0)
+    with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of them, one per network"):
+        EP(3, 2, nudging="random-sign").with_sign(0.5)
     net = prototypical(2)
     x, y = batch(net)
-    with pytest.raises(ValueError, match="A sign of beta was given to symmetric nudging"):
-        EP(3, 2, nudging="symmetric").gradient(net, COST, x, y, sign=-1.0)
-    for sign in (0.5, torch.ones(2)):
-        with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of 1, one a network"):
-            EP(3, 2, nudging="random-sign").gradient(net, COST, x, y, sign=sign)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one per network"):
+        EP(3, 2, nudging="random-sign").with_sign(torch.ones(2)).gradient(net, COST, x, y)
 
 
 def test_the_free_phase_is_that_of_the_estimator() -> None:

@@ -1,4 +1,4 @@
-"""Training with each form of EP: records, run folders, pages and resumed runs know which one it was."""
+"""Training with each form of EP: experiments, run folders, pages and resumed runs know which one it was."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tolerances import SAME_FORMULA
 from torch.testing import assert_close
 from training_runs import SMALL, assert_same_bits, few_images, finish, weights, write_idx, write_small_toml
 
-from eqprop import EP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
+from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
 from eqprop.data import Images
-from eqprop.engines import Engine, Job
+from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.cuda.conv import Conv
 from eqprop.engines.cuda.deep import Deep
@@ -30,8 +30,8 @@ from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import ESTIMATORS, Record
-from eqprop.experiments.io import from_plain, to_plain
+from eqprop.experiments.experiment import ESTIMATORS, Experiment, label
+from eqprop.experiments.io import from_dict, to_dict
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.report.page import write_report
 from eqprop.training import Stopped, resume, train
@@ -61,12 +61,12 @@ def first_lines(run: Path) -> list[float]:
 def test_every_form_learns_and_the_folder_says_which_it_was(runs: Path) -> None:
     ends = []
     for form in FORMS:
-        assert json.loads((runs / form / "record.json").read_text())["record"]["estimator"] == form
+        assert json.loads((runs / form / "experiment.json").read_text())["settings"]["estimators"] == [form]
         summary = json.loads((runs / form / "result.json").read_text())
-        assert summary["methods"]["ep"]["estimator"] == form
+        assert list(summary["estimators"]) == [form]
         losses = first_lines(runs / form)
         assert losses[-1] < 0.85 * losses[0], form
-        ends.append(weights(runs / form)["0.W01"])
+        ends.append(weights(runs / form, form)["0.W01"])
     for n, one in enumerate(ends):
         for other in ends[n + 1 :]:
             assert not torch.equal(one, other), "two forms gave the same bits: one of them did not run"
@@ -78,11 +78,9 @@ def test_the_page_and_the_tables_say_which_form_it_was(runs: Path, tmp_path: Pat
     found = list(csv.DictReader(io.StringIO(written.csv.read_text())))
     assert sorted(row["estimator"] for row in found) == sorted(FORMS)
     for form in FORMS[1:]:
-        assert f'<td class="text">EP {form}</td>' in page
-        assert f"small (own, {form})" in page
-        assert f"EP {form} &" in latex
+        assert f'<td class="text">{label(form)}</td>' in page
+        assert f"{label(form)} &" in latex
     assert '<td class="text">EP</td>' in page
-    assert "<dt>estimator</dt><dd>one-sided</dd>" in page
 
 
 class StopAfter(Watch):
@@ -121,43 +119,47 @@ def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
     with pytest.raises(Stopped):
         train(SMALL, tmp_path / "run", data=images, estimator=form, threads=1, watch=StopAfter(1))
     result = resume(tmp_path / "run", data=images)
-    assert result.summary["methods"]["ep"]["estimator"] == form
-    assert_same_bits(runs / form, tmp_path / "run")
+    assert list(result.summary["estimators"]) == [form]
+    assert_same_bits(runs / form, tmp_path / "run", (form,))
 
 
 def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> None:
     with pytest.raises(ValueError, match="estimator cannot be given anew"):
-        resume(runs / "symmetric", data=images, estimator="one-sided")
+        resume(runs / "ep-symmetric", data=images, estimator="ep")
 
 
 def test_a_record_of_before_the_forms_is_one_sided(runs: Path) -> None:
-    plain = to_plain(SMALL)
+    plain = to_dict(SMALL)
     del plain["estimator"], plain["points"]
-    assert from_plain(plain, "old").make_estimator("ep") == EP(8, 4, beta=0.2)
+    assert from_dict(plain, "old").make_estimator("ep") == EP(8, 4, beta=0.2)
 
 
 def test_records_make_each_form() -> None:
-    record = replace(SMALL, points=6)
-    names = ["W01", "b0", "W12", "b1"]
-    made = {form: replace(record, estimator=form).make_estimator("ep", names) for form in FORMS}  # type: ignore[arg-type]
+    experiment = replace(SMALL, points=6)
+    made = {form: experiment.make_estimator(form, experiment.build(0)) for form in FORMS}
     assert made == {
-        "one-sided": EP(8, 4, beta=0.2),
-        "symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
-        "random-sign": EP(8, 4, beta=0.2, nudging="random-sign"),
-        "holomorphic": HolomorphicEP(8, 4, beta=0.2, points=6),
-        "continual": ContinualEP(8, 4, beta=0.2, rates={"W01": 0.05, "b0": 0.05, "W12": 0.1, "b1": 0.1}),
+        "ep": EP(8, 4, beta=0.2),
+        "ep-symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
+        "ep-random-sign": EP(8, 4, beta=0.2, nudging="random-sign"),
+        "ep-holomorphic": HolomorphicEP(8, 4, beta=0.2, points=6),
+        "ep-continual": ContinualEP(8, 4, beta=0.2, rates={"W01": 0.05, "b0": 0.05, "W12": 0.1, "b1": 0.1}),
+        "bptt": BPTT(8, 4),
+        "rbp": RBP(8, 4),
     }
-    changed = [str(c) for c in replace(record, estimator="holomorphic").changes(SMALL)]
-    assert changed == ["estimator holomorphic instead of one-sided", "points 6 instead of 4"]
+    changed = [str(c) for c in replace(experiment, estimator="ep-holomorphic").changes(SMALL)]
+    assert changed == ["estimator ep-holomorphic instead of ep", "points 6 instead of 4"]
 
 
 def test_trials_side_by_side_draw_the_signs_they_draw_alone(tmp_path: Path, images: Images) -> None:
-    options: dict[str, Any] = {"data": images, "estimator": "random-sign", "engine": "eager", "epochs": 1}
+    options: dict[str, Any] = {"data": images, "estimator": "ep-random-sign", "engine": "eager", "epochs": 1}
     train(SMALL, tmp_path / "both", trials=2, stacked=True, **options)
     for trial in range(2):
         train(SMALL, tmp_path / str(trial), seed=trial, **options)
         for name in ("W01", "W12", "b0"):
-            together, alone = weights(tmp_path / "both")[f"{trial}.{name}"], weights(tmp_path / str(trial))[f"0.{name}"]
+            together, alone = (
+                weights(tmp_path / place, "ep-random-sign")[f"{number}.{name}"]
+                for place, number in (("both", trial), (str(trial), 0))
+            )
             assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -180,9 +182,9 @@ def test_an_engine_takes_the_signs_of_the_iterations_numbers(networks: int | Non
     order = torch.randint(12, (9, 4), generator=torch.Generator().manual_seed(1))
     order = order if networks is None else order[:, None].expand(9, networks, 4)
     jobs = [small_job(networks, signs, form) for _ in range(2)]
-    engines = [Eager()] + [Cpu()] * (Cpu().refuses(jobs[0].model) is None)
+    engines = [Eager()] + [Cpu()] * (Cpu().refuses(Task(jobs[0].model)) is None)
     for engine, job in zip(engines, jobs, strict=False):
-        assert engine.refuses(job.model, job.cost, form, job.optimizer) is None
+        assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
         runner = engine.runner(job)
         runner.run(order[:4])
         runner.run(order[4:])
@@ -190,7 +192,7 @@ def test_an_engine_takes_the_signs_of_the_iterations_numbers(networks: int | Non
     for i, rows in enumerate(order):
         expected.optimizer.zero_grad()
         sign = torch.tensor([random_sign(seed, 250 + i) for seed in signs.seeds], dtype=torch.float64)
-        form.backward(expected.model, expected.cost, expected.images[rows], expected.targets[rows], sign=sign)
+        form.with_sign(sign).backward(expected.model, expected.cost, expected.images[rows], expected.targets[rows])
         expected.optimizer.step()
     for job in jobs[: len(engines)]:
         for (name, p), q in zip(job.model.named_parameters(), expected.model.parameters(), strict=True):
@@ -216,7 +218,7 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
     ends = []
     for engine, device in ((Graph(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
         job = small_job(networks, signs, form, device)
-        assert engine.refuses(job.model, job.cost, form, job.optimizer) is None
+        assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
         runner = engine.runner(job)
         for part in order.split((31, 39)):
             runner.run(part)
@@ -237,12 +239,12 @@ KERNELS: dict[type[Engine], Callable[[], Dynamics]] = {
 def test_the_kernels_refuse_the_forms_they_do_not_know(engine: type[Engine]) -> None:
     """Where the one-sided form is served, so that the reason is the form and not the machine or the net."""
     net = KERNELS[engine]().cuda()
-    reason = engine().refuses(net, SquaredError(), EP(20, 4))
+    reason = engine().refuses(Task(net, SquaredError(), EP(20, 4)))
     if reason is not None:
         pytest.skip(reason)
     for form in (EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4), ContinualEP(20, 4)):
-        assert engine().refuses(net, SquaredError(), form) is not None
-        assert Graph().refuses(net, SquaredError(), form) is None
+        assert engine().refuses(Task(net, SquaredError(), form)) is not None
+        assert Graph().refuses(Task(net, SquaredError(), form)) is None
 
 
 def test_signs_are_bits_of_a_hash() -> None:
@@ -262,9 +264,9 @@ def test_signs_are_bits_of_a_hash() -> None:
 def test_written_out_engines_refuse_the_forms_they_do_not_know() -> None:
     net = Layered((3, 6, 4), dtype=torch.float64)
     for form in (EP(3, 2, nudging="symmetric"), HolomorphicEP(3, 2), ContinualEP(3, 2)):
-        reason = Cpu().refuses(net, SquaredError(), form)
+        reason = Cpu().refuses(Task(net, SquaredError(), form))
         assert reason is not None
-        assert Eager().refuses(net, SquaredError(), form) is None
+        assert Eager().refuses(Task(net, SquaredError(), form)) is None
 
 
 ENERGY_BASED = replace(
@@ -273,28 +275,40 @@ ENERGY_BASED = replace(
 
 
 @pytest.mark.parametrize(
-    ("record", "options", "problem"),
+    ("experiment", "options", "problem"),
     [
         (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
         ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError has no step at complex states"),
         (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the radius of a circle"),
         (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected how many points"),
-        (SMALL, {"estimator": "symetric"}, "Unknown estimator 'symetric'; expected one of .*Did you mean 'symmetric'?"),
-        (SMALL, {"estimator": "continual", "optimizer": "Adam"}, "as plain SGD does; the optimizer is Adam. Leave"),
+        (
+            SMALL,
+            {"estimator": "symetric"},
+            "Unknown estimator 'symetric'; expected one of .*Did you mean 'ep-symmetric'?",
+        ),
+        (
+            SMALL,
+            {"estimator": "continual", "optimizer": "Adam"},
+            "as SGD without options does; the optimizer is Adam. Leave",
+        ),
         (
             SMALL,
             {"estimator": "continual", "optimizer_options": {"momentum": 0.9}},
             "the optimizer is SGD with momentum=0.9",
         ),
-        (SMALL, {"estimator": "symmetric", "methods": "bptt"}, "a form of EP, and the methods are bptt. Add ep"),
-        (SMALL, {"estimator": "symmetric", "engine": "cpu"}, "nudging is one-sided, and the estimator's is symmetric"),
+        (SMALL, {"estimator": "symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
+        (
+            SMALL,
+            {"estimator": "symmetric", "engine": "cpu"},
+            "nudging is one-sided or random-sign, and the estimator's is symmetric",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(
-    record: str | Record, options: dict[str, Any], problem: str, tmp_path: Path, images: Images
+    experiment: str | Experiment, options: dict[str, Any], problem: str, tmp_path: Path, images: Images
 ) -> None:
     with pytest.raises(ValueError, match=problem):
-        train(record, tmp_path / "run", data=images, **options)
+        train(experiment, tmp_path / "run", data=images, **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -304,11 +318,11 @@ def test_the_command_line_takes_and_refuses_forms(tmp_path: Path, images: Images
     words = ("train", small, "--data", data, "--threads", 1, "--estimator")
     done = finish(*words, "holomorphic", "--points", 6, "--out", tmp_path / "run", "--json", "-")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["methods"]["ep"]["estimator"] == "holomorphic"
+    assert json.loads(done.stdout)["estimators"].keys() == {"ep-holomorphic"}
     assert "EP holomorphic, trial 0, engine eager" in done.stderr
-    assert json.loads((tmp_path / "run" / "record.json").read_text())["record"]["points"] == 6
+    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["points"] == 6
     refused = finish(*words, "holomorfic", "--out", tmp_path / "other")
     assert refused.returncode == 2
-    assert "Did you mean 'holomorphic'?" in refused.stderr
+    assert "Did you mean 'ep-holomorphic'?" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "other").exists()

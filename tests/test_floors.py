@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.floors import Work, dependent_steps, floors, work
 from eqprop.experiments.architecture import ConvolutionalNet, OwnNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional
 
@@ -24,13 +24,13 @@ def counted(run: object) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("record", PAPER.values(), ids=lambda r: r.name)
-def test_a_step_counts_what_torch_counts(record: Record) -> None:
+@pytest.mark.parametrize("experiment", PAPER.values(), ids=lambda r: r.name)
+def test_a_step_counts_what_torch_counts(experiment: Experiment) -> None:
     """But for the way back through an unpooled map, where torch multiplies its zeros as well."""
-    model = record.build(0)
+    model = experiment.build(0)
     assert model.input_shape is not None
     x = torch.rand(SAMPLES, *model.input_shape)
-    drive, s, own = model.drive(x), model.init_state(x), work(record)
+    drive, s, own = model.drive(x), model.init_state(x), work(experiment)
     assert counted(lambda: model.drive(x)) == SAMPLES * own.drive
     zeros = 0
     if isinstance(model, Convolutional):
@@ -49,11 +49,11 @@ def test_the_contrast_counts_what_torch_counts(name: str) -> None:
 
 def test_an_iteration_adds_up() -> None:
     own = Work(drive=7, step=4, contrast=11, unrolled=2)
-    record = replace(PAPER["P-1h"], T=30, K=10, batch=20)
-    assert own.flops(record, "ep", 5) == 5 * 20 * (7 + 40 * 4 + 11)
+    experiment = replace(PAPER["P-1h"], T=30, K=10, batch=20)
+    assert own.flops(experiment, "ep", 5) == 5 * 20 * (7 + 40 * 4 + 11)
     # T steps forward, K back; the gradient of the input's weights once, as much as the drive.
-    assert own.flops(record, "bptt", 5) == 5 * 20 * (7 + 40 * 4 + 10 * 2 + 7)
-    alternating = replace(record, schedule="alternating")
+    assert own.flops(experiment, "bptt", 5) == 5 * 20 * (7 + 40 * 4 + 10 * 2 + 7)
+    alternating = replace(experiment, schedule="alternating")
     assert own.flops(alternating, "ep", 1) == 20 * (7 + 15 * 4 + 10 * 4 + 11)
     assert own.flops(alternating, "bptt", 1) == 20 * (7 + 10 * 4 + 20 * 4 + 10 * 2 + 7)
 
@@ -66,16 +66,16 @@ def test_pooling_saves_the_zeros_on_the_way_back() -> None:
 
 
 def test_the_floors_of_a_machine() -> None:
-    record = PAPER["P-2h"]
+    experiment = PAPER["P-2h"]
     peaks = {"float32_flops": 1e12, "half_flops": 9e12, "block_step_us": 0.1, "exchange_us": 0.4}
-    found = floors(record, "ep", 5, peaks)
-    assert found.arithmetic == pytest.approx(work(record).flops(record, "ep", 5) / 3e6)
+    found = floors(experiment, "ep", 5, peaks)
+    assert found.arithmetic == pytest.approx(work(experiment).flops(experiment, "ep", 5) / 3e6)
     assert found.latency == pytest.approx(0.4 * 120)
     assert found.higher == max(found.arithmetic, 0.4 * 120)
     assert floors(PAPER["P-1h"], "ep", 5, peaks).latency == pytest.approx(0.1 * dependent_steps(PAPER["P-1h"]))
-    cpu = floors(record, "ep", 1, {"float32_flops": 1e11, "exchange_us": None})
+    cpu = floors(experiment, "ep", 1, {"float32_flops": 1e11, "exchange_us": None})
     assert cpu.latency is None
-    assert cpu.higher == cpu.arithmetic == pytest.approx(work(record).flops(record, "ep", 1) / 1e5)
+    assert cpu.higher == cpu.arithmetic == pytest.approx(work(experiment).flops(experiment, "ep", 1) / 1e5)
 
 
 def test_a_net_of_ones_own_has_no_count() -> None:

@@ -28,13 +28,13 @@ from eqprop import (
     relax,
 )
 from eqprop.estimators import Step
-from eqprop.experiments.gdu import gdu_record
+from eqprop.experiments.gdu import gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison
 from eqprop.gdu import free as free_phase
 from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.free import settle
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
-from eqprop.gdu.lockstep import Case, combine, dissect
+from eqprop.gdu.lockstep import Comparison, combine, dissect
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
 from eqprop.gdu.metrics import Group, batch_mean, groups
 from eqprop.models import Layered, stack
@@ -53,9 +53,9 @@ def small_nets() -> dict[str, Dynamics]:
     }
 
 
-def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> Case:
+def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> Comparison:
     x, y = batch(model)
-    return Case(model, COST, x, y, relax(model, x, steps, keep=K), K, beta)
+    return Comparison(model, COST, x, y, relax(model, x, steps, keep=K), K, beta)
 
 
 def stacked(model: Dynamics, beta: float = BETA) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -328,13 +328,13 @@ def test_alternating_steps_bring_to_rest_what_goes_back_and_forth() -> None:
 
 
 @pytest.mark.parametrize("name", ["chains", "EB", "conv"])
-def test_shares_are_those_of_the_gradients_of_single_samples(name: str) -> None:
+def test_the_concentration_is_that_of_the_gradients_of_single_samples(name: str) -> None:
     if name == "chains":
         model, x, y = two_chains(), torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64), torch.ones(3, 1, dtype=F64)
     else:
         model = small_nets()[name]
         x, y = batch(model)
-    found = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True)).shares
+    found = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True)).concentration
     assert found is not None
     squares = []
     for n in range(len(x)):
@@ -350,16 +350,16 @@ def test_shares_are_those_of_the_gradients_of_single_samples(name: str) -> None:
         assert str(found).startswith("Of the sum of the squared updates the largest sample makes")
 
 
-def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_shares() -> None:
+def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_concentration() -> None:
     model = toy()
     x, y = batch(model)
-    many = gdu.compare(model, COST, x.repeat(50, 1), y.repeat(50, 1), 100, K, BETA, Options(shown=0)).shares
+    many = gdu.compare(model, COST, x.repeat(50, 1), y.repeat(50, 1), 100, K, BETA, Options(shown=0)).concentration
     assert many is not None
     assert many.counted == -(-50 * len(x) // 100)
     assert f"the largest {many.counted} samples make" in str(many)
     rests = gdu.compare(two_rests(), COST, torch.ones(2, 1, dtype=F64), torch.zeros(2, 1, dtype=F64), 50, K, BETA)
-    assert rests.shares is None
-    assert rests.to_dict()["shares"] is None
+    assert rests.concentration is None
+    assert rests.to_dict()["concentration"] is None
 
 
 @pytest.mark.parametrize("steps", [(60, 5), (61, 5), (61, 6), (500, 7), (7, 7), (8, 7), (9, 7), (12, 5)])
@@ -601,9 +601,11 @@ def test_float32_is_measured_as_float32() -> None:
 
 def test_the_toy_record_keeps_what_the_theorem_promises() -> None:
     """Every group within 2e-2 at the paper's beta, and ten times less at a tenth of it."""
-    record = gdu_record("toy")
-    model, (cost, x, y) = record.build(F64), record.data(F64)
-    coarse, fine = (gdu.compare(model, cost, x, y, record.T, record.K, b) for b in (record.beta, record.beta / 10))
+    experiment = gdu_experiment("toy")
+    model, (cost, x, y) = experiment.build(F64), experiment.data(F64)
+    coarse, fine = (
+        gdu.compare(model, cost, x, y, experiment.T, experiment.K, b) for b in (experiment.beta, experiment.beta / 10)
+    )
     assert coarse.residual.max < 1e-12
     for kind in ("neurons", "synapses"):
         for name, m in getattr(coarse, kind).items():
@@ -648,7 +650,7 @@ def test_rounding_is_told_apart_in_float32() -> None:
     assert coarse.rounding < 1e-3 * coarse.finite_beta
     exact = gdu.compare(toy(), COST, x.double(), y.double(), T, K, 0.1).budget.synapses
     assert coarse.finite_beta == pytest.approx(exact.finite_beta, rel=1e-3)
-    case = Case(model, COST, x, y, relax(model, x, T, keep=K), K, 1e-4)
+    case = Comparison(model, COST, x, y, relax(model, x, T, keep=K), K, 1e-4)
     for moment in dissect(case):
         for name, g in moment.bptt.synapses.items():
             parts = sum(p.synapses[name].double() for p in moment.parts.values())
@@ -680,7 +682,7 @@ def test_the_parts_cover_every_group_that_is_measured() -> None:
 )
 def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, cosine: float, outcome: str) -> None:
     distance: Any = SimpleNamespace(
-        metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine), shares=lambda _: {"asymmetry": 0.0}
+        metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine), parts_of_rmse=lambda _: {"asymmetry": 0.0}
     )
     group = Group("synapses", "W01")
     assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome

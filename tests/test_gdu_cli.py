@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from eqprop import SquaredError, gdu
 from eqprop.cli import load_commands, main
 from eqprop.cli import reproduce as reproduce_module
-from eqprop.cli.gdu import Wishes, subject
+from eqprop.cli.gdu import Asked, setup
 from eqprop.data import one_hot
-from eqprop.experiments.gdu import GDU_RECORDS, gdu_record, run, same_settings
+from eqprop.experiments.gdu import GDU_EXPERIMENTS, gdu_experiment, run, same_settings
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.training import Settings, load, train
 from eqprop.training.plan import read_images
@@ -48,7 +48,7 @@ def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "unknown record": (["EB-4h"], "Unknown GDU record 'EB-4h'.*Did you mean 'EB-"),
+    "unknown experiment": (["EB-4h"], "Unknown GDU experiment 'EB-4h'.*Did you mean 'EB-"),
     "near miss": (["pconv"], "Did you mean 'P-conv'"),
     "unknown preset": (["toy", "--preset", "papers"], "Unknown preset 'papers'.*Did you mean 'paper'"),
     "unknown dtype": (["toy", "--dtype", "float16"], "Unknown dtype 'float16'"),
@@ -67,7 +67,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "K larger than T": (["toy", "--T", "5", "--K", "6"], "K=6 steps: the free phase has only T=5. Lower K or raise T"),
     "beta 0": (["toy", "--beta", "0"], "beta=0"),
     "no samples": (["toy", "--batch", "0"], "batch is 0"),
-    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init belongs to records"),
+    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init belongs to experiments"),
     "not a run": (["empty"], "not the folder of a run"),
     "no such folder": (["runs/nowhere"], "There is no folder runs/nowhere"),
     "no such device": (["toy", "--device", "cuda:99"], "Cannot use device 'cuda:99'"),
@@ -76,7 +76,14 @@ BAD: dict[str, tuple[list[str], str]] = {
 }
 
 
-IN_PROCESSES = ("unknown record", "missing function", "error in the model", "never settles", "nan", "K larger than T")
+IN_PROCESSES = (
+    "unknown experiment",
+    "missing function",
+    "error in the model",
+    "never settles",
+    "nan",
+    "K larger than T",
+)
 """Run as a user does, each in a process of its own; the others call `main` here, which saves loading torch again."""
 
 
@@ -203,7 +210,7 @@ def test_trained_weights_from_a_run_folder(
     assert set(document["synapses"]) == {"W01", "W12"}
     assert document["batch"] == 20
     # The weights are those that were trained, not those of a new network.
-    trained = load(tmp_path / "run").double()
+    trained = load(tmp_path / "run").model.double()
     x, labels = read_images(None, Settings(samples=200)).sample(20, 0)
     report = gdu.compare(
         trained, SquaredError(), x.double(), one_hot(labels, 10, torch.float64), 300, 4, 0.2, Options(shown=0)
@@ -215,14 +222,14 @@ def test_trained_weights_from_a_run_folder(
 def test_any_network_of_a_run_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"methods": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
+    options = {"estimators": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
     train(SMALL.override(epochs=1), tmp_path / "run", **options)
     monkeypatch.chdir(tmp_path)
-    run_here(monkeypatch, "gdu", "run", "--method", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
+    run_here(monkeypatch, "gdu", "run", "--estimator", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
     assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
-    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"method": "bptt", "trial": 1, "epochs": 1}
-    chosen, first = (subject("run", wishes).model for wishes in (Wishes(method="bptt", trial=1), Wishes()))
-    for name, p in load(tmp_path / "run", "bptt", 1).named_parameters():
+    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"estimator": "bptt", "trial": 1, "epochs": 1}
+    chosen, first = (setup("run", asked).problem.model for asked in (Asked(estimator="bptt", trial=1), Asked()))
+    for name, p in load(tmp_path / "run", "bptt", 1).model.named_parameters():
         assert torch.equal(chosen.get_parameter(name), p.double()), name
         assert not torch.equal(first.get_parameter(name), p.double()), name
 
@@ -248,41 +255,41 @@ def test_the_free_phase_of_a_record_can_alternate(
     run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
     found = json.loads(capsys.readouterr().out)
     assert found["schedule"] == "alternating"
-    assert not same_settings(found, gdu_record("P-1h").override(T=60), "float64", drop_unsettled=False)
+    assert not same_settings(found, gdu_experiment("P-1h").override(T=60), "float64", drop_unsettled=False)
     with pytest.raises(ValueError, match="Unknown schedule 'alternate'.*Did you mean 'alternating'"):
-        subject("P-1h", Wishes(schedule="alternate"))  # type: ignore[arg-type]
+        setup("P-1h", Asked(schedule="alternate"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot alternate"):
-        run(subject("toy", Wishes(schedule="alternating")))
+        run(setup("toy", Asked(schedule="alternating")))
 
 
 def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
-    options = {"methods": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
+    options = {"estimators": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
     train(SMALL.override(epochs=1), tmp_path / "run", **options)
-    with pytest.raises(ValueError, match="Unknown method 'rbp'"):
-        subject(str(tmp_path / "run"), Wishes(method="rbp"))
+    with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
+        setup(str(tmp_path / "run"), Asked(estimator="rbp"))
     with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not begun"):
-        subject(str(tmp_path / "run"), Wishes(method="bptt"))
+        setup(str(tmp_path / "run"), Asked(estimator="bptt"))
     with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
-        subject(str(tmp_path / "run"), Wishes(trial=1))
+        setup(str(tmp_path / "run"), Asked(trial=1))
     for target in ("toy", f"{MODELS}:symmetric"):
         with pytest.raises(ValueError, match="choose among the networks of a run, and .* is none"):
-            subject(target, Wishes(trial=0))
+            setup(target, Asked(trial=0))
     with pytest.raises(FileNotFoundError, match="There is no folder runs/nowhere"):
-        subject("runs/nowhere", Wishes(trial=0))
+        setup("runs/nowhere", Asked(trial=0))
 
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
     with pytest.raises(ValueError, match="trained on few, and these images .* are others"):
-        subject(str(tmp_path / "run"), Wishes())
+        setup(str(tmp_path / "run"), Asked())
 
 
 def small() -> dict[str, Any]:
-    """The eight records, cut so short that all of them take seconds."""
+    """The eight experiments, cut so short that all of them take seconds."""
     cut = {}
-    for name, record in GDU_RECORDS["paper"].items():
-        hidden = tuple(16 for _ in record.hidden)
-        cut[name] = record.override(T=min(record.T, 400), K=3, batch=2, hidden=hidden or None)
+    for name, experiment in GDU_EXPERIMENTS["paper"].items():
+        hidden = tuple(16 for _ in experiment.hidden)
+        cut[name] = experiment.override(T=min(experiment.T, 400), K=3, batch=2, hidden=hidden or None)
     return cut
 
 
@@ -293,17 +300,17 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce_module, "GDU_RECORDS", {"paper": small()})
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": small()})
     quick_figures(monkeypatch)
     runner, out = CliRunner(), tmp_path / "figures of the paper"
     made: list[str] = []
     whole = reproduce_module.run
 
-    def stop_once(subject: Any, **rest: Any) -> Any:
-        made.append(subject.name)
-        if subject.name == "P-2h" and made.count("P-2h") == 1:
+    def stop_once(setup: Any, **rest: Any) -> Any:
+        made.append(setup.name)
+        if setup.name == "P-2h" and made.count("P-2h") == 1:
             raise KeyboardInterrupt
-        return whole(subject, **rest)
+        return whole(setup, **rest)
 
     def again() -> tuple[int, list[str]]:
         """Run it; the exit code and what was computed."""
@@ -338,20 +345,20 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert again() == (0, [])
     # Other settings are another experiment.
     changed = small()["toy"].override(T=77)
-    monkeypatch.setattr(reproduce_module, "GDU_RECORDS", {"paper": {**small(), "toy": changed}})
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {**small(), "toy": changed}})
     assert again() == (0, ["toy"])
     assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
 
 
 def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce_module, "GDU_RECORDS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
     quick_figures(monkeypatch)
     whole = reproduce_module.run
 
-    def never(subject: Any, **rest: Any) -> Any:
-        if subject.name == "toy":
+    def never(setup: Any, **rest: Any) -> Any:
+        if setup.name == "toy":
             raise NeverSettlesError("None of the 2 samples settles.")
-        return whole(subject, **rest)
+        return whole(setup, **rest)
 
     monkeypatch.setattr(reproduce_module, "run", never)
     done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])

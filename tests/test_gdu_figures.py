@@ -1,4 +1,4 @@
-"""Figures of the GDU property from plain values, and the records they are made of."""
+"""Figures of the GDU property from plain values, and the experiments they are made of."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from matplotlib import image
 from nets import batch, prototypical, toy
 
 from eqprop import SquaredError, gdu
-from eqprop.experiments.gdu import FORMAT, GDU_RECORDS, PRESETS, Subject, document, gdu_record, same_settings
-from eqprop.experiments.paper import named_record
+from eqprop.cost import Problem
+from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
+from eqprop.experiments.paper import named_experiment
 from eqprop.report.figures import COLOURS, save
 from eqprop.report.gdu import processes, rmse_panels, rmse_single, saw_teeth, shown_rmse, symbol
 
@@ -30,9 +31,10 @@ def compared() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     found = {}
     for name, model in (("toy", toy()), ("P-1h", prototypical(2, "sigmoid"))):
         x, y = batch(model)
-        subject = Subject(name, "paper", model, SquaredError(), x, y, 300, K, 0.01, 0, "default", gdu.PAPER)
+        problem = Problem(model, SquaredError(), x, y)
+        setup = Setup(problem, name, "paper", 300, K, 0.01, 0, "default", gdu.PAPER)
         report = gdu.compare(model, SquaredError(), x, y, 300, K, 0.01)
-        found[name] = (document(subject, report, False), {"name": name, **report.traces_to_dict()})
+        found[name] = (document(setup, report, False), {"name": name, **report.traces_to_dict()})
     return found
 
 
@@ -149,14 +151,14 @@ def test_records_are_the_rows_of_the_table() -> None:
         "P-conv": ("hard-sigmoid", 5000, 10, 0.02, None),
     }
     for preset in ("paper", "authors"):
-        found = {n: (r.activation, r.T, r.K, r.beta, r.eps) for n, r in GDU_RECORDS[preset].items()}
+        found = {n: (r.activation, r.T, r.K, r.beta, r.eps) for n, r in GDU_EXPERIMENTS[preset].items()}
         assert found == table
-        assert all(r.init == "default" for r in GDU_RECORDS[preset].values())
-    assert all(r.batch == 20 and r.output_slope for r in GDU_RECORDS["paper"].values())
+        assert all(r.init == "default" for r in GDU_EXPERIMENTS[preset].values())
+    assert all(r.batch == 20 and r.output_slope for r in GDU_EXPERIMENTS["paper"].values())
 
 
 def test_the_authors_preset_says_what_it_changes() -> None:
-    paper, authors = GDU_RECORDS["paper"], GDU_RECORDS["authors"]
+    paper, authors = GDU_EXPERIMENTS["paper"], GDU_EXPERIMENTS["authors"]
     assert {n for n in paper if authors[n].batch != paper[n].batch} == {"toy", "P-2h", "P-3h"}
     assert {n for n in paper if not authors[n].output_slope} == {"EB-1h", "EB-2h", "EB-3h"}
     assert PRESETS["authors"] == gdu.AUTHORS == authors["toy"].convention
@@ -164,41 +166,41 @@ def test_the_authors_preset_says_what_it_changes() -> None:
 
 
 def test_gdu_records_and_training_records_share_names_and_nothing_else() -> None:
-    ours, theirs = gdu_record("P-1h"), named_record("P-1h", "paper")
+    ours, theirs = gdu_experiment("P-1h"), named_experiment("P-1h", "paper")
     assert ours.name == theirs.name
     assert (ours.T, ours.K, ours.beta) != (theirs.T, theirs.K, theirs.beta)
 
 
 def test_a_record_builds_what_it_says() -> None:
-    record = gdu_record("eb-2h").override(batch=3)
-    model = record.build(torch.float64)
+    experiment = gdu_experiment("eb-2h").override(batch=3)
+    model = experiment.build(torch.float64)
     assert [tuple(p.shape) for n, p in model.named_parameters() if n[0] == "W"] == [(10, 512), (512, 512), (512, 784)]
     assert float(model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
-    glorot = record.override(init="glorot").build(torch.float64)
+    glorot = experiment.override(init="glorot").build(torch.float64)
     assert not glorot.get_parameter("b0").any()
-    _, x, y = record.data(torch.float64)
+    _, x, y = experiment.data(torch.float64)
     assert x.shape == (3, 784)
     assert y.sum() == 3
-    conv = gdu_record("P-conv").override(batch=2)
+    conv = gdu_experiment("P-conv").override(batch=2)
     assert conv.data(torch.float64)[1].shape == (2, 1, 28, 28)
 
 
 def test_same_settings_notices_every_setting() -> None:
-    record = gdu_record("toy")
+    experiment = gdu_experiment("toy")
     base = {
-        **{name: getattr(record, name) for name in ("name", "preset", "T", "K", "beta", "batch", "seed", "init")},
+        **{name: getattr(experiment, name) for name in ("name", "preset", "T", "K", "beta", "batch", "seed", "init")},
         "dtype": "float64",
         "drop_unsettled": False,
         "format": FORMAT,
     }
-    assert same_settings(base, record, "float64", False)
+    assert same_settings(base, experiment, "float64", False)
     for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 1), ("format", 0)):
-        assert not same_settings({**base, name: other}, record, "float64", False)
-    assert not same_settings(base, record, "float32", False)
-    assert not same_settings(base, record, "float64", True)
+        assert not same_settings({**base, name: other}, experiment, "float64", False)
+    assert not same_settings(base, experiment, "float32", False)
+    assert not same_settings(base, experiment, "float64", True)
 
 
 @pytest.mark.parametrize("fields", [{"init": "zeros"}, {"batch": 0}, {"seed": -1}])
 def test_bad_fields_are_told(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=re.escape(next(iter(fields)))):
-        gdu_record("toy").override(**fields)
+        gdu_experiment("toy").override(**fields)

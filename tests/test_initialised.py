@@ -18,11 +18,12 @@ from training_runs import SMALL, assert_same_bits, few_images, finish
 
 from eqprop import Dynamics, from_primitive, relax
 from eqprop.data import Images
+from eqprop.data.images import MNIST_DIGEST
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.literature import BEYOND, LITERATURE
-from eqprop.experiments.paper import PAPER, named_record
+from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.models import Layered, stack
 from eqprop.report.page import write_report
 from eqprop.starts import Initialised
@@ -36,7 +37,7 @@ FIRST = replace(
     architecture=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
     T=4,
     beta=1.0,
-    estimator="random-sign",
+    estimator="ep-random-sign",
     start="initialised",
 )
 
@@ -198,10 +199,10 @@ def test_a_run_resumes_to_the_same_bits_the_initialiser_included(
     train(FIRST, tmp_path / "whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         train(FIRST, tmp_path / "cut", watch=Asking(patch, 3), **options)
-    assert read_checkpoint(tmp_path / "cut" / "ep").position.iteration > 0, "stopped inside an epoch"
+    assert read_checkpoint(tmp_path / "cut" / FIRST.estimator).position.iteration > 0, "stopped inside an epoch"
     resume(tmp_path / "cut", data=images)
-    assert_same_bits(tmp_path / "whole", tmp_path / "cut")
-    whole, cut = (read_checkpoint(tmp_path / name / "ep").start for name in ("whole", "cut"))
+    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (FIRST.estimator,))
+    whole, cut = (read_checkpoint(tmp_path / name / FIRST.estimator).start for name in ("whole", "cut"))
     assert whole.keys() == {f"{r}.{kind}{n}" for r in range(trials) for kind in "Vc" for n in range(2)}
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
@@ -217,14 +218,14 @@ def test_four_steps_from_it_lead_closer_than_four_from_zero(tmp_path: Path, imag
 
 def test_new_samples_begin_where_it_says(tmp_path: Path, images: Images) -> None:
     result = train(FIRST, tmp_path / "run", data=images, trials=2)
-    errors = [trial["test_error"][-1] for trial in result.summary["methods"]["ep"]["trials"]]
-    assert [entry["test_error"] for entry in evaluate(tmp_path / "run", data=images)["ep"]] == errors
+    errors = [trial["test_error"][-1] for trial in result.summary["estimators"][FIRST.estimator]["trials"]]
+    assert [entry["test_error"] for entry in evaluate(tmp_path / "run", data=images)[FIRST.estimator]] == errors
     for trial, error in enumerate(errors):
-        model = load(tmp_path / "run", trial=trial)
-        classes = predict(model, images.test_x)
+        trained = load(tmp_path / "run", trial=trial)
+        classes = predict(trained, images.test_x)
         assert 100.0 * float((classes != images.test_y).double().mean()) == pytest.approx(error)
-        assert isinstance(model.start, Initialised)
-        begun = model.start.unseen(images.test_x)
+        assert isinstance(trained.start, Initialised)
+        model, begun = trained.model, trained.start.unseen(images.test_x)
         assert torch.equal(relax(model, images.test_x, 4, begun).state[0].argmax(-1), classes)
         assert not torch.equal(relax(model, images.test_x, 4).state[0], relax(model, images.test_x, 4, begun).state[0])
 
@@ -236,16 +237,16 @@ def test_a_network_of_ones_own_trains_and_loads(tmp_path: Path, images: Images, 
 
     options: dict[str, Any] = {"data": images, "model": build}
     train(SMALL, tmp_path / "run", start=begin, learning_rates={"*": 0.02}, epochs=1, **options)
-    found = evaluate(tmp_path / "run", **options)["ep"][0]["test_error"]
+    found = evaluate(tmp_path / "run", **options)[SMALL.estimator][0]["test_error"]
     assert found < 90.0
-    assert resume(tmp_path / "run", **options).test_error("ep") == found
+    assert resume(tmp_path / "run", **options).test_error(SMALL.estimator) == found
 
 
-@pytest.mark.parametrize("method", ["bptt", "rbp"])
-def test_other_methods_begin_there_too(tmp_path: Path, images: Images, method: str) -> None:
-    result = train(FIRST, tmp_path / "run", data=images, methods=method, epochs=1)
-    assert result.test_error(method) is not None
-    assert read_checkpoint(tmp_path / "run" / method).start
+@pytest.mark.parametrize("estimator", ["bptt", "rbp"])
+def test_other_methods_begin_there_too(tmp_path: Path, images: Images, estimator: str) -> None:
+    result = train(FIRST, tmp_path / "run", data=images, estimators=estimator, epochs=1)
+    assert result.test_error(estimator) is not None
+    assert read_checkpoint(tmp_path / "run" / estimator).start
 
 
 @pytest.mark.parametrize("rate", [0.0, 2.0, -1.0, float("nan")])
@@ -259,28 +260,31 @@ def test_a_rate_that_cannot_work_is_told(rate: float) -> None:
 
 def test_the_records_are_those_of_the_literature() -> None:
     """Their numbers; beta and the rates of their codes are twice that here, where the cost has a half."""
-    sb = named_record("scellier-bengio-2017")
-    assert (sb.T, sb.K, sb.epochs, sb.start, sb.estimator) == (100, 6, 60, "persistent", "random-sign")
+    sb = named_experiment("scellier-bengio-2017")
+    assert (sb.T, sb.K, sb.epochs, sb.start, sb.estimator) == (100, 6, 60, "persistent", "ep-random-sign")
     assert (sb.beta / 2, [*sb.learning_rates.values()]) == (1.0, [0.4, 0.1, 0.01])
     assert sb.architecture == LayeredNet((10, 500, 500, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True)
-    code = named_record("scellier-bengio-2017", "authors")
+    code = named_experiment("scellier-bengio-2017", "authors")
     assert (code.T, code.beta / 2, [rate / 2 for rate in code.learning_rates.values()]) == (150, 1.0, [0.4, 0.1, 0.01])
-    first = named_record("initialised-ep")
-    assert (first.T, first.K, first.epochs, first.start, first.estimator) == (4, 4, 50, "initialised", "random-sign")
+    first = named_experiment("initialised-ep")
+    assert (first.T, first.K, first.epochs, first.start, first.estimator) == (
+        *(4, 4, 50, "initialised", "ep-random-sign"),
+    )
     assert (first.beta / 2, [rate / 2 for rate in first.learning_rates.values()]) == (0.5, [0.1, 0.05])
     rows = [(row.errors.test, row.T, row.K, row.epochs) for row in LITERATURE]
     assert rows == [(2.2, 100, 6, 60), (2.37, 100, 50, 25), (2.19, 4, None, 50)]
     for row in LITERATURE:
-        if row.record is not None:
-            assert BEYOND[row.record].reported["ep"] == row.errors
+        if row.experiment is not None:
+            assert BEYOND[row.experiment].paper_results["ep-random-sign"] == row.errors
     assert not BEYOND.keys() & PAPER.keys()
 
 
 def test_list_and_page_show_them(tmp_path: Path, images: Images) -> None:
     listed = finish("list").stdout
-    for word in ("initialised-ep", "scellier-bengio-2017", "persistent start, random-sign", "2.37 (0.15) %"):
+    for word in ("initialised-ep", "scellier-bengio-2017", "persistent start, ep-random-sign", "2.37 (0.15) %"):
         assert word in listed, word
-    train("initialised-ep", tmp_path / "run", data=images, epochs=1, architecture=FIRST.architecture)
+    as_mnist = replace(images, sha256=MNIST_DIGEST)
+    train("initialised-ep", tmp_path / "run", data=as_mnist, epochs=1, architecture=FIRST.architecture)
     page = write_report(tmp_path / "run").page.read_text()
     assert "initialised-ep (paper" in page
     assert ">2.19<" in page

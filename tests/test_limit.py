@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import BPTT, Dynamics, FunctionCost, PrimitiveDynamics, SquaredError, from_primitive, limit_steps
-from eqprop.estimators.base import pull_dense
+from eqprop.cost import Problem
 from eqprop.models import Layered
 from eqprop.state import State
 
@@ -82,7 +82,7 @@ def test_on_a_prototypical_net_the_limit_differs_by_the_output_slope(name: str) 
     assert all(gaps[group] > NOT_EQUAL for group in delta.synapses), gaps
 
     jacobian, slopes = linearised(net, x, free.state)
-    pull = torch.cat([layer.flatten(1) for layer in pull_dense(SquaredError(), free.state, y, net)], 1)
+    pull = torch.cat([layer.flatten(1) for layer in Problem(net, SquaredError(), x, y).pull(free.state)], 1)
     weights, D = jacobian / slopes.unsqueeze(-1), slopes  # J = D W, sample by sample
     assert_close(weights, weights.mT, rtol=1e-7, atol=1e-9)
     ep, bptt, seen = -pull, pull.clone(), slopes * pull
@@ -175,7 +175,7 @@ def test_the_lemma_for_an_arbitrary_transition(net: Dynamics) -> None:
     x, y = batch(net)
     free = settle(plain, x)
     steps = list(limit_steps(plain, SquaredError(), x, y, free, K))
-    pull = pull_dense(SquaredError(), free.state, y, net)
+    pull = Problem(net, SquaredError(), x, y).pull(free.state)
     assert_close(steps[0].neurons, tuple(-p for p in pull), rtol=0.0, atol=SAME_FORMULA)
     for earlier, later in pairwise(steps):
         _, product = torch.autograd.functional.jvp(

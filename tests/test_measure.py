@@ -15,21 +15,21 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics
 
 from eqprop import SquaredError, relax
 from eqprop.data import Images, mnist
-from eqprop.engines import Engine, Job, Runner, choose
+from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.engines.base import full_precision
 from eqprop.engines.cuda.conv import Conv
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import ConvolutionalNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import PAPER
 from eqprop.models import CrossEntropy, stack
 from eqprop.starts import Persistent
 from eqprop.training import evaluate, train
 from eqprop.training.evaluate import Measure
 
-RECORDS = {
+EXPERIMENTS = {
     "layered": replace(SMALL, init="default"),
     "convolutional": replace(SMALL, architecture=ConvolutionalNet(channels=(3, 2), kernel=5), init="default"),
 }
@@ -63,25 +63,25 @@ def images() -> Images:
     return few_images(test=110)
 
 
-def measure(engine: Engine, record: Record, images: Images, networks: int | None, **options: Any) -> Measure:
-    models = [record.build(seed) for seed in range(networks or 1)]
+def measure(engine: Engine, experiment: Experiment, images: Images, networks: int | None, **options: Any) -> Measure:
+    models = [experiment.build(seed) for seed in range(networks or 1)]
     model = models[0] if networks is None else stack(models)
     x = images.test_x.view(-1, *model.input_shape)
-    return Measure(engine, model, record, x, images.test_y, networks, **options)
+    return Measure(engine, model, experiment, x, images.test_y, networks, **options)
 
 
 def bits(of: Measure) -> list[Tensor]:
     return [p.detach().clone().view(torch.int32) for p in of.model.parameters()]
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("networks", [None, 3])
 @pytest.mark.parametrize("samples", [110, 100, 20, 13])
 def test_iterations_count_what_relaxation_counts(name: str, networks: int | None, samples: int, images: Images) -> None:
     """Also where the last mini-batch is not whole, or none is."""
     engine = Counting()
     some = replace(images, test_x=images.test_x[:samples], test_y=images.test_y[:samples])
-    ours, reference = (measure(e, RECORDS[name], some, networks) for e in (engine, Eager()))
+    ours, reference = (measure(e, EXPERIMENTS[name], some, networks) for e in (engine, Eager()))
     before = bits(ours)
     assert ours.error_rates() == reference.error_rates()
     assert all(torch.equal(a, b) for a, b in zip(bits(ours), before, strict=True))
@@ -90,11 +90,11 @@ def test_iterations_count_what_relaxation_counts(name: str, networks: int | None
 
 def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Images) -> None:
     engine = Counting()
-    ours = measure(engine, RECORDS["layered"], images, 2)
+    ours = measure(engine, EXPERIMENTS["layered"], images, 2)
     rates = []
     for seed in range(3):
         with torch.no_grad():
-            for p, q in zip(ours.model.parameters(), RECORDS["layered"].build(seed).parameters(), strict=True):
+            for p, q in zip(ours.model.parameters(), EXPERIMENTS["layered"].build(seed).parameters(), strict=True):
                 p[0].copy_(q)
         rates.append(ours.error_rates())
         assert rates[-1] == replace(ours, engine=Eager()).error_rates()
@@ -104,7 +104,7 @@ def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Imag
 
 
 def test_a_network_that_is_not_finite_stays_as_it_is_beside_the_others(images: Images) -> None:
-    ours = measure(Counting(), RECORDS["layered"], images, 2)
+    ours = measure(Counting(), EXPERIMENTS["layered"], images, 2)
     expected = ours.error_rates()
     with torch.no_grad():
         for p in ours.model.parameters():
@@ -117,7 +117,7 @@ def test_a_network_that_is_not_finite_stays_as_it_is_beside_the_others(images: I
 
 def test_it_can_be_put_off_and_begun_again(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["eqprop.training.evaluate"], "BATCH", 4)
-    ours = measure(Counting(), RECORDS["layered"], images, None)
+    ours = measure(Counting(), EXPERIMENTS["layered"], images, None)
     expected = ours.error_rates()
     left = 2
 
@@ -134,7 +134,7 @@ def test_it_can_be_put_off_and_begun_again(images: Images, monkeypatch: pytest.M
 
 def test_a_label_that_no_output_stands_for_is_an_error(images: Images) -> None:
     other = replace(images, test_y=images.test_y + 10)
-    assert measure(Counting(), RECORDS["layered"], other, None).error_rates() == [100.0]
+    assert measure(Counting(), EXPERIMENTS["layered"], other, None).error_rates() == [100.0]
 
 
 def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
@@ -142,12 +142,12 @@ def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
         def refuses(self, model: Any, cost: Any = None, estimator: Any = None, optimizer: Any = None) -> str | None:
             return None if type(cost) is SquaredError else "it has one cost."
 
-    record = RECORDS["layered"]
-    model = record.build(0)
+    experiment = EXPERIMENTS["layered"]
+    model = experiment.build(0)
     start = Persistent(model, images.train_x)
     for options in ({"cost": CrossEntropy(10, 10)}, {"start": start}):
         engine = OnlySquared()
-        ours = measure(engine, record, images, None, **options)
+        ours = measure(engine, experiment, images, None, **options)
         assert ours.error_rates() == replace(ours, engine=Eager()).error_rates()
         assert engine.runners == []
 
@@ -183,18 +183,18 @@ def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
 
     The last mini-batch of the set is not whole.
     """
-    record = replace(PAPER[request.param], init="default", T=40)
-    model = stack([record.build(seed) for seed in range(4)]).cuda()
+    experiment = replace(PAPER[request.param], init="default", T=40)
+    model = stack([experiment.build(seed) for seed in range(4)]).cuda()
     assert model.input_shape is not None
     x = mnist("cuda").test_x[:2011].view(-1, *model.input_shape)
     with torch.no_grad():
         for _ in range(4):
-            outputs = relax(model, x.expand(4, *x.shape), record.T).state[0]
+            outputs = relax(model, x.expand(4, *x.shape), experiment.T).state[0]
             model.get_parameter("bfc0" if request.param == "P-conv" else "b0").add_(0.5 - outputs.mean(1))
-    outputs = relax(model, x.expand(4, *x.shape), record.T).state[0]
-    engine = choose("auto", model)
+    outputs = relax(model, x.expand(4, *x.shape), experiment.T).state[0]
+    engine = choose("auto", Task(model))
     assert isinstance(engine, Conv if request.param == "P-conv" else Deep)
-    return Measure(engine, model, record, x, outputs[0].argmax(-1), 4)
+    return Measure(engine, model, experiment, x, outputs[0].argmax(-1), 4)
 
 
 def assert_evaluates_as_eager(ours: Measure) -> None:
@@ -254,8 +254,8 @@ def test_the_kernels_leave_a_network_that_is_not_finite_as_it_is(on_the_gpu: Mea
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 def test_a_run_of_the_kernels_is_measured_as_its_weights_are(images: Images, tmp_path: Path, method: str) -> None:
     """Of 110 test samples ten are relaxed; two may be told either way."""
-    record = replace(RECORDS["convolutional"], learning_rates={"*": 0.005}, epochs=2)
-    train(record, tmp_path / "run", data=images, trials=2, methods=method, device="cuda", engine="cuda-conv")
+    experiment = replace(EXPERIMENTS["convolutional"], learning_rates={"*": 0.005}, epochs=2)
+    train(experiment, tmp_path / "run", data=images, trials=2, methods=method, device="cuda", engine="cuda-conv")
     last = [line["test_error"] for line in metrics(tmp_path / "run") if line["epoch"] == 2]
     for engine in ("cuda-conv", "eager"):
         again = [trial["test_error"] for trial in evaluate(tmp_path / "run", data=images, engine=engine)[method]]

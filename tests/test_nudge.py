@@ -33,7 +33,7 @@ from torch.testing import assert_close
 from training_runs import SMALL, few_images
 
 from eqprop import BPTT, EP, Dynamics, PrimitiveDynamics, Processes, SquaredError, from_primitive, gdu, load, train
-from eqprop.dynamics import place_nudge
+from eqprop.dynamics import set_nudge_site
 from eqprop.models import Layered, stack
 from eqprop.state import State
 
@@ -47,20 +47,20 @@ def softmax_net(nudge: Any) -> PrimitiveDynamics:
         return (s[1] @ theta["W"].T * s[0]).sum(-1) + (x @ theta["V"].T * s[1]).sum(-1)
 
     parameters = {"W": 2.0 * random_like((3, 4), 0), "V": random_like((4, 5), 1)}
-    model = from_primitive(phi, parameters, (3, 4), squash=lambda v: torch.softmax(v, -1), nudge=nudge)
+    model = from_primitive(phi, parameters, (3, 4), squash=lambda v: torch.softmax(v, -1), nudge_site=nudge)
     model.input_shape = (5,)
     return model
 
 
 NETS: dict[str, Callable[[Any], PrimitiveDynamics]] = {
     **{
-        f"P depth {depth} {sigma}": lambda nudge, depth=depth, sigma=sigma: prototypical(depth, sigma, nudge=nudge)
+        f"P depth {depth} {sigma}": lambda nudge, depth=depth, sigma=sigma: prototypical(depth, sigma, nudge_site=nudge)
         for depth in (1, 2, 3, 4)
         for sigma in ("tanh", "sigmoid")
     },
-    "P without biases": lambda nudge: prototypical(3, bias=False, nudge=nudge),
-    "conv": lambda nudge: convolutional(activation="tanh", nudge=nudge),
-    "conv deeper": lambda nudge: convolutional(activation="sigmoid", flat=(3, 4), nudge=nudge),
+    "P without biases": lambda nudge: prototypical(3, bias=False, nudge_site=nudge),
+    "conv": lambda nudge: convolutional(activation="tanh", nudge_site=nudge),
+    "conv deeper": lambda nudge: convolutional(activation="sigmoid", flat=(3, 4), nudge_site=nudge),
     "own Phi, softmax": softmax_net,
 }
 
@@ -91,7 +91,7 @@ def test_outside_they_are_not(build: Callable[[Any], PrimitiveDynamics]) -> None
 @pytest.mark.parametrize("sigma", ["tanh", "sigmoid"])
 def test_inside_the_neurons_carry_sigma_prime_times_bptt(sigma: str) -> None:
     """Delta_s(t) = -D nabla_s(t): what is left between the two, and all that is."""
-    net = prototypical(3, sigma, nudge="inside")
+    net = prototypical(3, sigma, nudge_site="inside")
     x, y = batch(net)
     free = settle(net, x, keep=K)
     delta, nabla = limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K)
@@ -103,7 +103,7 @@ def test_inside_the_neurons_carry_sigma_prime_times_bptt(sigma: str) -> None:
 
 
 def test_the_error_at_finite_beta_is_of_first_order() -> None:
-    net = prototypical(3, nudge="inside")
+    net = prototypical(3, nudge_site="inside")
     x, y = batch(net)
     free = settle(net, x, keep=K)
     nabla = bptt_processes(net, x, y, free, K)
@@ -117,7 +117,7 @@ def test_the_error_at_finite_beta_is_of_first_order() -> None:
 
 def test_inside_ep_finds_the_gradient_of_the_loss_and_outside_it_does_not() -> None:
     for nudge, right in (("inside", True), ("outside", False)):
-        net = prototypical(3, nudge=nudge)
+        net = prototypical(3, nudge_site=nudge)
         x, y = batch(net)
         state = settle(net, x).state
         one, other = (EP(T=0, K=100, beta=b).gradient(net, SquaredError(), x, y, state)[1] for b in (1e-4, -1e-4))
@@ -132,7 +132,7 @@ def test_the_free_phase_and_bptt_do_not_see_where_the_nudge_is() -> None:
     for estimator in (BPTT(T=20, K=5), BPTT(T=20, K=20)):
         found = []
         for nudge in ("inside", "outside"):
-            net = prototypical(3, nudge=nudge)
+            net = prototypical(3, nudge_site=nudge)
             found.append(named(net, estimator.gradient(net, SquaredError(), *batch(net))[1]))
         assert_close(found[0], found[1], rtol=0.0, atol=0.0)
 
@@ -140,7 +140,7 @@ def test_the_free_phase_and_bptt_do_not_see_where_the_nudge_is() -> None:
 def test_the_laboratory_says_what_is_gone() -> None:
     reports = {}
     for nudge in ("outside", "inside"):
-        net = prototypical(3, nudge=nudge)
+        net = prototypical(3, nudge_site=nudge)
         reports[nudge] = gdu.compare(net, SquaredError(), *batch(net), T=LONG, K=K, beta=1e-4)
     outside, inside = reports["outside"].budget.synapses, reports["inside"].budget.synapses
     assert outside.output_slope > NOT_EQUAL
@@ -151,8 +151,8 @@ def test_the_laboratory_says_what_is_gone() -> None:
 
 
 def test_networks_built_alike_are_stacked_and_others_not() -> None:
-    a, b = prototypical(2, nudge="inside"), prototypical(2, nudge="inside", seed=1)
-    assert stack([a, b]).nudge == "inside"
+    a, b = prototypical(2, nudge_site="inside"), prototypical(2, nudge_site="inside", seed=1)
+    assert stack([a, b]).nudge_site == "inside"
     with pytest.raises(ValueError, match="differ in nudge"):
         stack([a, prototypical(2)])
 
@@ -167,13 +167,16 @@ class Own(PrimitiveDynamics):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: place_nudge(toy(), "inside"), "Toy has no sigma around dPhi/ds"),
-        (lambda: energy_based(2, nudge="inside"), "Layered has no sigma around dPhi/ds"),
-        (lambda: from_primitive(lambda x, s, t: s[0].sum(-1), {"w": torch.ones(1)}, (1,), nudge="inside"), "no sigma"),
-        (lambda: place_nudge(asymmetric(), "inside"), "given by its transition alone"),
-        (lambda: place_nudge(Own(), "inside"), "no sigma|a step of its own"),
-        (lambda: prototypical(2, nudge="within"), "expected 'outside'"),
-        (lambda: convolutional(nudge="within"), "expected 'outside'"),
+        (lambda: set_nudge_site(toy(), "inside"), "Toy has no sigma around dPhi/ds"),
+        (lambda: energy_based(2, nudge_site="inside"), "Layered has no sigma around dPhi/ds"),
+        (
+            lambda: from_primitive(lambda x, s, t: s[0].sum(-1), {"w": torch.ones(1)}, (1,), nudge_site="inside"),
+            "no sigma",
+        ),
+        (lambda: set_nudge_site(asymmetric(), "inside"), "given by its transition alone"),
+        (lambda: set_nudge_site(Own(), "inside"), "no sigma|a step of its own"),
+        (lambda: prototypical(2, nudge_site="within"), "expected 'outside'"),
+        (lambda: convolutional(nudge_site="within"), "expected 'outside'"),
     ],
 )
 def test_what_has_no_inside_says_so(build: Callable[[], object], words: str) -> None:
@@ -183,12 +186,12 @@ def test_what_has_no_inside_says_so(build: Callable[[], object], words: str) -> 
 
 def test_outside_is_always_possible() -> None:
     for model in (toy(), energy_based(2), asymmetric(), convolutional(), Own()):
-        place_nudge(model, "outside")
+        set_nudge_site(model, "outside")
 
 
 def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
     class Squashed(PrimitiveDynamics):
-        nudge = "inside"
+        nudge_site = "inside"
 
         def __init__(self) -> None:
             super().__init__()
@@ -211,16 +214,16 @@ def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
 
 
 def test_a_run_says_where_its_nudge_was(tmp_path: Path) -> None:
-    train(SMALL.override(nudge="inside", epochs=1), tmp_path / "run", data=few_images())
-    plain = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert plain["record"]["nudge"] == "inside"
-    assert load(tmp_path / "run").nudge == "inside"
+    train(SMALL.override(nudge_site="inside", epochs=1), tmp_path / "run", data=few_images())
+    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert plain["experiment"]["nudge_site"] == "inside"
+    assert load(tmp_path / "run").model.nudge_site == "inside"
 
 
 def test_a_run_of_ones_own_model_takes_its_word_for_it(tmp_path: Path) -> None:
     def own(seed: int) -> Dynamics:
-        return Layered((10, 24, 784), seed=seed, nudge="inside")
+        return Layered((10, 24, 784), seed=seed, nudge_site="inside")
 
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), model=own)
-    plain = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert plain["record"]["nudge"] == "inside"
+    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert plain["experiment"]["nudge_site"] == "inside"

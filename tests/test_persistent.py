@@ -19,12 +19,13 @@ from training_runs import SMALL, assert_same_bits, few_images, finish, kill, sta
 
 from eqprop import EP, Dynamics, SquaredError, relax
 from eqprop.data import Images
-from eqprop.engines import choose
+from eqprop.engines import Task, choose
 from eqprop.engines.cpu.engine import Cpu
+from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.paper import named_record
+from eqprop.experiments.paper import named_experiment
 from eqprop.models import stack
 from eqprop.starts import Persistent, fingerprint
 from eqprop.training import Stopped, evaluate, resume, train
@@ -35,9 +36,11 @@ KEPT = replace(
     SMALL,
     name="kept",
     architecture=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
-    estimator="random-sign",
+    estimator="ep-random-sign",
     start="persistent",
 )
+LEG = "ep-random-sign"
+"""Where its checkpoints lie."""
 MODELS: dict[str, Callable[[], Dynamics]] = {
     "toy": toy,
     "energy-based": lambda: energy_based(2),
@@ -102,7 +105,7 @@ CASES = [*contract.layered_cases()[::3], *contract.conv_cases()[::5]]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_cpu_engine_keeps_what_the_reference_keeps(case: contract.Case) -> None:
     """Six iterations in float64: weights, kept states and counts, with random signs for EP."""
-    drawn = {"nudging": "random-sign"} if case.method == "ep" else {}
+    drawn = {"nudging": "random-sign"} if case.estimator == "ep" else {}
     found = []
     for engine in (Eager(), Cpu()):
         model = case.model(contract.EXACT)
@@ -131,17 +134,17 @@ def test_a_run_resumes_to_the_same_bits_states_included(
     train(KEPT, tmp_path / "whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         train(KEPT, tmp_path / "cut", watch=Asking(patch, 3), **options)
-    assert read_checkpoint(tmp_path / "cut" / "ep").position.iteration > 0, "stopped inside an epoch"
+    assert read_checkpoint(tmp_path / "cut" / LEG).position.iteration > 0, "stopped inside an epoch"
     resume(tmp_path / "cut", data=images)
-    assert_same_bits(tmp_path / "whole", tmp_path / "cut")
+    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (LEG,))
     whole, cut = (states(tmp_path / name) for name in ("whole", "cut"))
     assert whole.keys() == {f"{r}.s{n}" for r in range(trials) for n in range(2)}
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     assert all(float(value.abs().max()) > 0 for value in whole.values())
 
 
-def states(folder: Path) -> dict[str, Tensor]:
-    return read_checkpoint(folder / "ep").start
+def states(folder: Path, leg: str = LEG) -> dict[str, Tensor]:
+    return read_checkpoint(folder / leg).start
 
 
 def test_kept_states_change_what_is_learnt(tmp_path: Path, images: Images) -> None:
@@ -169,7 +172,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, images:
     assert not (tmp_path / "cut" / "result.json").exists(), "killed before its end"
     assert finish("resume", tmp_path / "cut", "--quiet").returncode == 0
     assert finish(*words, "--out", tmp_path / "whole").returncode == 0
-    assert_same_bits(tmp_path / "whole", tmp_path / "cut")
+    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (LEG,))
     whole, cut = (states(tmp_path / name) for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
@@ -195,7 +198,7 @@ def test_other_data_is_refused_and_nothing_is_lost(
     assert {p: p.read_bytes() for p in before} == before
     resume(tmp_path / "run", data=images)
     train(KEPT, tmp_path / "whole", data=images)
-    assert_same_bits(tmp_path / "whole", tmp_path / "run")
+    assert_same_bits(tmp_path / "whole", tmp_path / "run", (LEG,))
 
 
 def test_damaged_states_are_refused_and_nothing_is_lost(
@@ -216,7 +219,7 @@ def test_damaged_states_are_refused_and_nothing_is_lost(
 
 def test_old_states_are_removed_with_their_checkpoint(tmp_path: Path, images: Images) -> None:
     train(KEPT, tmp_path / "run", data=images)
-    assert len(list((tmp_path / "run" / "ep").glob("start-*"))) == 1
+    assert len(list((tmp_path / "run" / LEG).glob("start-*"))) == 1
 
 
 def test_a_fingerprint_sees_values_order_shape_and_type() -> None:
@@ -229,19 +232,23 @@ def test_a_fingerprint_sees_values_order_shape_and_type() -> None:
 def test_the_test_error_does_not_depend_on_kept_states(tmp_path: Path, images: Images) -> None:
     """A network that is used on new samples has no states of theirs: evaluation starts from zero."""
     result = train(KEPT, tmp_path / "run", data=images)
-    found = evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"]
-    assert found == result.summary["methods"]["ep"]["trials"][0]["test_error"][-1]
+    found = evaluate(tmp_path / "run", data=images)[LEG][0]["test_error"]
+    assert found == result.summary["estimators"][LEG]["trials"][0]["test_error"][-1]
 
 
-def test_engines_that_begin_at_zero_are_refused_by_name() -> None:
-    record = named_record("scellier-bengio-2017")
-    model = record.build(0)
+def test_engines_that_begin_at_zero_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = named_experiment("scellier-bengio-2017")
+    estimator = experiment.make_estimator(experiment.estimator)
+    task = Task(experiment.build(0), SquaredError(), estimator, start=experiment.start)
+    assert task.start == "persistent"
+    with pytest.raises(ValueError, match="'cuda-deep' cannot serve: it runs on a CUDA device"):
+        choose("cuda-deep", task)
+    assert choose("auto", task).name in ("cpu", "eager")
+    # The device is named first; were it the right one, the start would be.
+    monkeypatch.setattr(Deep, "device", "cpu")
     with pytest.raises(ValueError, match="'cuda-deep' cannot serve: its free phases begin at zero.*persistent"):
-        choose("cuda-deep", model, SquaredError(), record.make_estimator("ep"), start="persistent")
-    assert choose("auto", model, SquaredError(), record.make_estimator("ep"), start="persistent").name in (
-        "cpu",
-        "eager",
-    )
+        choose("cuda-deep", task)
+    assert choose("auto", task).name in ("cpu", "eager")
 
 
 def test_settings_are_checked_in_words(tmp_path: Path, images: Images) -> None:
@@ -264,10 +271,10 @@ def test_a_diverged_trial_is_told_from_where_it_began(tmp_path: Path, images: Im
     result = train(
         SMALL, tmp_path / "run", data=images, model=explosive_network, T=5, learning_rates={"*": 50.0}, start=begin
     )
-    assert result.summary["methods"]["ep"]["trials"][0]["diverged"]
+    assert result.summary["estimators"]["ep"]["trials"][0]["diverged"]
     (line,) = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert re.search("(not finite after step [1-9]|explodes).*[Ll]ower the learning rate", line["diverged"]["reason"])
-    kept = states(tmp_path / "run")
+    kept = states(tmp_path / "run", "ep")
     assert kept
     assert all(bool(torch.isfinite(value).all()) for value in kept.values())
 
@@ -278,7 +285,7 @@ def test_states_live_on_the_gpu_or_beside_it(tmp_path: Path, images: Images, pla
     options: dict[str, Any] = {"data": images, "epochs": 2, "trials": 2}
     train(KEPT, tmp_path / "cpu", **options)
     train(KEPT, tmp_path / "cuda", device="cuda", states=place, **options)
-    engine = read_checkpoint(tmp_path / "cuda" / "ep").engine
+    engine = read_checkpoint(tmp_path / "cuda" / LEG).engine
     assert engine == ("eager" if place == "cpu" else "cuda-graph")
     ours, expected = states(tmp_path / "cuda"), states(tmp_path / "cpu")
     for name, value in expected.items():

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,12 +19,20 @@ import pytest
 from browser import Browser, find_browser
 from training_runs import SMALL, few_images
 
-from eqprop.experiments.paper import PAPER, named_record
+from eqprop.data import Images
+from eqprop.data.images import MNIST_DIGEST
+from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
 from eqprop.report.runs import collect, rows, to_csv, to_latex
 from eqprop.training import train
 from eqprop.training.metrics import read_metrics
+
+
+def as_mnist(images: Images) -> Images:
+    """Under the checksum of MNIST, which is what a paper's number stands beside."""
+    return replace(images, sha256=MNIST_DIGEST)
+
 
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -34,8 +43,8 @@ PIXEL = base64.b64decode(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real runs, one under the name of a row of the paper, and a GDU figure."""
     place = tmp_path_factory.mktemp("report")
-    images = few_images()
-    options: dict[str, Any] = {"data": images, "methods": "ep,bptt", "trials": 3}
+    images = as_mnist(few_images())
+    options: dict[str, Any] = {"data": images, "estimators": "ep,bptt", "trials": 3}
     train(SMALL, place / "own", epochs=4, **options)
     train("P-1h", place / "p-1h", epochs=2, T=8, K=4, **{**options, "trials": 1})
     (place / "toy" / "figures").mkdir(parents=True)
@@ -82,18 +91,18 @@ def read(page: str) -> Reader:
 def test_the_numbers_of_the_page_are_those_of_the_metrics(folder: Path) -> None:
     page = read((folder / "report.html").read_text(encoding="utf-8"))
     lines = read_metrics(folder / "own")
-    for method in ("ep", "bptt"):
-        last = [x["test_error"] for x in lines if x["method"] == method and x["epoch"] == 4]
-        train_last = [x["train_error"] for x in lines if x["method"] == method and x["epoch"] == 4]
+    for estimator in ("ep", "bptt"):
+        last = [x["test_error"] for x in lines if x["estimator"] == estimator and x["epoch"] == 4]
+        train_last = [x["train_error"] for x in lines if x["estimator"] == estimator and x["epoch"] == 4]
         assert len(last) == 3
         shown = f"{mean(last):.2f} ± {stdev(last):.2f} ({mean(train_last):.2f})"
-        assert shown in page.rows[f"small (own) {method}"], page.rows
+        assert shown in page.rows[f"small (own) {estimator}"], page.rows
     drawn = next(d for d in page.data if len(d["series"][0]["points"]) == 4)
     assert [s["label"] for s in drawn["series"]] == ["EP test", "EP train", "BPTT test", "BPTT train"]
     for one in drawn["series"]:
-        method, kind = one["key"].split("-")
+        estimator, kind = one["key"].split("-")
         for point in one["points"]:
-            values = [x[f"{kind}_error"] for x in lines if (x["method"], x["epoch"]) == (method, point["epoch"])]
+            values = [x[f"{kind}_error"] for x in lines if (x["estimator"], x["epoch"]) == (estimator, point["epoch"])]
             assert point["mean"] == pytest.approx(mean(values), rel=1e-12)
             assert point["std"] == pytest.approx(stdev(values), rel=1e-9)
             assert point["trials"] == 3
@@ -110,14 +119,14 @@ def test_the_papers_numbers_and_what_is_not_as_printed_stand_beside_ours(folder:
 
 def test_the_table_as_csv_and_latex(folder: Path) -> None:
     found = list(csv.DictReader(io.StringIO((folder / "table.csv").read_text())))
-    assert [(r["name"], r["method"]) for r in found] == [
+    assert [(r["name"], r["estimator"]) for r in found] == [
         ("P-1h", "ep"),
         ("P-1h", "bptt"),
         ("small", "ep"),
         ("small", "bptt"),
     ]
     lines = read_metrics(folder / "own")
-    last = [x["test_error"] for x in lines if x["method"] == "bptt" and x["epoch"] == 4]
+    last = [x["test_error"] for x in lines if x["estimator"] == "bptt" and x["epoch"] == 4]
     assert float(found[3]["test_error_mean"]) == pytest.approx(mean(last))
     assert float(found[3]["test_error_std"]) == pytest.approx(stdev(last))
     assert found[0]["test_error_std"] == "", "one trial has no deviation"
@@ -133,11 +142,12 @@ def test_a_row_is_reproduced_only_as_its_preset_says(tmp_path: Path) -> None:
     def verdict(preset: str, error: float, epochs: int = 30, **changes: Any) -> str:
         place = tmp_path / f"{preset}{error}{epochs}{len(changes)}"
         run = place / "run"
-        record = named_record("P-1h", preset).override(**changes)
-        train(record, run, data=few_images(40, 10), epochs=1, T=1, K=1)
-        plain = json.loads((run / "record.json").read_text())
-        plain["record"].update(T=record.T, K=record.K, epochs=record.epochs)
-        (run / "record.json").write_text(json.dumps(plain))
+        experiment = named_experiment("P-1h", preset).override(**changes)
+        train(experiment, run, data=as_mnist(few_images(40, 10)), epochs=1, T=1, K=1)
+        plain = json.loads((run / "experiment.json").read_text())
+        plain["experiment"].update(T=experiment.T, K=experiment.K, epochs=experiment.epochs)
+        plain["data"].update(training_samples=60_000)
+        (run / "experiment.json").write_text(json.dumps(plain))
         line = json.loads((run / "metrics.jsonl").read_text())
         (run / "metrics.jsonl").write_text(json.dumps({**line, "epoch": epochs, "test_error": error}) + "\n")
         (row,) = rows(collect(place).runs)
@@ -173,7 +183,7 @@ def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path
 
 
 def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
-    run = next(r for r in collect(folder).runs if r.record.name == "small")
+    run = next(r for r in collect(folder).runs if r.experiment.name == "small")
     frame = axes(series(run), 4)
     for one in series(run):
         for p in one.points:
@@ -188,9 +198,9 @@ def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
 
 
 def test_rows_come_in_the_order_of_the_paper(folder: Path) -> None:
-    names = [r.record.name for r in collect(folder).runs]
+    names = [r.experiment.name for r in collect(folder).runs]
     assert names == sorted(names, key=lambda n: list(PAPER).index(n) if n in PAPER else 99)
-    assert to_csv([]).startswith("name,preset,method")
+    assert to_csv([]).startswith("name,preset,estimator")
     assert r"\bottomrule" in to_latex([])
 
 
@@ -223,10 +233,10 @@ def test_in_a_browser_the_hover_shows_the_values_of_the_metrics(browser: Browser
     browser.point_at(left + 0.99 * width, top + height / 2)
     lines = [x for x in read_metrics(folder / "own") if x["epoch"] == 4]
     expected = ["epoch 4"]
-    for method in ("ep", "bptt"):
+    for estimator in ("ep", "bptt"):
         for kind in ("test", "train"):
-            values = [x[f"{kind}_error"] for x in lines if x["method"] == method]
-            expected.append(f"{method.upper()} {kind} {mean(values):.2f} ± {stdev(values):.2f} %")
+            values = [x[f"{kind}_error"] for x in lines if x["estimator"] == estimator]
+            expected.append(f"{estimator.upper()} {kind} {mean(values):.2f} ± {stdev(values):.2f} %")
     assert browser.run(f"document.querySelector('{FIGURE} .tip').innerText").split("\n") == expected
     browser.point_at(left + 0.2 * width, top + height / 2)
     assert browser.run(f"document.querySelector('{FIGURE} .tip b').innerText") == "epoch 1"
@@ -297,14 +307,16 @@ def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
     figure = error_curves(panels)
     row, own = figure.axes
     lines = read_metrics(folder / "own")
-    for drawn, (method, field) in zip(
+    for drawn, (estimator, field) in zip(
         own.get_lines(), [(m, k) for m in ("ep", "bptt") for k in ("test_error", "train_error")], strict=True
     ):
-        expected = [mean(x[field] for x in lines if x["method"] == method and x["epoch"] == e) for e in range(1, 5)]
+        expected = [
+            mean(x[field] for x in lines if x["estimator"] == estimator and x["epoch"] == e) for e in range(1, 5)
+        ]
         assert list(drawn.get_ydata()) == pytest.approx(expected)
-    assert len(own.collections) == 2, "a band for the test error of each method"
+    assert len(own.collections) == 2, "a band for the test error of each estimator"
     dotted = [line.get_ydata()[0] for line in row.get_lines() if line.get_linestyle() == ":"]
-    assert dotted == [PAPER["P-1h"].reported[m].test for m in ("ep", "bptt")]
+    assert dotted == [PAPER["P-1h"].paper_results[m].test for m in ("ep", "bptt")]
     assert len(row.collections) == 0, "one trial has no deviation"
 
 

@@ -22,10 +22,10 @@ from training_runs import SMALL, environment, few_images, finish, kill, start, w
 
 from eqprop.cli.tune import _without
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.io import find_record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment
 from eqprop.training.loop import Stopped
-from eqprop.tuning.search import Found, Search, own_values, search, space_around, to_record
+from eqprop.tuning.search import Found, Search, own_values, search, space_around, to_experiment
 from eqprop.tuning.study import (
     ATTEMPTS,
     WORKER,
@@ -40,10 +40,10 @@ from eqprop.tuning.study import (
 STORAGES = ("journal", "sqlite")
 
 
-def wanted(folder: Path, trials: int, record: Record = SMALL, **options: Any) -> Search:
+def wanted(folder: Path, trials: int, experiment: Experiment = SMALL, **options: Any) -> Search:
     folder.mkdir(parents=True, exist_ok=True)
     given = {"images": few_images(1200, 50), "storage": str(folder / "study.journal"), "budget": 0.01} | options
-    return Search(record, folder, trials=trials, **given)
+    return Search(experiment, folder, trials=trials, **given)
 
 
 def drawn(found: Found) -> list[tuple[Any, ...]]:
@@ -56,8 +56,8 @@ def test_the_space_holds_the_record_and_values_come_back() -> None:
     space = space_around(SMALL, ["W01", "W12"])
     assert space.T == (2, 32)
     assert space.rates["W12"] == (SMALL.learning_rates["W12"] / 10, SMALL.learning_rates["W12"] * 10)
-    assert to_record(SMALL, own_values(SMALL, space)) == SMALL
-    assert to_record(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
+    assert to_experiment(SMALL, own_values(SMALL, space)) == SMALL
+    assert to_experiment(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> Found:
 def test_a_search_begins_with_the_record_and_ends_with_its_best(six: Found) -> None:
     trials = six.document["trials"]
     assert len(trials) == 6
-    assert to_record(SMALL, trials[0]["values"]) == SMALL
+    assert to_experiment(SMALL, trials[0]["values"]) == SMALL
     errors = {t["number"]: t["held_out_error"] for t in trials if t["held_out_error"] is not None}
     assert errors[six.document["best"]] == min(errors.values()) == six.document["held_out_error"]
-    assert six.record == replace(to_record(SMALL, trials[six.document["best"]]["values"]), preset="own")
+    assert six.experiment == replace(to_experiment(SMALL, trials[six.document["best"]]["values"]), preset="own")
     assert len({json.dumps(t["values"]) for t in trials}) == 6
 
 
@@ -147,7 +147,7 @@ def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path, mon
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data and a record with many short epochs, so that a worker can be caught between two of them."""
+    """Data and an experiment with many short epochs, so that a worker can be caught between two of them."""
     folder = tmp_path_factory.mktemp("place")
     write_idx(folder / "data", few_images(240, 50))
     (folder / "small.toml").write_text(
@@ -219,7 +219,7 @@ def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path
     sessions = json.loads((out / again[-1]["folder"] / "environment.json").read_text())["sessions"]
     assert len(sessions) == 2
     assert "eqprop train" in printed
-    assert document["record"]["T"] == find_record(out / "best.toml").T
+    assert document["experiment"]["T"] == find_experiment(out / "best.toml").T
 
 
 def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, mo
         return [(t["values"], t["held_out_error"], t["by_epoch"]) for t in trials]
 
     assert ended(killed) == ended(never)
-    assert killed["record"] == never["record"]
+    assert killed["experiment"] == never["experiment"]
 
 
 def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
@@ -297,5 +297,5 @@ def test_a_bad_storage_is_told(
 
 def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:
     search(wanted(tmp_path, 1))
-    with pytest.raises(ValueError, match=r"begun with other settings \(record, space\)"):
+    with pytest.raises(ValueError, match=r"begun with other settings \(experiment, space\)"):
         search(wanted(tmp_path, 2, replace(SMALL, T=12)))

@@ -25,7 +25,7 @@ def test_runs_compared_for_their_start_differ_in_nothing_else(maker: ModuleType)
     first, *others = [maker.documents("initialised-ep-*.json")[0], *maker.documents("start-*.json")]
     assert len(others) >= 2
     for other in others:
-        differing = {name for name, value in first["record"].items() if other["record"][name] != value}
+        differing = {name for name, value in first["experiment"].items() if other["experiment"][name] != value}
         assert differing <= {"start", "T", "epochs", "evaluation_T"}
         assert other["data"]["sha256"] == first["data"]["sha256"]
 
@@ -47,4 +47,4 @@ def test_a_run_is_collected_as_one_file(maker: ModuleType, tmp_path: Path, monke
     maker.collect([str(tmp_path / "small")])
     found = json.loads((tmp_path / "small.json").read_text())
     assert [line["epoch"] for line in found["epochs"]] == [1, 2]
-    assert found["record"]["name"] == "small"
+    assert found["experiment"]["name"] == "small"

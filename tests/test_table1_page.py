@@ -21,7 +21,7 @@ def page() -> ModuleType:
 
 def write(folder: Path, preset: str, row: str, test: float, epochs: int) -> None:
     trials = [{"seed": s, "test_error": [9.0] * (epochs - 1) + [test], "train_error": [0.5] * epochs} for s in range(5)]
-    method = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
+    estimator = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
     told: dict[str, Any] = {
         "device": "a device",
         "torch": "2.0",
@@ -30,7 +30,7 @@ def write(folder: Path, preset: str, row: str, test: float, epochs: int) -> None
         "threads": 2,
     }
     found = {"name": row.removesuffix("-alternating"), "preset": preset, "engine": "an engine", "seconds": 90.0}
-    found |= {"methods": {"ep": method | {"train_error_mean": 0.5}}, "provenance": [{"provenance": told}]}
+    found |= {"estimators": {"ep": estimator | {"train_error_mean": 0.5}}, "provenance": [{"provenance": told}]}
     path = folder / preset / f"{row}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found))
@@ -68,9 +68,9 @@ def test_the_last_free_phases_are_told_from_the_calmest_trial_to_the_worst(page:
 
 
 def test_a_schedule_costs_what_its_method_took(page: ModuleType) -> None:
-    """Files with one time for both methods are compared as a whole, if they hold the same."""
-    both, ep = ({"methods": {m: {"test_error_mean": 2.0} for m in held}} for held in (("ep", "bptt"), ("ep",)))
-    apart = {**both, "seconds": 90.0, "seconds_by_method": {"ep": 30.0, "bptt": 60.0}}
+    """Files with one time for both estimators are compared as a whole, if they hold the same."""
+    both, ep = ({"estimators": {m: {"test_error_mean": 2.0} for m in held}} for held in (("ep", "bptt"), ("ep",)))
+    apart = {**both, "seconds": 90.0, "seconds_by_estimator": {"ep": 30.0, "bptt": 60.0}}
     whole, short = {**both, "seconds": 50.0}, {**ep, "seconds": 20.0}
 
     gpu, cpu = {"device": "a device"}, {"device": "cpu", "processor": "a processor", "threads": 1}
@@ -79,8 +79,8 @@ def test_a_schedule_costs_what_its_method_took(page: ModuleType) -> None:
         files = [{**f, "provenance": [{"provenance": told}]} for f, told in zip(found, where, strict=True)]
         return page._times(*(page.Published(None, False, f) for f in files), "ep")
 
-    assert times(apart, {**ep, "seconds_by_method": {"ep": 12.4}}) == ["30 s", "12 s"]
-    assert times(apart, whole) == ["90 s, both methods", "50 s, both methods"]
+    assert times(apart, {**ep, "seconds_by_estimator": {"ep": 12.4}}) == ["30 s", "12 s"]
+    assert times(apart, whole) == ["90 s, both estimators", "50 s, both estimators"]
     assert times(short, short) == ["20 s", "20 s"]
     assert times(whole, short) == ["–", "–"]
     assert times(short, short, where=(gpu, cpu)) == ["20 s, a device", "20 s, a processor, 1 thread"]

@@ -20,18 +20,18 @@ import eqprop
 from eqprop import files
 from eqprop.data import Images, split_validation
 from eqprop.data.images import epoch_order, stacked_order
-from eqprop.engines import choose, engine_names
+from eqprop.engines import Task, choose, engine_names
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.training import Settings, Stopped, Watch, evaluate, load, predict, resume, train
 from eqprop.training.checkpoint import join_tensors, read_checkpoint, split_tensors
 from eqprop.training.folder import sessions
 from eqprop.training.loop import Interruption
 from eqprop.training.metrics import deviation
-from eqprop.training.plan import Leg, make_plan, read_plan
+from eqprop.training.plan import Leg, make_plan, read_description
 from eqprop.training.trainer import Trainer
 
-NETS: dict[str, Record] = {
+NETS: dict[str, Experiment] = {
     "prototypical": SMALL,
     "energy-based": replace(
         SMALL, architecture=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True)
@@ -67,26 +67,26 @@ class Asking(Watch):
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path, images: Images) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        train(SMALL, tmp_path / name, data=images, seed=seed, methods="ep,bptt", epochs=2)
+        train(SMALL, tmp_path / name, data=images, seed=seed, estimators="ep,bptt", epochs=2)
     assert_same_bits(tmp_path / "a", tmp_path / "b", ("ep", "bptt"))
     assert not torch.equal(weights(tmp_path / "a")["0.W01"], weights(tmp_path / "c")["0.W01"])
 
 
-def test_methods_start_from_the_same_weights_and_see_the_same_batches(tmp_path: Path, images: Images) -> None:
+def test_estimators_start_from_the_same_weights_and_see_the_same_batches(tmp_path: Path, images: Images) -> None:
     first: dict[str, dict[str, Tensor]] = {}
 
     class Starts(Watch):
         def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-            first[leg.method] = weights(tmp_path / "run", leg.folder)
+            first[leg.estimator] = weights(tmp_path / "run", leg.folder)
 
-    train(SMALL, tmp_path / "run", data=images, methods="ep,bptt,rbp", trials=2, epochs=1, watch=Starts())
+    train(SMALL, tmp_path / "run", data=images, estimators="ep,bptt,rbp", trials=2, epochs=1, watch=Starts())
     assert first.keys() == {"ep", "bptt", "rbp"}
     for name in first["ep"]:
         assert torch.equal(first["ep"][name], first["bptt"][name])
         assert torch.equal(first["ep"][name], first["rbp"][name])
     assert not torch.equal(first["ep"]["0.W01"], first["ep"]["1.W01"])
     assert not torch.equal(weights(tmp_path / "run", "ep")["0.W01"], weights(tmp_path / "run", "bptt")["0.W01"])
-    plan = make_plan(SMALL, Settings(methods=("ep", "bptt"), trials=2), images)
+    plan = make_plan(SMALL, Settings(estimators=("ep", "bptt"), trials=2), images)
     orders = [Trainer(plan, leg)._batches(1) for leg in plan.legs()]
     assert torch.equal(orders[0], orders[1])
 
@@ -108,16 +108,16 @@ def _generator(text: str) -> torch.Generator:
 
 
 @pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("method", ["ep", "bptt"])
-def test_a_stacked_run_equals_single_runs(tmp_path: Path, images: Images, net: str, method: str) -> None:
+@pytest.mark.parametrize("estimator", ["ep", "bptt"])
+def test_a_stacked_run_equals_single_runs(tmp_path: Path, images: Images, net: str, estimator: str) -> None:
     """After 50 iterations, relative tolerance 1e-4: sums over the batch are grouped otherwise when stacked."""
-    options: dict[str, Any] = {"data": images, "methods": method, "epochs": 1, "batch": 8}
+    options: dict[str, Any] = {"data": images, "estimators": estimator, "epochs": 1, "batch": 8}
     assert len(images.train_x) // 8 == 50
     train(NETS[net], tmp_path / "stacked", trials=3, stacked=True, **options)
-    together = weights(tmp_path / "stacked", method)
+    together = weights(tmp_path / "stacked", estimator)
     for r in range(3):
         train(NETS[net], tmp_path / str(r), seed=r, **options)
-        for name, value in weights(tmp_path / str(r), method).items():
+        for name, value in weights(tmp_path / str(r), estimator).items():
             stacked = together[f"{r}{name[1:]}"]
             assert float((stacked - value).norm() / value.norm()) < 1e-4, (r, name)
         start = NETS[net].build(r).get_parameter(name[2:]).detach()
@@ -141,7 +141,7 @@ def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
     threads(number)
     plan = make_plan(SMALL, Settings(), images)
     try:
-        choose(engine, SMALL.build(0), eqprop.SquaredError(), SMALL.make_estimator("ep"))
+        choose(engine, Task(SMALL.build(0), eqprop.SquaredError(), SMALL.make_estimator("ep")))
     except ValueError as refusal:
         pytest.skip(str(refusal))
     results = []
@@ -186,7 +186,7 @@ def test_a_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
     assert len(sessions(tmp_path / "cut")) == stops + 2
     # A finished run gives its result again and is not trained further.
     again = resume(tmp_path / "cut", data=images)
-    assert again.summary["methods"] == resume(tmp_path / "whole", data=images).summary["methods"]
+    assert again.summary["estimators"] == resume(tmp_path / "whole", data=images).summary["estimators"]
     assert_same_bits(tmp_path / "whole", tmp_path / "cut", legs)
 
 
@@ -197,7 +197,7 @@ class Crash(BaseException):
 def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bits(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"data": images, "methods": "ep,bptt", "epochs": 2, "batch": 100}
+    options: dict[str, Any] = {"data": images, "estimators": "ep,bptt", "epochs": 2, "batch": 100}
     train(SMALL, tmp_path / "whole", **options)
     real = files.os.replace
     crashes = 0
@@ -219,12 +219,12 @@ def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bit
                 break
             except Crash:
                 crashes += 1
-        if (folder / "record.json").exists():
+        if (folder / "experiment.json").exists():
             resume(folder, data=images)
         else:
             train(SMALL, folder, **options)
         assert_same_bits(tmp_path / "whole", folder, ("ep", "bptt"))
-    # record, environment, and for each method the start and two epochs: three files each, and metrics.
+    # experiment, environment, and for each estimator the start and two epochs: three files each, and metrics.
     assert crashes > 20
 
 
@@ -239,39 +239,40 @@ def test_later_lines_are_dropped_and_the_checkpoint_names_the_last_epoch(tmp_pat
 
 
 def test_what_is_measured_is_what_the_weights_do(tmp_path: Path, images: Images) -> None:
-    result = train(SMALL, tmp_path / "run", data=images, methods="ep,bptt", trials=2, epochs=4, train_error_every=2)
+    result = train(SMALL, tmp_path / "run", data=images, estimators="ep,bptt", trials=2, epochs=4, train_error_every=2)
     lines = metrics(tmp_path / "run")
-    assert [(x["method"], x["epoch"], x["trial"]) for x in lines] == [
+    assert [(x["estimator"], x["epoch"], x["trial"]) for x in lines] == [
         (m, e, t) for m in ("ep", "bptt") for e in (1, 2, 3, 4) for t in (0, 1)
     ]
-    for method in ("ep", "bptt"):
+    for estimator in ("ep", "bptt"):
         for trial in (0, 1):
-            model = load(tmp_path / "run", method, trial)
+            model = load(tmp_path / "run", estimator, trial)
             test = 100 * float((predict(model, images.test_x) != images.test_y).double().mean())
             final = 100 * float((predict(model, images.train_x) != images.train_y).double().mean())
-            summary = result.summary["methods"][method]["trials"][trial]
+            summary = result.summary["estimators"][estimator]["trials"][trial]
             assert summary["test_error"][-1] == pytest.approx(test)
             assert summary["train_error_final"] == pytest.approx(final)
-            own = [x for x in lines if (x["method"], x["trial"]) == (method, trial)]
+            own = [x for x in lines if (x["estimator"], x["trial"]) == (estimator, trial)]
             assert [x["train_error_measured"] is None for x in own] == [True, False, True, False]
             assert summary["test_error"] == [x["test_error"] for x in own]
             assert summary["train_error"] == [x["train_error"] for x in own]
     measured = evaluate(tmp_path / "run", data=images)
-    for method, entry in result.summary["methods"].items():
+    for estimator, entry in result.summary["estimators"].items():
         last = [t["test_error"][-1] for t in entry["trials"]]
-        assert [t["test_error"] for t in measured[method]] == last
+        assert [t["test_error"] for t in measured[estimator]] == last
         assert entry["test_error_mean"] == pytest.approx(sum(last) / 2)
         assert entry["test_error_std"] == pytest.approx(abs(last[0] - last[1]) / math.sqrt(2))
 
 
 def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None:
     """Errors, loss and residuals of one epoch, counted by hand with the same weights before every step."""
-    record = replace(SMALL, epochs=1)
-    plan = make_plan(record, Settings(), images)
+    experiment = replace(SMALL, epochs=1)
+    plan = make_plan(experiment, Settings(), images)
     trainer = Trainer(plan, plan.legs()[0])
-    model = record.build(0)
-    estimator = record.make_estimator("ep")
-    groups = [{"params": [p], "lr": record.rates([n, "W01", "W12"])[n]} for n, p in model.named_parameters()]
+    model = experiment.build(0)
+    estimator = experiment.make_estimator("ep")
+    rates = experiment.rates((n for n, _ in model.named_parameters()), model.layer_parameters)
+    groups = [{"params": [p], "lr": rates[n]} for n, p in model.named_parameters()]
     optimizer = torch.optim.SGD(groups)
     wrong = loss = unsettled = worst = 0.0
     for rows in epoch_order(0, 0, 400, 20):
@@ -293,10 +294,10 @@ def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None
 
 def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
     summary = train(SMALL, tmp_path / "run", data=images, epochs=2).summary
-    assert list(summary) == ["name", "preset", "engine", "device", "seconds", "methods"]
-    ep = summary["methods"]["ep"]
-    assert list(ep) == ["estimator", "trials", "test_error_mean", "test_error_std", "train_error_mean"]
-    assert ep["estimator"] == "one-sided"
+    assert list(summary) == ["name", "preset", "engine", "device", "seconds", "estimators"]
+    ep = summary["estimators"]["ep"]
+    assert list(summary["estimators"]) == ["ep"]
+    assert list(ep) == ["trials", "test_error_mean", "test_error_std", "train_error_mean"]
     assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged"]
     assert len(ep["trials"][0]["test_error"]) == len(ep["trials"][0]["train_error"]) == 2
     assert ep["test_error_std"] is None
@@ -307,18 +308,21 @@ def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
 
 def test_what_ran_is_written_whole(tmp_path: Path, images: Images) -> None:
     train("P-1h", tmp_path / "run", data=images, epochs=1, T=5, K=2, learning_rates={"W01": 0.2})
-    record, settings, plain = read_plan(tmp_path / "run")
-    assert (record.name, record.preset, record.T, record.K) == ("P-1h", "paper", 5, 2)
-    assert record.learning_rates == {"W12": 0.08, "W01": 0.2}
-    assert plain["changes_from_paper"] == [
+    described = read_description(tmp_path / "run")
+    experiment, settings = described.experiment, described.settings
+    assert (experiment.name, experiment.preset, experiment.T, experiment.K) == ("P-1h", "paper", 5, 2)
+    assert experiment.learning_rates == {"W12": 0.08, "W01": 0.2}
+    assert described.changes == described.content["changes_from_paper"]
+    assert described.changes == [
         "T 5 instead of 30",
         "K 2 instead of 10",
         "epochs 1 instead of 30",
         "learning_rates W12=0.08, W01=0.2 instead of W12=0.08, W01=0.04",
     ]
     assert settings.threads == torch.get_num_threads()
-    assert plain["data"]["sha256"] == images.sha256
-    assert plain["data"]["directory"] is None
+    assert settings.estimators == ("ep",)
+    assert described.data["sha256"] == images.sha256
+    assert described.data["directory"] is None
     (session,) = sessions(tmp_path / "run")
     assert session["provenance"]["torch"] == torch.__version__
     assert set(session["engines"]) == {"ep"}
@@ -333,7 +337,7 @@ def test_validation_holds_out_training_samples_and_never_sees_the_test_set(tmp_p
     assert torch.equal(held.test_x, images.train_x[300:])
     error = 100 * float((predict(model, held.test_x) != held.test_y).double().mean())
     assert result.test_error("ep") == pytest.approx(error)
-    assert read_plan(tmp_path / "run")[2]["data"]["training_samples"] == 300
+    assert read_description(tmp_path / "run").data["training_samples"] == 300
 
 
 def own_network(seed: int) -> eqprop.Dynamics:
@@ -351,13 +355,13 @@ def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: 
     result = train(
         SMALL, tmp_path / "own", data=images, model=own_network, trials=2, learning_rates={"*": 0.3}, epochs=4
     )
-    errors = [t["test_error"] for t in result.summary["methods"]["ep"]["trials"]]
+    errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
     assert errors[0] != errors[1]
     assert all(e[-1] < 70 for e in errors), "it learns"
     with pytest.raises(ValueError, match="was not given. Pass model=function"):
         load(tmp_path / "own")
-    model = load(tmp_path / "own", trial=1, model=own_network)
-    assert torch.equal(model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
+    found = load(tmp_path / "own", trial=1, model=own_network)
+    assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
     with pytest.raises(ValueError, match="cannot be stacked"):
         train(SMALL, tmp_path / "no", data=images, model=own_network, trials=2, stacked=True, learning_rates={"*": 0.3})
 
@@ -369,8 +373,8 @@ def test_any_optimizer_is_saved_without_pickle(tmp_path: Path, images: Images) -
         parameter.grad = torch.tensor([1.0, 2.0, 3.0])
         optimizer.step()
         state = optimizer.state_dict()
-        tensors, plain = split_tensors(state)
-        back = join_tensors(tensors, json.loads(json.dumps(plain)))
+        tensors, rest = split_tensors(state)
+        back = join_tensors(tensors, json.loads(json.dumps(rest)))
         again = getattr(torch.optim, name)([parameter], lr=0.7)
         again.load_state_dict(back)
         assert again.state_dict()["param_groups"] == state["param_groups"]
@@ -416,7 +420,7 @@ def test_a_trial_that_diverges_is_stopped_and_keeps_its_last_good_weights(
     result = train(
         SMALL, tmp_path / "run", data=images, model=explosive_network, T=T, learning_rates={"*": 50.0}, watch=watch
     )
-    (trial,) = result.summary["methods"]["ep"]["trials"]
+    (trial,) = result.summary["estimators"]["ep"]["trials"]
     assert trial["diverged"]
     assert result.test_error("ep") is None
     (line,) = [x for x in metrics(tmp_path / "run") if x["diverged"]]
@@ -429,7 +433,8 @@ def test_a_trial_that_diverges_is_stopped_and_keeps_its_last_good_weights(
     assert all(bool(torch.isfinite(v).all()) for v in saved.values())
     assert torch.equal(saved["0.a"], torch.tensor(0.5)), "the weights before the epoch it went wrong in"
     assert (
-        resume(tmp_path / "run", data=images, model=explosive_network).summary["methods"] == result.summary["methods"]
+        resume(tmp_path / "run", data=images, model=explosive_network).summary["estimators"]
+        == result.summary["estimators"]
     )
 
 
@@ -449,19 +454,19 @@ def test_a_state_that_explodes_but_is_finite_is_seen_too(tmp_path: Path, images:
 def test_other_trials_go_on_when_one_diverges(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trial 1 starts from weights that are not finite; trials 0 and 2 end as if it were not there."""
     train(SMALL, tmp_path / "whole", data=images, trials=3, stacked=True)
-    build = Record.build
+    build = Experiment.build
 
-    def broken(self: Record, trial: int, *rest: Any) -> eqprop.Dynamics:
+    def broken(self: Experiment, trial: int, *rest: Any) -> eqprop.Dynamics:
         model = build(self, trial, *rest)
         if trial == 1:
             with torch.no_grad():
                 model.get_parameter("W12")[3, 5] = math.inf
         return model
 
-    monkeypatch.setattr(Record, "build", broken)
+    monkeypatch.setattr(Experiment, "build", broken)
     watch = Warnings()
     result = train(SMALL, tmp_path / "run", data=images, trials=3, stacked=True, watch=watch)
-    trials = result.summary["methods"]["ep"]["trials"]
+    trials = result.summary["estimators"]["ep"]["trials"]
     assert [t["diverged"] for t in trials] == [False, True, False]
     whole, run = weights(tmp_path / "whole"), weights(tmp_path / "run")
     for name in whole:
@@ -475,7 +480,7 @@ def test_other_trials_go_on_when_one_diverges(tmp_path: Path, images: Images, mo
 
 def test_free_phases_that_do_not_settle_are_warned_about_once_an_epoch(tmp_path: Path, images: Images) -> None:
     watch = Warnings()
-    train(SMALL, tmp_path / "short", data=images, T=1, K=1, epochs=3, watch=watch, methods="ep")
+    train(SMALL, tmp_path / "short", data=images, T=1, K=1, epochs=3, watch=watch, estimators="ep")
     assert [f"ep epoch {e}" in t for e, t in enumerate(watch.texts, start=1)] == [True] * 3
     assert all("had not settled" in t for t in watch.texts)
     quiet = Warnings()
@@ -486,9 +491,9 @@ def test_free_phases_that_do_not_settle_are_warned_about_once_an_epoch(tmp_path:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"metods": "ep"}, "Unknown option 'metods'.*Did you mean 'methods'"),
-        ({"methods": "ep,bpt"}, "Unknown method 'bpt'.*Did you mean 'bptt'"),
-        ({"methods": "ep,ep"}, "different ones"),
+        ({"estimatros": "ep"}, "Unknown option 'estimatros'.*Did you mean 'estimators'"),
+        ({"estimators": "ep,bpt"}, "Unknown estimator 'bpt'.*Did you mean 'bptt'"),
+        ({"estimators": "ep,ep"}, "different ones"),
         ({"engine": "eagr"}, "Unknown engine 'eagr'.*Did you mean 'eager'"),
         ({"trials": 0}, "trials is 0"),
         ({"validation": 400}, "Cannot hold out 400"),
@@ -500,7 +505,7 @@ def test_free_phases_that_do_not_settle_are_warned_about_once_an_epoch(tmp_path:
         ({"checkpoint_every": 0.0}, "checkpoint_every"),
         ({"architecture": LayeredNet((10, 24, 100))}, "784 pixels"),
         ({"architecture": LayeredNet((7, 24, 784))}, "7 outputs"),
-        ({"methods": "bptt", "T": 2, "K": 4}, "cannot unroll K=4"),
+        ({"estimators": "bptt", "T": 2, "K": 4}, "cannot unroll K=4"),
         ({"schedule": "alternating", "architecture": NETS["energy-based"].architecture}, "cannot alternate"),
     ],
 )
@@ -518,11 +523,11 @@ def test_only_the_machine_may_change_on_a_resume(tmp_path: Path, images: Images)
         resume(tmp_path / "run", data=images, T=5)
     with pytest.raises(ValueError, match="was trained on other data: sha256"):
         resume(tmp_path / "run", data=few_images(300))
-    record = tmp_path / "run" / "record.json"
-    content = json.loads(record.read_text())
-    content["record"]["T"] = 9
-    record.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="belongs to other settings than record.json"):
+    experiment = tmp_path / "run" / "experiment.json"
+    content = json.loads(experiment.read_text())
+    content["experiment"]["T"] = 9
+    experiment.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="belongs to other settings than experiment.json"):
         resume(tmp_path / "run", data=images)
 
 
@@ -535,19 +540,19 @@ def test_the_loop_looks_at_the_clock_only_to_cut_chunks(tmp_path: Path, images: 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["ep", "bptt"])
+@pytest.mark.parametrize("estimator", ["ep", "bptt"])
 def test_a_run_on_the_gpu_follows_the_cpu_and_resumes(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, estimator: str
 ) -> None:
     """A seed means the same weights and batches on every device; 20 iterations differ by rounding only."""
-    options: dict[str, Any] = {"data": images, "methods": method, "trials": 2, "epochs": 1}
+    options: dict[str, Any] = {"data": images, "estimators": estimator, "trials": 2, "epochs": 1}
     train(SMALL, tmp_path / "cpu", device="cpu", **options)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         train(SMALL, tmp_path / "gpu", device="cuda", watch=Asking(patch, 2), **options)
     resume(tmp_path / "gpu", data=images)
-    for name, value in weights(tmp_path / "cpu", method).items():
-        other = weights(tmp_path / "gpu", method)[name]
+    for name, value in weights(tmp_path / "cpu", estimator).items():
+        other = weights(tmp_path / "gpu", estimator)[name]
         assert float((other - value).norm() / value.norm()) < 1e-3, name
     elsewhere = evaluate(tmp_path / "gpu", data=images, device="cpu")
     here = evaluate(tmp_path / "gpu", data=images)
-    assert elsewhere[method][0]["test_error"] == pytest.approx(here[method][0]["test_error"], abs=1.0)
+    assert elsewhere[estimator][0]["test_error"] == pytest.approx(here[estimator][0]["test_error"], abs=1.0)

@@ -15,9 +15,9 @@ from training_runs import SMALL, assert_same_bits, few_images, metrics, weights
 from eqprop import SquaredError
 from eqprop.data import Images, one_hot
 from eqprop.data.images import stacked_order
-from eqprop.engines import Job, choose
+from eqprop.engines import Job, Task, choose
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.training import Watch, resume, train
 from eqprop.training.loop import Interruption, Stopped
 from eqprop.training.plan import make_optimizer
@@ -30,14 +30,14 @@ def images() -> Images:
     return few_images()
 
 
-def by_torch(record: Record, images: Images) -> dict[str, Tensor]:
+def by_torch(experiment: Experiment, images: Images) -> dict[str, Tensor]:
     """The weights of trial 0 after a loop of one's own, with torch's optimizer and scheduler."""
-    model, estimator = record.build(0), record.make_estimator("ep")
-    optimizer = make_optimizer(record, model)
-    scheduler = CosineAnnealingLR(optimizer, T_max=record.epochs)
+    model, estimator = experiment.build(0), experiment.make_estimator("ep")
+    optimizer = make_optimizer(experiment, model)
+    scheduler = CosineAnnealingLR(optimizer, T_max=experiment.epochs)
     y = one_hot(images.train_y, 10)
-    for epoch in range(record.epochs):
-        for (rows,) in stacked_order((record.seed,), epoch, len(y), record.batch):
+    for epoch in range(experiment.epochs):
+        for (rows,) in stacked_order((experiment.seed,), epoch, len(y), experiment.batch):
             _, gradient = estimator.gradient(model, SquaredError(), images.train_x[rows], y[rows])
             for p, value in gradient.items():
                 p.grad = value
@@ -46,9 +46,9 @@ def by_torch(record: Record, images: Images) -> dict[str, Tensor]:
     return {f"0.{name}": p.detach() for name, p in model.named_parameters()}
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], record: Record, within: float) -> None:
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], experiment: Experiment, within: float) -> None:
     """As shares of how far the weights have come."""
-    start = dict(record.build(0).named_parameters())
+    start = dict(experiment.build(0).named_parameters())
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         way = (value - start[name.removeprefix("0.")].detach()).norm()
@@ -67,7 +67,7 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("record", "engine"),
+    ("experiment", "engine"),
     [
         (FALLING, "cuda-one-hidden"),
         (FALLING, "cuda-graph"),
@@ -76,22 +76,24 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
     ],
     ids=["one hidden", "graph", "deep", "convolutional"],
 )
-def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(images: Images, record: Record, engine: str) -> None:
-    record = replace(record, learning_rates={"*": 0.01})
+def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(
+    images: Images, experiment: Experiment, engine: str
+) -> None:
+    experiment = replace(experiment, learning_rates={"*": 0.01})
     x, labels = images.train_x.cuda(), images.train_y.cuda()
-    order = torch.arange(len(x), device="cuda").view(-1, record.batch)
+    order = torch.arange(len(x), device="cuda").view(-1, experiment.batch)
 
     def trained(how: str) -> list[Tensor]:
-        model, cost, estimator = record.build(0).cuda(), SquaredError(), record.make_estimator("ep")
-        optimizer = make_optimizer(record, model)
+        model, cost, estimator = experiment.build(0).cuda(), SquaredError(), experiment.make_estimator("ep")
+        optimizer = make_optimizer(experiment, model)
         inputs = x if model.input_shape is None else x.view(len(x), *model.input_shape)
         job = Job(model, cost, estimator, optimizer, inputs, one_hot(labels, 10), labels)
-        runner = choose(engine, model, cost, estimator, optimizer).runner(job)
+        runner = choose(engine, Task(model, cost, estimator, optimizer)).runner(job)
         runner.run(order[:10])
         for group in optimizer.param_groups:
             group["lr"] *= 0.25
         if how == "new":
-            runner = choose(engine, model, cost, estimator, optimizer).runner(job)
+            runner = choose(engine, Task(model, cost, estimator, optimizer)).runner(job)
         elif how == "taken":
             runner.take_rates()
         runner.run(order[10:])
@@ -133,4 +135,4 @@ def test_a_decay_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="Unknown decay 'cosin'; expected one of none, cosine"):
         replace(SMALL, decay="cosin")
     with pytest.raises(ValueError, match="Continual EP moves the parameters itself at constant rates; decay is cosine"):
-        replace(FALLING, estimator="continual")
+        replace(FALLING, estimator="ep-continual")

@@ -1,4 +1,4 @@
-"""Records: the paper's table as data, presets as named changes, a user's own from TOML."""
+"""Experiments: the paper's table as data, presets as named changes, a user's own from TOML."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from training_runs import SMALL
 
 from eqprop import BPTT, EP, RBP
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.experiment import METHODS, Record
-from eqprop.experiments.io import find_record, from_plain, read_toml, to_plain
-from eqprop.experiments.paper import AUTHORS, PAPER, PRESETS, RECORDS, TUNED, named_record
+from eqprop.experiments.experiment import ESTIMATORS, Experiment
+from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict
+from eqprop.experiments.paper import AUTHORS, EXPERIMENTS, PAPER, PRESETS, TUNED, named_experiment
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
 PRINTED = {
@@ -25,25 +25,31 @@ PRINTED = {
     "P-3h": ("sigmoid", 180, 20, 0.5, None, 100, "0.2-0.05-0.01-0.002"),
     "P-conv": ("hard-sigmoid", 200, 10, 0.4, None, 40, "0.15-0.035-0.015"),
 }
-ALL = [record for preset in PRESETS for record in RECORDS[preset].values()]
+ALL = [experiment for preset in PRESETS for experiment in EXPERIMENTS[preset].values()]
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_paper_preset_is_the_printed_table(name: str) -> None:
-    record = PAPER[name]
-    eps = getattr(record.architecture, "eps", None)
-    printed = (record.architecture.activation, record.T, record.K, record.beta, eps, record.epochs)  # type: ignore[union-attr]
+    experiment = PAPER[name]
+    eps = getattr(experiment.architecture, "eps", None)
+    printed = (experiment.architecture.activation, experiment.T, experiment.K, experiment.beta, eps, experiment.epochs)  # type: ignore[union-attr]
     assert printed == PRINTED[name][:-1]
-    assert (record.batch, record.init, record.optimizer, record.schedule) == (20, "glorot", "SGD", "synchronous")
-    weights = [n for n, p in record.build(0).named_parameters() if p.dim() > 1]
+    assert (experiment.batch, experiment.init, experiment.optimizer, experiment.schedule) == (
+        20,
+        "glorot",
+        "SGD",
+        "synchronous",
+    )
+    weights = [n for n, p in experiment.build(0).named_parameters() if p.dim() > 1]
     # Parameters are numbered from the output, so the order of the table is theirs backwards.
-    assert "-".join(str(record.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
+    assert "-".join(str(experiment.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
 
 
-@pytest.mark.parametrize("record", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(record: Record) -> None:
-    names = [n for n, _ in record.build(0).named_parameters()]
-    rates = record.rates(names)
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Experiment) -> None:
+    model = experiment.build(0)
+    names = [n for n, _ in model.named_parameters()]
+    rates = experiment.rates(names, model.layer_parameters)
     assert rates.keys() == set(names)
     for name in names:
         if name.startswith("b"):
@@ -51,26 +57,26 @@ def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(record: Record
             assert rates[name] == rates[f"W{kind}{n}{n + 1}"]
 
 
-def test_energy_based_records_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
-    for record in ALL:
-        if isinstance(record.architecture, LayeredNet):
-            assert record.architecture.clip == (record.architecture.setting == "energy-based")
+def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
+    for experiment in ALL:
+        if isinstance(experiment.architecture, LayeredNet):
+            assert experiment.architecture.clip == (experiment.architecture.setting == "energy-based")
         else:
-            assert isinstance(record.architecture, ConvolutionalNet)
-            assert record.architecture.activation == "hard-sigmoid"
+            assert isinstance(experiment.architecture, ConvolutionalNet)
+            assert experiment.architecture.activation == "hard-sigmoid"
 
 
 def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
-    def changes(record: Record) -> dict[str, object]:
-        return {c.field: c.now for c in record.changes(PAPER[record.name])}
+    def changes(experiment: Experiment) -> dict[str, object]:
+        return {c.field: c.now for c in experiment.changes(PAPER[experiment.name])}
 
-    assert all(changes(record) == {} for record in PAPER.values())
+    assert all(changes(experiment) == {} for experiment in PAPER.values())
     assert changes(AUTHORS["EB-1h"]) == {"init": "default", "output_slope": False}
     assert changes(AUTHORS["EB-2h"]) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
     assert changes(AUTHORS["P-1h"]) == {"init": "default", "T": 40, "K": 15}
     for name in ("P-2h", "P-3h", "P-conv"):
         assert changes(AUTHORS[name]) == {"init": "default"}
-    assert {name: changes(record) for name, record in TUNED.items()} == {
+    assert {name: changes(experiment) for name, experiment in TUNED.items()} == {
         "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
         "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"init": "default", "schedule": "alternating"},
@@ -87,12 +93,23 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
     assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "schedule alternating instead of synchronous"
 
 
-def test_methods_share_steps_and_schedule() -> None:
-    record = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
-    assert record.make_estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
-    assert record.make_estimator("bptt") == BPTT(30, 10, "alternating", "settled")
-    assert record.make_estimator("rbp") == RBP(30, 10, "alternating", "settled")
-    assert set(METHODS) == {"ep", "bptt", "rbp"}
+def test_estimators_share_steps_and_schedule() -> None:
+    experiment = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
+    assert experiment.make_estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
+    assert experiment.make_estimator("bptt") == BPTT(30, 10, "alternating", "settled")
+    assert experiment.make_estimator("rbp") == RBP(30, 10, "alternating", "settled")
+    assert list(ESTIMATORS) == [
+        "ep",
+        "ep-symmetric",
+        "ep-random-sign",
+        "ep-holomorphic",
+        "ep-continual",
+        "bptt",
+        "rbp",
+    ]
+    for name in ESTIMATORS:
+        made = experiment.make_estimator(name)
+        assert (made.T, made.K, made.schedule, made.stop) == (30, 10, "alternating", "settled"), name
 
 
 def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
@@ -103,9 +120,9 @@ def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
     assert replace(SMALL, seed=1).build(0).get_parameter("W01").flatten()[:5].tolist() == first(1)
 
 
-@pytest.mark.parametrize("record", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_a_record_survives_json(record: Record) -> None:
-    assert from_plain(json.loads(json.dumps(to_plain(record))), "here") == record
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_an_experiment_survives_json(experiment: Experiment) -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(experiment))), "here") == experiment
 
 
 def test_overrides_add_rates_and_leave_out_what_is_none() -> None:
@@ -122,11 +139,17 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
         'base = "P-1h"\npreset = "authors"\nepochs = 3\n[architecture]\nsizes = [10, 64, 784]\n'
         "[learning_rates]\nW01 = 0.1\nW12 = 0.2\n"
     )
-    record = find_record(tmp_path / "narrow.toml")
-    assert (record.name, record.preset, record.epochs, record.T, record.K) == ("narrow", "own", 3, 40, 15)
-    assert isinstance(record.architecture, LayeredNet)
-    assert record.architecture.sizes == (10, 64, 784)
-    assert record.reported == {}
+    experiment = find_experiment(tmp_path / "narrow.toml")
+    assert (experiment.name, experiment.preset, experiment.epochs, experiment.T, experiment.K) == (
+        "narrow",
+        "own",
+        3,
+        40,
+        15,
+    )
+    assert isinstance(experiment.architecture, LayeredNet)
+    assert experiment.architecture.sizes == (10, 64, 784)
+    assert experiment.paper_results == {}
     (tmp_path / "whole.toml").write_text(
         'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[architecture]\nkind = "own"\nsource = "mine"\n'
         '[learning_rates]\n"*" = 0.01\n'
@@ -157,41 +180,41 @@ def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        find_record(path)
+        find_experiment(path)
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
-    assert named_record("p-1H") is PAPER["P-1h"]
-    with pytest.raises(ValueError, match="Unknown record 'P-1'.*Did you mean 'P-1h'"):
-        named_record("P-1")
+    assert named_experiment("p-1H") is PAPER["P-1h"]
+    with pytest.raises(ValueError, match="Unknown experiment 'P-1'.*Did you mean 'P-1h'"):
+        named_experiment("P-1")
     with pytest.raises(ValueError, match="Unknown preset 'papr'.*Did you mean 'paper'"):
-        named_record("P-1h", "papr")
+        named_experiment("P-1h", "papr")
     with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
-        named_record("P-1h", "tuned")
+        named_experiment("P-1h", "tuned")
     with pytest.raises(ValueError, match="names no parameter.*Did you mean 'W01'"):
         PAPER["P-1h"].override(learning_rates={"W001": 1.0}).rates(["W01", "W12"])
     with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
-        find_record("missing.toml")
+        find_experiment("missing.toml")
     with pytest.raises(ValueError, match="parameter V has no learning rate"):
         SMALL.rates(["W01", "W12", "V"])
 
 
-def test_the_nudge_is_a_field_of_the_record_and_reaches_the_network() -> None:
-    inside = PAPER["P-1h"].override(nudge="inside")
-    assert [str(change) for change in inside.changes(PAPER["P-1h"])] == ["nudge inside instead of outside"]
-    assert inside.build(0).nudge == "inside"
-    assert PAPER["P-1h"].build(0).nudge == "outside"
-    assert from_plain(to_plain(inside), "here") == inside
+def test_the_nudge_site_is_a_field_of_the_experiment_and_reaches_the_network() -> None:
+    inside = PAPER["P-1h"].override(nudge_site="inside")
+    assert [str(change) for change in inside.changes(PAPER["P-1h"])] == ["nudge_site inside instead of outside"]
+    assert inside.build(0).nudge_site == "inside"
+    assert PAPER["P-1h"].build(0).nudge_site == "outside"
+    assert from_dict(to_dict(inside), "here") == inside
     with pytest.raises(ValueError, match="no sigma around dPhi/ds"):
-        PAPER["EB-1h"].override(nudge="inside").build(0)
-    with pytest.raises(ValueError, match="Unknown nudge 'insid'"):
-        PAPER["P-1h"].override(nudge="insid")
+        PAPER["EB-1h"].override(nudge_site="inside").build(0)
+    with pytest.raises(ValueError, match="Unknown nudge_site 'insid'.*Did you mean 'inside'"):
+        PAPER["P-1h"].override(nudge_site="insid")
 
 
 @pytest.mark.parametrize(
     ("name", "weight", "bias"), [("EB-1h", "W01", "b0"), ("P-2h", "W01", "b0"), ("P-conv", "Wfc01", "bfc0")]
 )
-def test_outputs_begin_where_the_record_says_and_nothing_else_moves(name: str, weight: str, bias: str) -> None:
+def test_outputs_begin_where_the_experiment_says_and_nothing_else_moves(name: str, weight: str, bias: str) -> None:
     drawn = dict(AUTHORS[name].build(3).named_parameters())
     begun = dict(replace(AUTHORS[name], output_bias=0.25).build(3).named_parameters())
     assert begun[bias].tolist() == [0.25] * 10
@@ -202,20 +225,20 @@ def test_outputs_begin_where_the_record_says_and_nothing_else_moves(name: str, w
 
 
 def test_an_output_bias_that_cannot_be_is_refused() -> None:
-    record = PAPER["P-1h"]
+    experiment = PAPER["P-1h"]
     with pytest.raises(ValueError, match="output_bias is nan; expected a finite number, such as 0.5"):
-        replace(record, output_bias=float("nan"))
-    without = replace(record, architecture=replace(record.architecture, bias=False), output_bias=0.5)
+        replace(experiment, output_bias=float("nan"))
+    without = replace(experiment, architecture=replace(experiment.architecture, bias=False), output_bias=0.5)
     with pytest.raises(ValueError, match="P-1h has no output layer with biases"):
         without.build(0)
-    outside = replace(record, cost="cross-entropy", output_bias=0.5)
-    with pytest.raises(ValueError, match="Leave output_bias away"):
+    outside = replace(experiment, cost="cross-entropy", output_bias=0.5)
+    with pytest.raises(ValueError, match="Omit output_bias"):
         outside.build(0)
 
 
 def test_an_output_scale_that_cannot_be_is_refused() -> None:
-    record = PAPER["P-1h"]
+    experiment = PAPER["P-1h"]
     with pytest.raises(ValueError, match="output_scale is inf; expected a finite number, such as 0.1"):
-        replace(record, output_scale=float("inf"))
+        replace(experiment, output_scale=float("inf"))
     with pytest.raises(ValueError, match="P-1h has no output layer with weights in its dynamics"):
-        replace(record, cost="cross-entropy", output_scale=0.5).build(0)
+        replace(experiment, cost="cross-entropy", output_scale=0.5).build(0)

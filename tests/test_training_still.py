@@ -44,9 +44,9 @@ class Counting(Watch):
             self.warnings.append(message)
 
 
-def trained(folder: Path, images: Images, record: Any = SILENT, **options: Any) -> Counting:
+def trained(folder: Path, images: Images, experiment: Any = SILENT, **options: Any) -> Counting:
     watch = Counting()
-    train(record, folder, data=images, watch=watch, **{"methods": "bptt", **options})
+    train(experiment, folder, data=images, watch=watch, **{"estimators": "bptt", **options})
     return watch
 
 
@@ -91,8 +91,8 @@ def test_one_trial_that_moves_keeps_all_of_them_going(
 ) -> None:
     build = type(SILENT).build
 
-    def only_the_first_is_silent(record: Any, trial: int, *rest: Any) -> Any:
-        return build(record if trial == 0 else replace(record, output_bias=0.1), trial, *rest)
+    def only_the_first_is_silent(experiment: Any, trial: int, *rest: Any) -> Any:
+        return build(experiment if trial == 0 else replace(experiment, output_bias=0.1), trial, *rest)
 
     monkeypatch.setattr(type(SILENT), "build", only_the_first_is_silent)
     watch = trained(tmp_path / "run", images, trials=2, epochs=4)
@@ -102,22 +102,22 @@ def test_one_trial_that_moves_keeps_all_of_them_going(
 
 
 @pytest.mark.parametrize(
-    ("changes", "method"),
+    ("changes", "estimator"),
     [
         ({"optimizer_options": {"momentum": 0.9}}, "bptt"),
         ({"optimizer": "Adam"}, "bptt"),
         ({"start": "persistent"}, "bptt"),
-        ({"estimator": "random-sign"}, "ep"),
+        ({}, "ep-random-sign"),
         ({"batch": 150}, "bptt"),
         ({"decay": "cosine"}, "bptt"),
     ],
     ids=["momentum", "Adam", "persistent", "random-sign", "a part of the samples", "falling rates"],
 )
 def test_where_more_than_weights_decides_every_epoch_is_trained(
-    tmp_path: Path, images: Images, changes: dict[str, Any], method: str
+    tmp_path: Path, images: Images, changes: dict[str, Any], estimator: str
 ) -> None:
-    record = replace(SILENT, epochs=4, **changes)
-    assert trained(tmp_path / "run", images, record, methods=method).epochs == [1, 2, 3, 4]
+    experiment = replace(SILENT, epochs=4, **changes)
+    assert trained(tmp_path / "run", images, experiment, estimators=estimator).epochs == [1, 2, 3, 4]
 
 
 def test_train_errors_stand_where_they_are_due(tmp_path: Path, images: Images) -> None:
@@ -143,7 +143,7 @@ def test_stopped_in_an_epoch_it_resumes_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(Interruption, "requested", property(lambda _: watch.asked))
         with pytest.raises(Stopped, match=said):
-            train(SILENT, tmp_path / "run", data=images, methods="bptt", watch=watch)
+            train(SILENT, tmp_path / "run", data=images, estimators="bptt", watch=watch)
     assert len(metrics(tmp_path / "run")) == epoch
     resume(tmp_path / "run", data=images)
     assert_same_bits(tmp_path / "whole", tmp_path / "run", ("bptt",))
@@ -164,7 +164,7 @@ def test_what_moved_before_a_stop_is_not_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(Interruption, "requested", property(lambda _: asked))
         with pytest.raises(Stopped, match="0 epochs"):
-            train(replace(SILENT, output_bias=0.1), tmp_path / "run", data=images, methods="bptt", watch=Asking())
+            train(replace(SILENT, output_bias=0.1), tmp_path / "run", data=images, estimators="bptt", watch=Asking())
     with monkeypatch.context() as patch:
         patch.setattr("eqprop.training.trainer.make_optimizer", without_rates)
         resume(tmp_path / "run", data=images, watch=watch)

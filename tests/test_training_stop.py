@@ -37,11 +37,11 @@ EPOCHS = 25
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a record, and the undisturbed run."""
+    """A folder with data, an experiment, and the undisturbed run."""
     folder = tmp_path_factory.mktemp("stop")
     write_idx(folder / "data", few_images())
-    record = write_small_toml(folder / "small.toml", EPOCHS)
-    train(record, folder / "whole", data=folder / "data", trials=2, threads=1)
+    experiment = write_small_toml(folder / "small.toml", EPOCHS)
+    train(experiment, folder / "whole", data=folder / "data", trials=2, threads=1)
     return folder
 
 
@@ -75,7 +75,7 @@ def kill_at_random_and_resume(place: Path, out: Path, kills: int, seed: int) -> 
     chance = random.Random(seed)
     hit = 0
     process = start(*training(place, out))
-    wait_for(out / "record.json", process)
+    wait_for(out / "experiment.json", process)
     for n in range(kills):
         time.sleep(chance.uniform(0.0, 0.6))
         hit += process.poll() is None
@@ -220,8 +220,8 @@ DAMAGE = {
     "weights missing": (lambda run: _weights_file(run).unlink(), "is missing"),
     "checkpoint truncated": (lambda run: _cut(run / "ep" / "checkpoint.json"), "damaged"),
     "checkpoint emptied": (lambda run: (run / "ep" / "checkpoint.json").write_text("{}"), "damaged"),
-    "record truncated": (lambda run: _cut(run / "record.json"), "damaged"),
-    "record missing": (lambda run: (run / "record.json").unlink(), "not a run folder"),
+    "experiment truncated": (lambda run: _cut(run / "experiment.json"), "damaged"),
+    "experiment missing": (lambda run: (run / "experiment.json").unlink(), "not a run folder"),
     "metrics damaged": (lambda run: _cut(run / "metrics.jsonl"), "damaged"),
 }
 

@@ -16,9 +16,9 @@ from training_runs import SMALL, few_images, write_idx, write_small_toml
 from eqprop import BPTT, Dynamics, Phase, SquaredError, from_primitive, relax
 from eqprop.cli import main
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.io import find_record, to_plain, to_toml
-from eqprop.experiments.paper import RECORDS
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment, to_dict, to_toml
+from eqprop.experiments.paper import EXPERIMENTS
 from eqprop.training.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import count_work, prepare_folder, short_training
@@ -37,7 +37,7 @@ from eqprop.tuning.probe import (
 )
 from eqprop.tuning.recipe import Request, Tuned, smaller, tune
 
-ALL = [record for preset in RECORDS.values() for record in preset.values()]
+ALL = [experiment for preset in EXPERIMENTS.values() for experiment in preset.values()]
 WALL = ("seconds", "provenance")
 
 
@@ -123,11 +123,11 @@ def test_an_error_rises_only_above_the_noise_of_counting() -> None:
 
 
 def test_T_and_K_shrink_by_seven_tenths_and_T_not_below_K() -> None:
-    record = replace(SMALL, T=10, K=8)
-    assert smaller(record, "T") == replace(record, T=8)
-    assert smaller(replace(record, T=8), "T") is None
-    assert smaller(record, "K") == replace(record, K=5)
-    assert smaller(replace(record, K=1), "K") is None
+    experiment = replace(SMALL, T=10, K=8)
+    assert smaller(experiment, "T") == replace(experiment, T=8)
+    assert smaller(replace(experiment, T=8), "T") is None
+    assert smaller(experiment, "K") == replace(experiment, K=5)
+    assert smaller(replace(experiment, K=1), "K") is None
 
 
 NETS = {
@@ -177,12 +177,12 @@ def test_exact_gradients_are_those_of_bptt(name: str) -> None:
 
 def test_signs_agree_where_the_theorem_holds_and_not_where_it_does_not() -> None:
     """The check can fail: feedback weights of its own spoil the signs, so does a large beta."""
-    record = replace(SMALL, T=400, K=200)
+    experiment = replace(SMALL, T=400, K=200)
 
     def signs(model: Dynamics, betas: tuple[float, ...]) -> tuple[float, ...]:
         batches = looked_at(model)
         exact = exact_gradients(model, SquaredError(), batches, 400, 200)
-        return agreement(model, SquaredError(), batches, exact, record, betas).mean_sign()
+        return agreement(model, SquaredError(), batches, exact, experiment, betas).mean_sign()
 
     small, large = signs(energy_based(2), (1e-4, 5.0))
     assert small > 0.99
@@ -215,8 +215,8 @@ def test_the_budget_is_counted_in_operations() -> None:
             short_training(plan, wrong)
 
 
-def request(out: Path, record: Record = SMALL, **options: Any) -> Request:
-    return Request(record, out, **{"images": few_images(1200, 100), "budget": 0.2} | options)
+def request(out: Path, experiment: Experiment = SMALL, **options: Any) -> Request:
+    return Request(experiment, out, **{"images": few_images(1200, 100), "budget": 0.2} | options)
 
 
 def settings_of(tuned: Tuned) -> dict[str, Any]:
@@ -235,15 +235,15 @@ def test_the_recipe_decides_everything_and_says_why(tuned: Tuned) -> None:
     decisions = {d["name"]: d for d in tuned.document["decisions"]}
     assert set(decisions) == {"T", "K", "beta", "learning_rates"}
     for name, decision in decisions.items():
-        assert decision["value"] == getattr(tuned.record, name)
+        assert decision["value"] == getattr(tuned.experiment, name)
         assert decision["reason"]
     assert [look["weights"] for look in tuned.document["looks"]] == ["initial weights", "trained weights"]
-    assert tuned.record.K <= tuned.record.T
-    assert tuned.record.beta in decide.BETAS
+    assert tuned.experiment.K <= tuned.experiment.T
+    assert tuned.experiment.beta in decide.BETAS
     first, *rest = [t for t in tuned.document["trainings"] if not t["stage"].startswith("rates")]
-    assert first["T"] >= tuned.record.T
+    assert first["T"] >= tuned.experiment.T
     assert rest
-    kept = next(t for t in tuned.document["trainings"] if (t["T"], t["K"]) == (tuned.record.T, tuned.record.K))
+    kept = next(t for t in tuned.document["trainings"] if (t["T"], t["K"]) == (tuned.experiment.T, tuned.experiment.K))
     assert kept["train"] < 50.0
 
 
@@ -286,7 +286,7 @@ def own_phi(seed: int) -> Dynamics:
     return from_primitive(phi, parameters, layers=(10, 16), squash=torch.sigmoid)
 
 
-KINDS: dict[str, tuple[Record, dict[str, Any]]] = {
+KINDS: dict[str, tuple[Experiment, dict[str, Any]]] = {
     "energy-based": (
         replace(SMALL, architecture=LayeredNet((10, 12, 784), "energy-based", "sigmoid", eps=0.5, clip=True)),
         {},
@@ -300,8 +300,8 @@ KINDS: dict[str, tuple[Record, dict[str, Any]]] = {
         {},
     ),
     "own Phi": (replace(SMALL, architecture=OwnNet("own_phi"), learning_rates={"*": 0.1}), {"own": own_phi}),
-    "persistent states, random signs": (replace(SMALL, start="persistent", estimator="random-sign"), {}),
-    "initialised, continual": (replace(SMALL, start="initialised", estimator="continual"), {}),
+    "persistent states, random signs": (replace(SMALL, start="persistent", estimator="ep-random-sign"), {}),
+    "initialised, continual": (replace(SMALL, start="initialised", estimator="ep-continual"), {}),
     "cross-entropy": (SMALL.override(cost="cross-entropy"), {}),
     "Adam": (replace(SMALL, optimizer="Adam", learning_rates={"*": 0.1}), {}),
 }
@@ -309,33 +309,33 @@ KINDS: dict[str, tuple[Record, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_path: Path) -> None:
-    record, options = KINDS[kind]
-    found = tune(request(tmp_path, record, images=few_images(1200, 50), budget=0.01, **options))
+    experiment, options = KINDS[kind]
+    found = tune(request(tmp_path, experiment, images=few_images(1200, 50), budget=0.01, **options))
     assert found.document["trainings"]
     path = tmp_path / "tuned.toml"
-    path.write_text(to_toml(found.record))
-    assert find_record(path) == found.record
-    names = [name for name, _ in found.record.build(0, own=options.get("own")).named_parameters()]
-    names += found.record.readout_names
-    assert all(rate > 0 for rate in found.record.rates(names).values())
+    path.write_text(to_toml(found.experiment))
+    assert find_experiment(path) == found.experiment
+    model = found.experiment.build(0, own=options.get("own"))
+    names = [*dict(model.named_parameters()), *found.experiment.readout_names]
+    assert all(rate > 0 for rate in found.experiment.rates(names, model.layer_parameters).values())
 
 
-@pytest.mark.parametrize("record", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_every_record_survives_toml_and_json_files(record: Record, tmp_path: Path) -> None:
-    expected = replace(record, preset="own", reported={})
-    (tmp_path / "r.toml").write_text(to_toml(record, {"T": "one\ntwo", "learning_rates": "why"}, "a title"))
-    assert find_record(tmp_path / "r.toml") == expected
-    for name, content in (("plain", to_plain(record)), ("run", {"format": 1, "record": to_plain(record)})):
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_every_record_survives_toml_and_json_files(experiment: Experiment, tmp_path: Path) -> None:
+    expected = replace(experiment, preset="own", paper_results={})
+    (tmp_path / "r.toml").write_text(to_toml(experiment, {"T": "one\ntwo", "learning_rates": "why"}, "a title"))
+    assert find_experiment(tmp_path / "r.toml") == expected
+    for name, content in (("plain", to_dict(experiment)), ("run", {"format": 1, "experiment": to_dict(experiment)})):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        assert find_record(tmp_path / f"{name}.json") == expected
+        assert find_experiment(tmp_path / f"{name}.json") == expected
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("{", "is not a JSON file"),
-        ("[1]", "holds no record"),
-        ('{"record": 3}', "holds no record"),
+        ("[1]", "holds no experiment"),
+        ('{"experiment": 3}', "holds no experiment"),
         ('{"T": 5}', "lacks architecture, K, epochs, learning_rates"),
         ('{"Tee": 5}', "Unknown field 'Tee'"),
     ],
@@ -343,13 +343,13 @@ def test_every_record_survives_toml_and_json_files(record: Record, tmp_path: Pat
 def test_a_wrong_json_record_is_told(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        find_record(tmp_path / "wrong.json")
+        find_experiment(tmp_path / "wrong.json")
     with pytest.raises(FileNotFoundError, match="There is no file"):
-        find_record(tmp_path / "missing.json")
+        find_experiment(tmp_path / "missing.json")
 
 
 def test_a_folder_takes_one_request(tmp_path: Path) -> None:
-    asked = {"budget": 1.0, "record": {"T": 3}}
+    asked = {"budget": 1.0, "experiment": {"T": 3}}
     assert not prepare_folder(tmp_path / "new", asked)
     assert prepare_folder(tmp_path / "new", asked)
     with pytest.raises(ValueError, match=r"other settings \(budget 2.0 instead of 1.0\)"):
@@ -385,8 +385,10 @@ def test_the_command_writes_what_train_takes(
     assert "training" in printed.err
     for name in ("decisions.png", "decisions.pdf", "tuned.toml"):
         assert (out / name).stat().st_size > 100
-    record = find_record(out / "tuned.toml")
-    assert (record.T, record.K, record.beta) == tuple(document["record"][name] for name in ("T", "K", "beta"))
+    experiment = find_experiment(out / "tuned.toml")
+    assert (experiment.T, experiment.K, experiment.beta) == tuple(
+        document["experiment"][name] for name in ("T", "K", "beta")
+    )
     assert call(monkeypatch, "train", out / "tuned.toml", "--data", data, "--out", tmp_path / "run", "-q") == 0
     assert call(monkeypatch, *common, "--budget", 7) == 2
     assert "other settings (budget 7.0 instead of 0.05)" in capsys.readouterr().err
@@ -395,7 +397,7 @@ def test_the_command_writes_what_train_takes(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("P-9h",), "Unknown record 'P-9h'"),
+        (("P-9h",), "Unknown experiment 'P-9h'"),
         (("missing.toml",), "There is no file missing.toml"),
         (("P-1h", "--budget", "0"), "budget is 0"),
         (("P-1h", "--storage", "x.log"), "--storage and --workers belong to a search"),
@@ -423,21 +425,21 @@ def test_a_network_that_only_diverges_is_told(tmp_path: Path) -> None:
             model.get_parameter("outward").fill_(math.nan)
         return model
 
-    record = replace(SMALL, architecture=OwnNet("explode"), learning_rates={"*": 0.1})
+    experiment = replace(SMALL, architecture=OwnNet("explode"), learning_rates={"*": 0.1})
     with pytest.raises(ArithmeticError, match="not finite"):
-        tune(request(tmp_path, record, own=explode))
+        tune(request(tmp_path, experiment, own=explode))
 
 
-@pytest.mark.parametrize("form", ["one-sided", "symmetric", "holomorphic", "random-sign", "continual"])
+@pytest.mark.parametrize("form", ["ep", "ep-symmetric", "ep-holomorphic", "ep-random-sign", "ep-continual"])
 def test_ep_is_looked_at_in_the_form_it_is_trained(form: Any) -> None:
     """Random signs and continual EP, which have no single gradient before the rates are known, as one-sided EP."""
     model = energy_based(2)
     batches = looked_at(model)
-    record = replace(SMALL, T=60, K=20, beta=0.3, estimator=form)
-    found = gradients(model, SquaredError(), batches, record)
-    seen = "one-sided" if form in ("random-sign", "continual") else form
-    estimator = replace(record, estimator=seen).make_estimator("ep")
+    experiment = replace(SMALL, T=60, K=20, beta=0.3, estimator=form)
+    found = gradients(model, SquaredError(), batches, experiment)
+    seen = "ep" if form in ("ep-random-sign", "ep-continual") else form
+    estimator = experiment.make_estimator(seen)
     _, expected = estimator.gradient(model, SquaredError(), batches.x[0], batches.y[0])
     for name, p in model.named_parameters():
         assert torch.equal(found[0][name], expected[p])
-    assert gradients(model, SquaredError(), batches, record)[1]["W01"].equal(found[1]["W01"])
+    assert gradients(model, SquaredError(), batches, experiment)[1]["W01"].equal(found[1]["W01"])

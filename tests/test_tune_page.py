@@ -1,4 +1,4 @@
-"""docs/tune.md says what results/tune says, and the record it is about is one that train takes."""
+"""docs/tune.md says what results/tune says, and the experiment it is about is one that train takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from pages import page_maker
 
-from eqprop.experiments.io import find_record
+from eqprop.experiments.io import find_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tune.md"
@@ -28,9 +28,9 @@ def test_the_page_is_what_the_results_say(maker: ModuleType) -> None:
 
 def test_the_published_record_is_the_one_decided_and_trained() -> None:
     document = json.loads((RESULTS / "p-1h.json").read_text(encoding="utf-8"))
-    record = find_record(RESULTS / "p-1h.toml")
+    experiment = find_experiment(RESULTS / "p-1h.toml")
     for decision in document["decisions"]:
-        assert getattr(record, decision["name"]) == decision["value"]
+        assert getattr(experiment, decision["name"]) == decision["value"]
     for name in ("p-1h.json", "p-1h-trained.json", "p-1h-search.json"):
         provenance = json.loads((RESULTS / name).read_text(encoding="utf-8"))["provenance"]
         assert provenance["commit"]

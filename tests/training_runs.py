@@ -1,4 +1,4 @@
-"""What the training tests share: a small real data set, a small record, runs in processes of their own."""
+"""What the training tests share: a small real data set, a small experiment, runs in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from eqprop.data import Images, mnist
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.training.checkpoint import read_checkpoint
 from eqprop.training.metrics import WALL_TIME, read_metrics
 
-SMALL = Record(
+SMALL = Experiment(
     name="small",
     architecture=LayeredNet((10, 24, 784)),
     T=8,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.autodiff import derivative
-from eqprop.state import State
+from eqprop.dynamics import Dynamics
+from eqprop.state import LayerParameters, State, per_sample
 
 
 class Cost(nn.Module):
@@ -52,6 +53,11 @@ class Cost(nn.Module):
                     "of s. Look for a detach(), an argmax or a no_grad() in it."
                 )
             return derivative(loss.sum(), inputs, create_graph=recording)
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        """The names of its own parameters, layer by layer, as `Dynamics.layer_parameters`."""
+        return ()
 
     def check(self, s: State, y: Tensor) -> None:
         """Raise ValueError if y does not fit the state."""
@@ -109,6 +115,29 @@ class FunctionCost(Cost):
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What a gradient is taken of: a model and a cost on a mini-batch, x (B, ...) with targets y."""
+
+    model: Dynamics
+    cost: Cost
+    x: Tensor
+    y: Tensor
+
+    @property
+    def theta(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by name."""
+        return dict(self.model.named_parameters())
+
+    def pull(self, s: State) -> State:
+        """dl/ds per sample with zeros for the layers the cost does not see."""
+        pull = self.cost.pull(s, self.y, self.theta)
+        return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, pull, strict=True))
+
+    def direct_gradient(self, s: State) -> dict[nn.Parameter, Tensor]:
+        return self.cost.direct_gradient(s, self.y, self.theta)
+
+
+@dataclass(frozen=True)
 class Nudge:
     """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative, not 0.
 
@@ -134,7 +163,7 @@ def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | c
     """A strength per sample, shaped to multiply a layer."""
     if not isinstance(strength, Tensor):
         return strength
-    return strength.to(like.dtype).view(*strength.shape, *[1] * (like.dim() - strength.dim()))
+    return per_sample(strength.to(like.dtype), like)
 
 
 def check_beta(beta: float | complex) -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.autodiff import derivative
-from eqprop.state import State, add
+from eqprop.state import LayerParameters, State, add
 
 Drive = Any
 """What `Dynamics.drive` returns: everything of a step that depends on x and the parameters but not on s."""
 
 
-NudgePlace = Literal["outside", "inside"]
+NudgeSite = Literal["outside", "inside"]
 """Where the nudge enters F = squash(dPhi/ds): behind squash, or in its argument."""
 
 
@@ -70,6 +70,11 @@ class Dynamics(nn.Module):
         """The paper's names of the layers; None stands for s0, s1, ..."""
         return None
 
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        """What feeds each layer, by name, output first; empty where a model does not say."""
+        return ()
+
     def sample_dims(self, x: Tensor) -> int:
         """How many leading dimensions of x number samples: 1, or 2 when networks are stacked."""
         return 1 if self.input_shape is None else x.dim() - len(self.input_shape)
@@ -83,13 +88,13 @@ class PrimitiveDynamics(Dynamics):
     `autodiff_contrast` stay as the oracles those are tested against.
 
     `squash` acts before the nudge (the sigma of the prototypical nets), `project` after it (the clip of the
-    energy-based nets). With `nudge` "inside" the nudge enters squash's argument instead: F = squash(dPhi/ds + push),
-    which is squash of the gradient of Phi - beta l. EP's synapses then follow BPTT's exactly as beta -> 0 whatever
-    squash is, as long as its derivative is symmetric, as that of a function of each neuron alone is.
+    energy-based nets). With `nudge_site` "inside" the nudge enters squash's argument instead: F = squash(dPhi/ds +
+    push), which is squash of the gradient of Phi - beta l. EP's synapses then follow BPTT's exactly as beta -> 0
+    whatever squash is, as long as its derivative is symmetric, as that of a function of each neuron alone is.
     """
 
-    nudge: NudgePlace = "outside"
-    """Set by `place_nudge`, or as a class attribute of one's own model."""
+    nudge_site: NudgeSite = "outside"
+    """Set by `set_nudge_site`, or as a class attribute of one's own model."""
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         """Phi(x, s), one value per sample, shape (B,)."""
@@ -159,28 +164,28 @@ class PrimitiveDynamics(Dynamics):
         inputs = self.gradient(drive, s)
         if push is None:
             return self.project(self.squash(inputs))
-        if self.nudge == "inside":
+        if self.nudge_site == "inside":
             return self.project(self.squash(add(inputs, push)))
         return self.project(add(self.squash(inputs), push))
 
 
-def place_nudge(model: Dynamics, where: NudgePlace) -> None:
+def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
     """Set where the nudge of the second phase enters this model's step."""
     if where not in ("outside", "inside"):
-        raise ValueError(f"nudge is {where!r}; expected 'outside' (the paper's) or 'inside' of sigma.")
+        raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' of sigma.")
     name = type(model).__name__
     if not isinstance(model, PrimitiveDynamics):
         if where == "inside":
             raise TypeError(
                 f"{name} is given by its transition alone, so there is no sigma to put the nudge inside of. Give it by "
-                "a primitive and a squash (eqprop.from_primitive), or use nudge='outside'."
+                "a primitive and a squash (eqprop.from_primitive), or use nudge_site='outside'."
             )
         return
     if where == "inside" and not model.squashes:
         raise ValueError(
             f"{name} has no sigma around dPhi/ds, so a nudge inside is the same as one outside and the theorem "
-            "holds as it is. Use nudge='outside'; 'inside' belongs to prototypical nets."
+            "holds as it is. Use nudge_site='outside'; 'inside' belongs to prototypical nets."
         )
-    if where != model.nudge and type(model).step is not PrimitiveDynamics.step:
+    if where != model.nudge_site and type(model).step is not PrimitiveDynamics.step:
         raise TypeError(f"{name} has a step of its own, which says itself where the nudge enters. Change it there.")
-    model.nudge = where
+    model.nudge_site = where

@@ -1,4 +1,4 @@
-"""Models from plain functions: `from_transition`, `from_primitive`, `from_energy`.
+"""Models from functions: `from_transition`, `from_primitive`, `from_energy`.
 
 Each takes the function, the parameters by name and the layers' sizes, and gives a model like any other. The
 function sees the parameters as a dictionary `theta`:
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.dynamics import Dynamics, NudgePlace, PrimitiveDynamics, place_nudge
+from eqprop.dynamics import Dynamics, NudgeSite, PrimitiveDynamics, set_nudge_site
 from eqprop.state import State
 
 Theta = Mapping[str, Tensor]
@@ -36,14 +36,14 @@ def from_primitive(
     parameters: Theta,
     layers: Sequence[LayerShape],
     squash: Callable[[Tensor], Tensor] | None = None,
-    nudge: NudgePlace = "outside",
+    nudge_site: NudgeSite = "outside",
 ) -> PrimitiveDynamics:
     """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash it is the setting of the theorem  [thm:main].
 
-    nudge="inside" puts the nudge of the second phase into squash's argument.
+    nudge_site="inside" puts the nudge of the second phase into squash's argument.
     """
     model = _Primitive(function, parameters, layers, squash)
-    place_nudge(model, nudge)
+    set_nudge_site(model, nudge_site)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Messages about names nobody knows: the nearest known one, and all of them."""
+"""Messages about names nobody knows: what was got, what is expected, the nearest known one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def unknown(what: str, got: str, known: Iterable[str]) -> str:
-    """`Unknown record 'P-1': expected one of ... Did you mean 'P-1h'?`"""
+def unknown(what: str, got: str, known: Iterable[str], other: str = "") -> str:
+    """`Unknown experiment 'P-1'; expected one of ... Did you mean 'P-1h'?`; `other` ends the list of what is known."""
     names = list(known)
-    folded = {name.lower(): name for name in names}
+    listing = ", ".join([*names, other] if other else names)
+    return f"Unknown {what} {got!r}; expected one of {listing}.{did_you_mean(got, names)}"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """A sentence with the nearest of the known names; nothing if none is near."""
+    folded = {name.lower(): name for name in known}
     near = get_close_matches(got.lower(), folded, n=1, cutoff=0.4)
-    hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-    return f"Unknown {what} {got!r}; expected one of {', '.join(names)}.{hint}"
+    return f" Did you mean {folded[near[0]]!r}?" if near else ""

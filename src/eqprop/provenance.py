@@ -16,7 +16,7 @@ __version__ = "0.2.0.dev0"
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, object]:
-    """Versions, machine, device, commit and time, as plain values."""
+    """Versions, machine, device, commit and time, ready for JSON."""
     device = torch.device(device)
     return {
         "eqprop": __version__,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.state import State
+from eqprop.state import State, per_sample
 
 StartName = Literal["zero", "persistent", "initialised"]
 """Where the free phases of a training begin; "zero" is the model's own `init_state`."""
@@ -55,11 +55,6 @@ def finite_samples(s: State, dims: int) -> Tensor:
     """Which samples have no NaN and no infinity in any layer: (B,) or (R, B); dims counts the sample dimensions."""
     layers = [torch.isfinite(layer).flatten(dims).all(-1) for layer in s]
     return torch.stack(layers).all(0)
-
-
-def per_sample(mask: Tensor, layer: Tensor) -> Tensor:
-    """A value a sample, shaped to be applied to a layer of neurons."""
-    return mask.reshape(*mask.shape, *[1] * (layer.dim() - mask.dim()))
 
 
 @final

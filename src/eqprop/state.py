@@ -7,11 +7,19 @@ dimension, `(R, B, ...)`; the operations here then act on every network.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 State = tuple[Tensor, ...]
+
+
+class LayerParameters(NamedTuple):
+    """The names of the parameters that feed one layer: its weights, and its bias if it has one."""
+
+    weights: tuple[str, ...]
+    bias: str | None = None
 
 
 def detach(s: State) -> State:
@@ -38,6 +46,11 @@ def distance(a: State, b: State, sample_dims: int) -> Tensor:
     """
     layers = [(p - q).abs().flatten(sample_dims).amax(-1) for p, q in zip(a, b, strict=True)]
     return torch.stack(layers).amax(0)
+
+
+def per_sample(values: Tensor, layer: Tensor) -> Tensor:
+    """One value per sample, (B,) or (R, B), or per network, (R,), shaped to multiply or mask a layer or a parameter."""
+    return values.view(*values.shape, *[1] * (layer.dim() - values.dim()))
 
 
 def first_bad_layer(s: State) -> int | None:

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from eqprop.cli import EXPECTED_ERRORS
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.experiment import EVERY_OTHER
-from eqprop.experiments.paper import PRINTED
 from eqprop.files import write_text
+from eqprop.messages import unknown
+from eqprop.report.runs import read_run
 from eqprop.training import Result, Stopped, Watch
-from eqprop.training.plan import read_plan
 from eqprop.training.watch import Events, Lines, Several
 
-RecordName = Annotated[str, typer.Argument(help="A record by name (see eqprop list), or a TOML or JSON file.")]
+ExperimentName = Annotated[str, typer.Argument(help="An experiment by name (see eqprop list), or a TOML or JSON file.")]
 Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
 Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
@@ -34,6 +41,38 @@ Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
+
+
+def with_options(*kinds: type, left_out: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field of these dataclasses that has a help text; it gets them by name.
+
+    An option that is not given is None, and leaves the field as the experiment has it.
+    """
+    made = [p for kind in kinds for p in _options_of(kind) if p.name not in left_out]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        both = [*own, *made]
+        command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in both} | {"return": None}
+        return command
+
+    return decorate
+
+
+def _options_of(kind: type) -> Iterator[inspect.Parameter]:
+    types = get_type_hints(kind)
+    for f in fields(kind):
+        if "help" in f.metadata:
+            # Choices are checked by the dataclass, which says what is known; here they are words.
+            bare = {k for k in (get_args(types[f.name]) or (types[f.name],)) if k in (int, float, bool)}
+            annotation = (bare.pop() if bare else str) | None
+            # typer would write --evaluation-t.
+            flag = [f"--{f.name.replace('_', '-')}"] if f.name != f.name.lower() else []
+            option = typer.Option(*flag, help=f.metadata["help"])
+            yield inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
+            )
 
 
 def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:
@@ -51,7 +90,7 @@ def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:
 
 
 def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
-    """["momentum=0.9", "nesterov=true"] as plain values."""
+    """["momentum=0.9", "nesterov=true"] as numbers, booleans or text."""
     if not given:
         return None
     out = {}
@@ -67,35 +106,61 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def factory(where: str | None) -> Callable[[int], Dynamics] | None:
-    """FILE.py:FUNCTION or package.module:FUNCTION -> the function, which builds a network from a seed."""
-    if where is None:
-        return None
+    """The function of --model, which builds a network from a seed."""
+    return None if where is None else load_function(where)
+
+
+def load_function(where: str) -> Callable[..., Any]:
+    """FILE.py:FUNCTION or package.module:FUNCTION -> the function."""
     source, _, name = where.rpartition(":")
     if not source or not name.isidentifier():
-        raise ValueError(f"--model got {where!r}; expected FILE.py:FUNCTION or MODULE:FUNCTION.")
-    found = getattr(_module(source), name, None)
-    if not callable(found):
-        raise ValueError(f"--model: {source} has no function {name!r}.")
-    return found
+        raise ValueError(f"{where!r} does not name a function; expected FILE.py:FUNCTION or MODULE:FUNCTION.")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise FileNotFoundError(f"There is no file {source}. Expected FILE.py:FUNCTION.")
+    with own_code(where):
+        module = _module(source)
+    found = getattr(module, name, None)
+    if callable(found):
+        return cast("Callable[..., Any]", found)
+    there = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+    what = unknown("function", name, there) if there else f"There is no function {name!r}, nor any other."
+    raise ValueError(f"{source}: {what}")
 
 
-def _module(source: str) -> Any:
+def _module(source: str) -> ModuleType:
+    """A module by name, or a file as one; files beside it can be imported by it, as when it is run itself."""
     if not source.endswith(".py"):
         return importlib.import_module(source)
-    path = Path(source)
-    if not path.is_file():
-        raise FileNotFoundError(f"--model: there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, "a path that ends in .py has a loader"
-    assert spec.loader is not None, "a path that ends in .py has a loader"
+    path = Path(source).resolve()
+    # A name of its own: a file called random.py must not take the place of the standard library's.
+    name = f"eqprop_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module
 
 
+@contextmanager
+def own_code(where: str) -> Iterator[None]:
+    """Turn an error from the user's FILE.py:FUNCTION into one message that says where; one of eqprop's own stays."""
+    path = Path(where.rpartition(":")[0])
+    try:
+        yield
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
+        if isinstance(error, EXPECTED_ERRORS) and not lines:
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        place = f"{path}, line {line}" if line else str(path)
+        raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
+
+
 def watcher(quiet: bool) -> Watch:
-    """A live display on a terminal, plain lines elsewhere, on standard error; TensorBoard events where installed."""
+    """A live display on a terminal, lines of text elsewhere, on standard error; TensorBoard events where installed."""
     if quiet:
         return Events.if_installed()
     console = Console(stderr=True)
@@ -122,6 +187,25 @@ def stopping() -> Iterator[None]:
         raise typer.Exit(130) from interrupt
 
 
+def check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"Cannot use device {device!r}: {reason}. Use cpu, or one this machine has.") from error
+
+
+def check_out(out: Path | None) -> None:
+    """Fail early if --out cannot be written."""
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out got {out}, which is a file; expected a folder.")
+    there = next(p for p in (out.resolve(), *out.resolve().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise PermissionError(f"--out got {out}, but {there} cannot be written. Choose another folder.")
+
+
 def give_json(content: object, where: str | None) -> None:
     """To a file, or alone on standard output with "-"."""
     text = json.dumps(content, indent=2)
@@ -132,7 +216,7 @@ def give_json(content: object, where: str | None) -> None:
 
 
 def check_json(where: str | None) -> None:
-    """A file that cannot be written is said before the work, not after it."""
+    """Fail early if --json cannot be written."""
     if where is None or where == "-":
         return
     path = Path(where)
@@ -149,25 +233,24 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     """The result as a small table, with what the paper reports beside it."""
     table = Table(title=f"{summary['name']} ({summary['preset']}), {summary['engine']} on {summary['device']}")
-    for heading in ("method", "test error", "train error", "paper: test", "paper: train"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    data = read_plan(folder)[2]["data"].get("set") or "mnist"
-    printed = PRINTED.get(summary["name"]) if data == "mnist" else None
-    for method, result in summary["methods"].items():
-        reported = None if printed is None else printed.reported.get(method)
+    for heading in ("estimator", "test error", "train error", "paper: test", "paper: train"):
+        table.add_column(heading, justify="left" if heading == "estimator" else "right")
+    paper_results = read_run(folder).paper_results
+    for estimator, result in summary["estimators"].items():
+        paper = paper_results.get(estimator)
         table.add_row(
-            " ".join(filter(None, (method, result.get("estimator")))),
+            estimator,
             spread(result["test_error_mean"], result["test_error_std"]),
             spread(result["train_error_mean"], None),
-            spread(reported.test, reported.test_std) if reported else "--",
-            spread(reported.train if reported else None, None),
+            spread(paper.test, paper.test_std) if paper else "--",
+            spread(paper.train if paper else None, None),
         )
     console = Console()
     console.print(table)
-    for method, result in summary["methods"].items():
+    for estimator, result in summary["estimators"].items():
         stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
         if stopped:
-            console.print(f"{method}: trial {', '.join(stopped)} diverged and is not in the mean.")
+            console.print(f"{estimator}: trial {', '.join(stopped)} diverged and is not in the mean.")
     console.print(f"Run folder: {folder}", highlight=False, soft_wrap=True)
 
 

@@ -46,7 +46,7 @@ def demo(
             PAPER["P-1h"],
             out / "p-1h",
             watch=watcher(quiet),
-            methods="ep,bptt",
+            estimators="ep,bptt",
             epochs=epochs,
             samples=samples,
             engine=engine,
@@ -61,11 +61,11 @@ def demo(
 
 def _toy(folder: Path) -> str:
     """Compare on the paper's toy model, draw its figures, and say in a line what was found."""
-    from eqprop.experiments.gdu import Subject, gdu_record, run
+    from eqprop.experiments.gdu import Setup, gdu_experiment, run
     from eqprop.report.gdu import read_document, write_folder
 
     document = read_document(folder)
     if document is None:
-        document, traces = run(Subject.of_record(gdu_record("toy"), torch.float64))
+        document, traces = run(Setup.of_experiment(gdu_experiment("toy"), torch.float64))
         write_folder(folder, document, traces)
     return str(document["budget"]["verdict"])

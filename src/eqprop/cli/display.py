@@ -23,8 +23,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from eqprop.experiments.experiment import label
 from eqprop.gdu.free import Release
-from eqprop.gdu.report import Shares
+from eqprop.gdu.report import Concentration
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.watch import Progress, Watch, duration
@@ -48,10 +49,11 @@ class Display(Watch):
 
     def begin(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
-        record, settings = plan.record, plan.settings
+        experiment, settings = plan.experiment, plan.settings
+        phases = f"T={experiment.T} K={experiment.K} beta={experiment.beta}"
         self.console.print(
-            f"[bold]{record.name}[/bold] ({record.preset})  {record.architecture}  T={record.T} K={record.K} "
-            f"beta={record.beta}  {settings.device}  -> {folder}",
+            f"[bold]{experiment.name}[/bold] ({experiment.preset})  {experiment.architecture}  {phases}  "
+            f"{settings.device}  -> {folder}",
             highlight=False,
         )
         self.live.start()
@@ -59,8 +61,9 @@ class Display(Watch):
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         assert self.plan is not None, "begin comes first"
         self.leg = leg
-        label = self.plan.record.label(leg.method)
-        self.bars.update(self.epochs, total=self.plan.record.epochs, completed=epoch, description=label)
+        self.bars.update(
+            self.epochs, total=self.plan.experiment.epochs, completed=epoch, description=label(leg.estimator)
+        )
         self.bars.update(self.iterations, total=self.plan.iterations, completed=0, description=engine)
 
     def progress(self, progress: Progress) -> None:
@@ -70,10 +73,10 @@ class Display(Watch):
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         for line in lines:
-            best = self.tests.get((line["method"], line["trial"]), (None, None))[1]
+            best = self.tests.get((line["estimator"], line["trial"]), (None, None))[1]
             error = line["test_error"]
             best = error if best is None or (error is not None and error < best) else best
-            self.tests[line["method"], line["trial"]] = (error, best)
+            self.tests[line["estimator"], line["trial"]] = (error, best)
         self.progress(progress)
 
     def warn(self, message: str) -> None:
@@ -89,7 +92,7 @@ class Display(Watch):
         if self.leg is not None:
             running = self.status.train_errors or (None,) * len(self.leg.trials)
             for trial, error in zip(self.leg.trials, running, strict=True):
-                test, best = self.tests.get((self.leg.method, trial), (None, None))
+                test, best = self.tests.get((self.leg.estimator, trial), (None, None))
                 table.add_row(str(trial), _percent(error), _percent(test), _percent(best))
         speed = f"{self.status.per_second:.3g} iterations/s, {duration(self.status.seconds_left)} left"
         return Group(self.bars, table, speed)
@@ -130,15 +133,15 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(Text(_jacobian(document)))
     if "release" in document:  # a document of an earlier version has none
         console.print(Text(str(Release(**document["release"]))))
-    if document.get("shares"):
-        console.print(Text(str(Shares(**document["shares"]))))
+    if document.get("concentration"):
+        console.print(Text(str(Concentration(**document["concentration"]))))
     console.print(Text(document["budget"]["verdict"], style="bold"))
 
 
 def _heading(d: Mapping[str, Any]) -> str:
     turns = " alternating" if d.get("schedule") == "alternating" else ""
     phases = f"T = {d['T']}{turns}, K = {d['K']}, beta = {d['beta']:g}"
-    if d.get("nudge") == "inside":
+    if d.get("nudge_site") == "inside":
         phases += " inside sigma"
     if d.get("cost", "squared-error") != "squared-error":
         phases += f", {d['cost']}"
@@ -148,8 +151,9 @@ def _heading(d: Mapping[str, Any]) -> str:
 
 def _training(trained: Mapping[str, Any]) -> str:
     n = trained.get("epochs")  # a document of an earlier version has none
+    by = trained.get("estimator", trained.get("method"))
     long = "" if n is None else f" for {n} epoch{'s' if n != 1 else ''}"
-    return f", trained by {trained['method']}{long}, trial {trained['trial']}"
+    return f", trained by {by}{long}, trial {trained['trial']}"
 
 
 def _settling(d: Mapping[str, Any]) -> str:

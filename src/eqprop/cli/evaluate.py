@@ -39,10 +39,10 @@ def evaluate_run(
     if as_json == "-":
         return
     table = Table(title=str(folder))
-    for heading in ("method", "seed", "epochs", "test error"):
+    for heading in ("estimator", "seed", "epochs", "test error"):
         table.add_column(heading, justify="right")
-    for method, trials in found.items():
+    for estimator, trials in found.items():
         for trial in trials:
             error = "diverged" if trial["diverged"] else f"{trial['test_error']:.2f} %"
-            table.add_row(method, str(trial["seed"]), str(trial["epoch"]), error)
+            table.add_row(estimator, str(trial["seed"]), str(trial["epoch"]), error)
     Console().print(table)

@@ -20,21 +20,20 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from eqprop.cli import app
-from eqprop.cli.common import Data, Device, Engine, Quiet, Threads, spread, stopping, watcher
+from eqprop.cli.common import Data, Device, Engine, Quiet, Threads, check_device, check_out, spread, stopping, watcher
 from eqprop.cli.display import bars
-from eqprop.cli.gdu import check_device, check_out
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.gdu import DTYPES, GDU_RECORDS, GduRecord, Subject, run, same_settings
-from eqprop.experiments.paper import PAPER, RECORDS, named_record
+from eqprop.experiments.experiment import Experiment, label
+from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
+from eqprop.experiments.paper import EXPERIMENTS, PAPER, named_experiment
 from eqprop.files import write_json
 from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import Row, read_run
 from eqprop.training.api import begin_or_resume
-from eqprop.training.metrics import Line, PublishedTrial, Result, draw, free_phases, mean, published_trials
-from eqprop.training.plan import Leg, Plan, split_methods
+from eqprop.training.metrics import Line, Result, StoredTrial, draw, free_phases, mean, stored_trials
+from eqprop.training.plan import Leg, Plan, split_estimators
 from eqprop.training.watch import Progress, Watch
 
 reproduce = typer.Typer(help="Reproduce figures and tables of the paper.", no_args_is_help=True)
@@ -56,19 +55,19 @@ def figures(
 
     check_out(out)
     check_device(device)
-    if preset not in GDU_RECORDS:
-        raise ValueError(unknown("preset", preset, GDU_RECORDS))
+    if preset not in GDU_EXPERIMENTS:
+        raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
     if threads is not None:
         torch.set_num_threads(threads)
-    records = [record.override(seed=seed) for record in GDU_RECORDS[preset].values()]
+    experiments = [experiment.override(seed=seed) for experiment in GDU_EXPERIMENTS[preset].values()]
     failed = []
     with bars() as progress:
-        task = progress.add_task("", total=sum(weight(record) for record in records))
-        for record in records:
+        task = progress.add_task("", total=sum(weight(experiment) for experiment in experiments))
+        for experiment in experiments:
             try:
-                _do(record, out / record.name, device, progress, task)
+                _do(experiment, out / experiment.name, device, progress, task)
             except NeverSettlesError as error:
-                failed.append(f"{record.name}: {error}")
+                failed.append(f"{experiment.name}: {error}")
     for path in write_gallery(out):
         typer.echo(path)
     if failed:
@@ -77,23 +76,23 @@ def figures(
         )
 
 
-def weight(record: GduRecord) -> float:
-    """About how long a record takes, in free steps of a small net, for the progress shown."""
-    return record.T * max(len(record.hidden), 0.1) + 25 * record.K
+def weight(experiment: GduExperiment) -> float:
+    """About how long an experiment takes, in free steps of a small net, for the progress shown."""
+    return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
 
 
-def _do(record: GduRecord, folder: Path, device: str, progress: Bars, task: TaskID) -> None:
+def _do(experiment: GduExperiment, folder: Path, device: str, progress: Bars, task: TaskID) -> None:
     """Compare and write the folder, unless it is there and was made with the same settings."""
     from eqprop.report.gdu import read_document, write_folder
 
-    done, share = progress.tasks[task].completed, weight(record)
+    done, share = progress.tasks[task].completed, weight(experiment)
     before = read_document(folder)
-    if before is None or not same_settings(before, record, DTYPE, drop_unsettled=False):
-        progress.update(task, description=record.name)
-        subject = Subject.of_record(record, DTYPES[DTYPE], device)
-        document, traces = run(subject, progress=lambda part: progress.update(task, completed=done + part * share))
+    if before is None or not same_settings(before, experiment, DTYPE, drop_unsettled=False):
+        progress.update(task, description=experiment.name)
+        setup = Setup.of_experiment(experiment, DTYPES[DTYPE], device)
+        document, traces = run(setup, progress=lambda part: progress.update(task, completed=done + part * share))
         write_folder(folder, document, traces)
-        said = f"{record.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
+        said = f"{experiment.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)
     progress.update(task, completed=done + share)
 
@@ -104,7 +103,7 @@ def table1(
     check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
     preset: Annotated[str | None, typer.Option(help="paper (the default), authors or tuned.")] = None,
-    method: Annotated[str | None, typer.Option(help="ep, bptt; both by default.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="ep, bptt; both by default.")] = None,
     trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
     epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,
     schedule: Annotated[str | None, typer.Option(help="synchronous, or alternating in runs of their own.")] = None,
@@ -119,29 +118,31 @@ def table1(
     """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on.
 
     With --check FOLDER one random trial of one published row is trained anew, and told whether it lies within the
-    published spread (code 1 if not); --seed chooses which, among those of --rows, --preset and --method.
+    published spread (code 1 if not); --seed chooses which, among those of --rows, --preset and --estimator.
     """
-    methods = split_methods(method or "ep,bptt")
+    estimators = split_estimators(estimator or "ep,bptt")
     if check is not None:
         told = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
-        among = Among(None if rows is None else rows.split(","), preset, methods)
+        among = Among(None if rows is None else rows.split(","), preset, estimators)
         _check(check, out, among, seed, {"watch": watcher(quiet), **told})
         return
     preset = preset or "paper"
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
-    records = [record.override(epochs=epochs, schedule=schedule, seed=seed) for record in _rows(rows, preset)]
+    experiments = [
+        experiment.override(epochs=epochs, schedule=schedule, seed=seed) for experiment in _rows(rows, preset)
+    ]
     _check_out(out)
-    options: dict[str, Any] = {"methods": methods, "trials": trials, "samples": samples, "data": data}
+    options: dict[str, Any] = {"estimators": estimators, "trials": trials, "samples": samples, "data": data}
     options |= {"engine": engine, "device": device, "threads": threads}
-    overall = Overall(watcher(quiet), [(r, m) for m in methods for r in records])
+    overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
     with stopping():
-        # One method over all rows before the next: a table with one column early is worth more than half its rows.
-        for part in methods:
-            for record in records:
-                folder = out / preset / _folder(record, schedule)
-                overall.turn(record, part)
-                result = begin_or_resume(record, folder, watch=overall, only=(part,), **options)
+        # One estimator over all rows before the next: a table with one column early is worth more than half its rows.
+        for part in estimators:
+            for experiment in experiments:
+                folder = out / preset / _folder(experiment, schedule)
+                overall.turn(experiment, part)
+                result = begin_or_resume(experiment, folder, watch=overall, only=(part,), **options)
                 write_json(folder.with_suffix(".json"), _published(result))
                 write_report(out, with_curves=False)
     written = write_report(out)
@@ -150,11 +151,11 @@ def table1(
 
 
 def _published(result: Result) -> dict[str, Any]:
-    """What a row's file holds: the JSON of `train --json`, how long each method took, how its free phases ended, and
+    """What a row's file holds: the JSON of `train --json`, how long each estimator took, how its free phases ended, and
     where and when it ran."""
     run = read_run(result.folder)
-    seconds = {method: round(run.seconds(method), 3) for method in result.summary["methods"]}
-    told = {"seconds_by_method": seconds, "free_phases": free_phases(run.lines)}
+    seconds = {estimator: round(run.seconds(estimator), 3) for estimator in result.summary["estimators"]}
+    told = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
     return {**result.summary, **told, "provenance": run.sessions}
 
 
@@ -163,14 +164,14 @@ class Among(NamedTuple):
 
     rows: list[str] | None
     preset: str | None
-    methods: tuple[str, ...]
+    estimators: tuple[str, ...]
 
-    def trials(self, folder: Path) -> list[PublishedTrial]:
-        found = published_trials(folder, self.rows)
-        wanted = [t for t in found if t.method in self.methods and self.preset in (None, t.record.preset)]
+    def trials(self, folder: Path) -> list[StoredTrial]:
+        found = stored_trials(folder, self.rows)
+        wanted = [t for t in found if t.estimator in self.estimators and self.preset in (None, t.experiment.preset)]
         if not wanted:
-            there = sorted({f"{t.record.name} {t.record.preset} {t.method}" for t in found})
-            asked = " ".join([self.preset or "any preset", " or ".join(self.methods)])
+            there = sorted({f"{t.experiment.name} {t.experiment.preset} {t.estimator}" for t in found})
+            asked = " ".join([self.preset or "any preset", " or ".join(self.estimators)])
             raise ValueError(f"Nothing published for {asked}; there is {', '.join(there)}. Choose one of these.")
         return wanted
 
@@ -178,15 +179,16 @@ class Among(NamedTuple):
 def _check(folder: Path, out: Path | None, among: Among, seed: int | None, options: dict[str, Any]) -> None:
     """Train the drawn trial again, into a folder that is kept if it was asked for."""
     trial = draw(among.trials(folder), seed)
-    label = f"{trial.record.name} ({trial.record.preset}, {trial.record.schedule}), {trial.method}, seed {trial.seed}"
-    typer.echo(f"{label}: published {trial.error:.2f} %, {trial.record.epochs} epochs, from {trial.path}")
+    drawn = trial.experiment
+    which = f"{drawn.name} ({drawn.preset}, {drawn.schedule}), {trial.estimator}, seed {trial.seed}"
+    typer.echo(f"{which}: published {trial.error:.2f} %, {trial.experiment.epochs} epochs, from {trial.path}")
     with TemporaryDirectory() as scratch, stopping():
-        to = (out or Path(scratch)) / _folder(trial.record, trial.record.schedule)
-        result = begin_or_resume(trial.record, to, methods=(trial.method,), trials=1, **options)
-    error = result.test_error(trial.method)
+        to = (out or Path(scratch)) / _folder(trial.experiment, trial.experiment.schedule)
+        result = begin_or_resume(trial.experiment, to, estimators=(trial.estimator,), trials=1, **options)
+    error = result.test_error(trial.estimator)
     if error is None:
         raise ValueError(
-            f"{label} diverged when it was trained anew; published is a test error of {trial.error:.2f} %."
+            f"{which} diverged when it was trained anew; published is a test error of {trial.error:.2f} %."
         )
     spread = f"{mean(trial.errors):.2f} ± {trial.tolerance:.2f} %"
     if not trial.holds(error):
@@ -195,16 +197,16 @@ def _check(folder: Path, out: Path | None, among: Among, seed: int | None, optio
     typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
 
 
-def _rows(rows: str | None, preset: str) -> list[Record]:
-    if preset not in RECORDS:
-        raise ValueError(unknown("preset", preset, RECORDS))
+def _rows(rows: str | None, preset: str) -> list[Experiment]:
+    if preset not in EXPERIMENTS:
+        raise ValueError(unknown("preset", preset, EXPERIMENTS))
     if rows is None:
-        return [record for name, record in RECORDS[preset].items() if name in PAPER]
-    return [named_record(name.strip(), preset) for name in rows.split(",") if name.strip()]
+        return [experiment for name, experiment in EXPERIMENTS[preset].items() if name in PAPER]
+    return [named_experiment(name.strip(), preset) for name in rows.split(",") if name.strip()]
 
 
-def _folder(record: Record, schedule: str | None) -> str:
-    return record.name + ("-alternating" if schedule == "alternating" else "")
+def _folder(experiment: Experiment, schedule: str | None) -> str:
+    return experiment.name + ("-alternating" if schedule == "alternating" else "")
 
 
 def _check_out(out: Path) -> None:
@@ -213,7 +215,7 @@ def _check_out(out: Path) -> None:
         raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
     if not out.exists() or not any(out.iterdir()):
         return
-    if not any(True for _ in out.glob("*/*/record.json")) and not (out / "figures").is_dir():
+    if not any(True for _ in out.glob("*/*/experiment.json")) and not (out / "figures").is_dir():
         listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
         raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or an empty folder with --out.")
 
@@ -224,14 +226,14 @@ class Overall(Watch):
     What is to come is estimated from the arithmetic of its time steps, at the speed measured last.
     """
 
-    def __init__(self, watch: Watch, parts: Sequence[tuple[Record, str]]) -> None:
+    def __init__(self, watch: Watch, parts: Sequence[tuple[Experiment, str]]) -> None:
         self.watch = watch
         self.to_come = list(parts)
-        self.now: tuple[Record, str] | None = None
+        self.now: tuple[Experiment, str] | None = None
         self.started = time.monotonic()
 
-    def turn(self, record: Record, method: str) -> None:
-        self.now = (record, method)
+    def turn(self, experiment: Experiment, estimator: str) -> None:
+        self.now = (experiment, estimator)
         self.to_come.remove(self.now)
 
     def begin(self, plan: Plan, folder: Path) -> None:
@@ -254,19 +256,19 @@ class Overall(Watch):
 
     def _with_all(self, progress: Progress) -> Progress:
         assert self.now is not None, "turn comes first"
-        whole, later = arithmetic(self.now[0]), sum(arithmetic(record) for record, _ in self.to_come)
+        whole, later = arithmetic(self.now[0]), sum(arithmetic(experiment) for experiment, _ in self.to_come)
         return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
 
 
-def arithmetic(record: Record) -> float:
+def arithmetic(experiment: Experiment) -> float:
     """About how much a leg computes: steps times connections between dynamic layers, over all epochs."""
-    net = record.architecture
+    net = experiment.architecture
     if isinstance(net, LayeredNet):
         sizes = net.sizes[:-1]
         connections = sum(a * b for a, b in pairwise(sizes))
     else:
         connections = 4_000_000
-    return record.epochs * (record.T + 2 * record.K) * math.sqrt(connections)
+    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
 
 
 def _show(out: Path, written: Written) -> None:
@@ -280,17 +282,17 @@ def _show(out: Path, written: Written) -> None:
 def results_table(found: Sequence[Row]) -> Table:
     """Ours beside the paper's, within 80 columns."""
     table = Table(title="Test error, % (running train error)", box=SIMPLE, pad_edge=False, collapse_padding=True)
-    for heading in ("network", "method", "ours", "paper", "epochs", "reproduced"):
-        table.add_column(heading, justify="left" if heading in ("network", "method") else "right", no_wrap=True)
+    for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
+        table.add_column(heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=True)
     for row in found:
-        paper = row.reported
+        paper = row.paper_result
         ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
         table.add_row(
             row.run.title,
-            row.run.record.label(row.method),
+            label(row.estimator),
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
             "--" if paper is None else str(paper),
-            f"{row.test.epoch if row.test else 0}/{row.run.record.epochs}",
+            f"{row.test.epoch if row.test else 0}/{row.run.experiment.epochs}",
             row.verdict if row.verdict in ("yes", "no") else "--",
         )
     return table

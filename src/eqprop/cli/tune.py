@@ -22,20 +22,20 @@ from eqprop.cli.common import (
     Data,
     Device,
     Engine,
+    ExperimentName,
     Init,
     Json,
     Model,
     Preset,
     Quiet,
-    RecordName,
     Threads,
     check_json,
     factory,
     give_json,
 )
 from eqprop.data import Images
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.io import find_record, to_plain, to_toml
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.files import write_json, write_text
 from eqprop.training import Stopped
 from eqprop.training.folder import locked
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Asked:
     """What the options say, whichever way the values are found."""
 
-    record: Record
+    experiment: Experiment
     folder: Path
     machine: Machine
     budget: float
@@ -64,8 +64,8 @@ class Wish:
 
 
 @app.command("tune")
-def tune_record(
-    record: RecordName,
+def tune_experiment(
+    experiment: ExperimentName,
     preset: Preset = "paper",
     out: Annotated[Path | None, typer.Option(help="The folder for everything. [default: tuned/NAME]")] = None,
     budget: Annotated[float, typer.Option(help="Seconds of training, about.")] = 600.0,
@@ -84,20 +84,20 @@ def tune_record(
 ) -> None:
     """Choose T, K, beta and the learning rates as the paper did by hand; the test set is not looked at.
 
-    Writes a record that eqprop train takes, the curves it was decided from, and the reasons. Started again, it goes on.
+    Writes an experiment that eqprop train takes, the curves it was decided from, and the reasons. Resumable.
     """
     check_json(as_json)
-    wanted = find_record(record, preset).override(seed=seed, init=init)
+    wanted = find_experiment(experiment, preset).override(seed=seed, init=init)
     folder = Path("tuned") / wanted.name if out is None else out
     machine = Machine(device or "cpu", engine or "auto", threads)
-    wish = Wish(wanted, folder, machine, budget, model, data, quiet, as_json)
+    asked = Asked(wanted, folder, machine, budget, model, data, quiet, as_json)
     with going_on():
         if search is not None:
-            run_search(wish, search, storage, workers)
+            run_search(asked, search, storage, workers)
         elif storage is not None or workers > 1:
             raise ValueError("--storage and --workers belong to a search; say how many trials it has: --search 50.")
         else:
-            run_recipe(wish)
+            run_recipe(asked)
 
 
 @contextmanager
@@ -110,40 +110,45 @@ def going_on() -> Iterator[None]:
         raise typer.Exit(interrupt.exit_code if isinstance(interrupt, Stopped) else 130) from interrupt
 
 
-def run_recipe(wish: Wish) -> None:
+def run_recipe(asked: Asked) -> None:
     """The paper's recipe, its files, and the table of what was decided."""
-    from eqprop.report.figures import RECORD, write_tuned
+    from eqprop.report.figures import EXPERIMENT, write_tuned
     from eqprop.tuning.recipe import Request, tune
 
-    images = wish.images()
-    asked = {"recipe": to_plain(wish.record), "budget": wish.budget, "model": wish.model, "data": describe(images)}
-    prepare_folder(wish.folder, asked)
-    if wish.machine.threads is not None:
-        torch.set_num_threads(wish.machine.threads)
-    with locked(wish.folder), progress(wish.quiet) as tell:
-        own = factory(wish.model)
-        tuned = tune(Request(wish.record, wish.folder, images, own, wish.machine, wish.budget, tell))
+    images = asked.images()
+    request = {
+        "recipe": to_dict(asked.experiment),
+        "budget": asked.budget,
+        "model": asked.model,
+        "data": describe(images),
+    }
+    prepare_folder(asked.folder, request)
+    if asked.machine.threads is not None:
+        torch.set_num_threads(asked.machine.threads)
+    with locked(asked.folder), progress(asked.quiet) as tell:
+        own = factory(asked.model)
+        tuned = tune(Request(asked.experiment, asked.folder, images, own, asked.machine, asked.budget, tell))
     reasons = {d["name"]: d["reason"] for d in tuned.document["decisions"]}
-    write_tuned(wish.folder, tuned.document, to_toml(tuned.record, reasons, _title(wish)))
-    give_json(tuned.document, wish.as_json)
-    if not wish.quiet and wish.as_json != "-":
+    write_tuned(asked.folder, tuned.document, to_toml(tuned.experiment, reasons, _title(asked)))
+    give_json(tuned.document, asked.as_json)
+    if not asked.quiet and asked.as_json != "-":
         console = Console(highlight=False)
         console.print(decisions_table(tuned.document))
         _warn_unsettled(tuned.document, console)
-        console.print(f"Train with it: eqprop train {wish.folder / RECORD}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
 
 
 def _warn_unsettled(document: Mapping[str, Any], console: Console) -> None:
-    """The free phases of the training with the record's own values, where many had not settled."""
-    record = document["record"]
-    own = [t for t in document["trainings"] if all(t[name] == record[name] for name in ("T", "K", "beta"))]
+    """The free phases of the training with the experiment's own values, where many had not settled."""
+    experiment = document["experiment"]
+    own = [t for t in document["trainings"] if all(t[name] == experiment[name] for name in ("T", "K", "beta"))]
     share = max((t["unsettled"] for t in own), default=0.0)
     if share >= 1.0:
         console.print(f"warning: with these, {share:.0f} % of the free phases end before they settle.", markup=False)
 
 
-def _title(wish: Wish) -> str:
-    return f"{wish.record.name}, tuned with seed {wish.record.seed} and a budget of {wish.budget:g} s"
+def _title(asked: Asked) -> str:
+    return f"{asked.experiment.name}, tuned with seed {asked.experiment.seed} and a budget of {asked.budget:g} s"
 
 
 @contextmanager
@@ -188,35 +193,35 @@ def _shown(value: Any) -> str:
     return "\n".join(f"{k} {v:g}" for k, v in value.items()) if isinstance(value, Mapping) else f"{value:g}"
 
 
-JOURNAL, DOCUMENT, RECORD = "study.journal", "search.json", "best.toml"
+JOURNAL, DOCUMENT, EXPERIMENT = "study.journal", "search.json", "best.toml"
 
 
-def run_search(wish: Wish, trials: int, storage: str | None, workers: int) -> None:
-    """Search to the end and write the best record; every worker does, and writes the same."""
+def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> None:
+    """Search to the end and write the best experiment; every worker does, and writes the same."""
     from eqprop.tuning.search import Search, result, work
 
-    images = wish.images()
-    asked = {"search": to_plain(wish.record), "model": wish.model, "data": describe(images)}
-    prepare_folder(wish.folder, asked)
-    where = storage or str(wish.folder / JOURNAL)
-    threads = wish.machine.threads or max((os.cpu_count() or 1) // workers, 1)
+    images = asked.images()
+    request = {"search": to_dict(asked.experiment), "model": asked.model, "data": describe(images)}
+    prepare_folder(asked.folder, request)
+    where = storage or str(asked.folder / JOURNAL)
+    threads = asked.machine.threads or max((os.cpu_count() or 1) // workers, 1)
     torch.set_num_threads(threads)
-    machine = replace(wish.machine, threads=threads)
+    machine = replace(asked.machine, threads=threads)
     team = [_start(threads) for _ in range(workers - 1)]
     try:
-        with progress(wish.quiet) as tell:
-            own = factory(wish.model)
-            wanted = Search(wish.record, wish.folder, images, trials, where, own, machine, wish.budget, tell)
+        with progress(asked.quiet) as tell:
+            own = factory(asked.model)
+            wanted = Search(asked.experiment, asked.folder, images, trials, where, own, machine, asked.budget, tell)
             work(wanted)
     finally:
         _end(team)
     found = result(wanted)
-    _write(wish.folder, found, wish)
-    give_json(found.document, wish.as_json)
-    if not wish.quiet and wish.as_json != "-":
+    _write(asked.folder, found, asked)
+    give_json(found.document, asked.as_json)
+    if not asked.quiet and asked.as_json != "-":
         console = Console(highlight=False)
         console.print(trials_table(found.document))
-        console.print(f"Train with it: eqprop train {wish.folder / RECORD}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
@@ -252,12 +257,12 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
             print(f"A worker ended {how}; the others did its share.", file=sys.stderr)
 
 
-def _write(folder: Path, found: Found, wish: Wish) -> None:
+def _write(folder: Path, found: Found, asked: Asked) -> None:
     title = (
-        f"{wish.record.name}, the best of {len(found.document['trials'])} trials of a search with seed "
-        f"{wish.record.seed}: held-out error {found.document['held_out_error']:.2f} %"
+        f"{asked.experiment.name}, the best of {len(found.document['trials'])} trials of a search with seed "
+        f"{asked.experiment.seed}: held-out error {found.document['held_out_error']:.2f} %"
     )
-    write_text(folder / RECORD, to_toml(found.record, title=title))
+    write_text(folder / EXPERIMENT, to_toml(found.experiment, title=title))
     write_json(folder / DOCUMENT, found.document)
 
 

@@ -2,13 +2,12 @@
 
 from eqprop.data.idx import Idx, read_idx
 from eqprop.data.images import Images, idx_directory, mnist, one_hot, split_validation
-from eqprop.data.sources import NAMES, cache_folder, open_set, set_name
+from eqprop.data.sources import NAMES, open_set, set_name
 
 __all__ = [
     "NAMES",
     "Idx",
     "Images",
-    "cache_folder",
     "idx_directory",
     "mnist",
     "one_hot",

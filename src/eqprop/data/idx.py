@@ -32,18 +32,18 @@ class Idx:
     values: NDArray[Any]
 
     def sha256(self) -> str:
-        """SHA-256 of the uncompressed file: the same for a plain file and for any compression of it."""
+        """SHA-256 of the uncompressed file: the same for a file and for any compression of it."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 def read_idx(path: str | Path) -> Idx:
-    """The array in an IDX file, plain or gzip-compressed (told by its first bytes, not by its name).
+    """The array in an IDX file, gzip-compressed or not (its first bytes say which, not its name).
 
     Raises FileNotFoundError for a missing file and ValueError for one that is not exactly an IDX file.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}. Give the path of an IDX file, plain or .gz.")
+        raise FileNotFoundError(f"There is no file {path}. Give the path of an IDX file, compressed (.gz) or not.")
     with path.open("rb") as raw:
         compressed = raw.read(2) == GZIP_MAGIC
         raw.seek(0)

@@ -1,7 +1,7 @@
 """The order of the samples: a permutation per trial and epoch, drawn on the CPU from a hash of seed and epoch.
 
 A run needs no generator state to go on: seed, epoch and iteration say which mini-batch comes next, on every
-device and for every method.
+device and for every estimator.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MNIST_SHA256 = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 FILES = tuple(MNIST_SHA256)
+MNIST_DIGEST = "c5097fdd51cfdbe7695fd9df3612695696864b5c424f58d843ffdc5d335e9914"
+"""The `sha256` of MNIST as `Images` has it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ def idx_directory(
     """The set in a directory with the four files of MNIST's layout: Fashion-MNIST, KMNIST or one's own.
 
     The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-    t10k-labels-idx1-ubyte, also with a dot before idx, also with .gz (a plain file is taken before a
+    t10k-labels-idx1-ubyte, also with a dot before idx, also with .gz (an uncompressed file is taken before a
     compressed one). `sha256` gives, by these names, digests of uncompressed files to insist on.
     """
     _check_destination(device, dtype)
@@ -149,7 +151,7 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
 
 
 def find_file(directory: Path, name: str) -> Path | None:
-    """One of `FILES` in a directory, in any of its spellings, plain before compressed; None if it is not there."""
+    """One of `FILES` in a directory, in any of its spellings, uncompressed first; None if it is not there."""
     there = (directory / candidate for candidate in _spellings(name))
     return next((path for path in there if path.is_file()), None)
 

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from eqprop.cache import cache_folder
 from eqprop.data.idx import GZIP_MAGIC
 from eqprop.data.images import FILES, Images, find_file, idx_directory, mnist
+from eqprop.messages import did_you_mean
 
 CHUNK = 1 << 16
 RETRIES = 2
@@ -280,11 +281,9 @@ def open_set(
     if name is not None:
         return _named(NAMED[name], device, dtype)
     if not Path(source).is_dir() and "/" not in str(source):
-        near = get_close_matches(str(source).lower(), NAMES, n=1, cutoff=0.6)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise FileNotFoundError(
             f"There is no data set and no directory {str(source)!r}; expected {', '.join(NAMES)}, or a directory of "
-            f"IDX files.{hint}"
+            f"IDX files.{did_you_mean(str(source), NAMES)}"
         )
     return idx_directory(source, device, dtype)
 
@@ -297,14 +296,8 @@ def set_name(source: str | Path | None) -> str | None:
     return name if name in NAMES else None
 
 
-def cache_folder(name: str) -> Path:
-    """Where a named set is kept: $EQPROP_CACHE, $XDG_CACHE_HOME or ~/.cache, then eqprop/data/NAME."""
-    home = os.environ.get("EQPROP_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "eqprop" / "data" / name
-
-
 def _named(chosen: NamedSet, device: torch.device | str | None, dtype: torch.dtype) -> Images:
-    cache = cache_folder(chosen.name)
+    cache = cache_folder("data", chosen.name)
     folder = next((place for place in (cache, *chosen.places) if _holds_all(place)), None)
     if folder is None:
         files = {f"{name}.gz": digest for name, digest in chosen.archives.items() if not _has(cache, name)}

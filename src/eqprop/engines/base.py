@@ -1,18 +1,28 @@
-"""Which engine runs: by name, or the fastest that supports the model on this machine."""
+"""Engines replace the time loop and nothing else.
+
+An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
+mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to. Where its
+iterations are so much faster that they outdo `relaxation`, it evaluates too (`Engine.evaluates`).
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.estimators import EP, Estimator, Signs
+from eqprop.estimators import EP, Estimator, Nudging, Signs
+from eqprop.messages import unknown
+from eqprop.models import Convolutional, Layered
 from eqprop.relax import Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
@@ -30,6 +40,20 @@ def full_precision() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What an engine is asked to run; a part that is None is not looked at.
+
+    start       where the free phases of training begin (see `eqprop.starts`)
+    """
+
+    model: Dynamics
+    cost: Cost | None = None
+    estimator: Estimator | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    start: StartName = "zero"
+
+
+@dataclass(frozen=True)
 class Job:
     """What is trained, on what, and how.
 
@@ -38,7 +62,7 @@ class Job:
     targets     (N, classes) one-hot rows, or whatever the cost takes
     labels      (N,) class numbers, against which the running error is counted
     optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
-    networks    how many networks are stacked; None for one plain network
+    networks    how many networks are stacked; None for a single one
     start       where free phases begin; None for the model's zero state
     signs       of beta, for random-sign nudging: an iteration takes those of its number; None for seeds 0, 1, ...
     """
@@ -53,6 +77,11 @@ class Job:
     networks: int | None = None
     start: Start | None = None
     signs: Signs | None = None
+
+    @property
+    def task(self) -> Task:
+        start = "zero" if self.start is None else self.start.kind
+        return Task(self.model, self.cost, self.estimator, self.optimizer, start)
 
 
 @dataclass
@@ -84,7 +113,7 @@ class Tally:
         return [f.name for f in fields(cls)]
 
     def read(self) -> dict[str, list[float]]:
-        """Every count as plain numbers, a list over networks. Waits for the device."""
+        """Every count as a list of numbers over networks. Waits for the device."""
         table = torch.stack([getattr(self, name) for name in self.names()]).cpu()
         return dict(zip(self.names(), table.tolist(), strict=True))
 
@@ -121,9 +150,27 @@ class Runner(ABC):
 
 
 class Engine(ABC):
-    """A way to run the time loop."""
+    """A way to run the time loop.
+
+    A subclass declares what it serves; what is left empty is not restricted. Models and costs are served by exact type,
+    with methods as their classes define them: a subclass or a patched method is another model, which an engine with
+    the class written out would train wrongly.
+    """
 
     name: str
+
+    device: str = ""
+    """The kind of device it runs on."""
+
+    models: tuple[type[Dynamics], ...] = ()
+    costs: tuple[type[Cost], ...] = ()
+    estimators: tuple[type[Estimator], ...] = ()
+
+    nudgings: tuple[Nudging, ...] = ()
+    """The kinds of nudging of EP."""
+
+    updates: bool = False
+    """Whether it updates parameters itself, by SGD without options."""
 
     starts: tuple[StartName, ...] = ("zero",)
     """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
@@ -134,15 +181,31 @@ class Engine(ABC):
     def evaluates(self, samples: int) -> bool:
         return self.evaluated_from is not None and samples >= self.evaluated_from
 
-    @abstractmethod
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        """Why this engine cannot serve, in words; None if it can. What is None is not looked at."""
+    def refuses(self, task: Task) -> str | None:
+        """Why this engine cannot serve, as a sentence; None if it can."""
+        return self._refuses_declared(task) or self.refuses_more(task)
+
+    def refuses_more(self, task: Task) -> str | None:
+        """What a subclass asks of a task beyond what it declares."""
+        return None
+
+    def _refuses_declared(self, task: Task) -> str | None:
+        place = next(task.model.parameters(), torch.empty(0)).device
+        if self.device and place.type != self.device:
+            where = "a CUDA device" if self.device == "cuda" else "the CPU"
+            return f"it runs on {where}, and the model is on {place}."
+        if task.start not in self.starts:
+            return f"its free phases begin at {' or '.join(self.starts)}, and they are to begin {task.start}."
+        estimator = task.estimator
+        if self.estimators and estimator is not None and type(estimator) not in self.estimators:
+            return f"it computes {_listed(self.estimators)}, and the estimator is {type(estimator).__name__}."
+        if self.nudgings and isinstance(estimator, EP) and estimator.nudging not in self.nudgings:
+            return f"its nudging is {' or '.join(self.nudgings)}, and the estimator's is {estimator.nudging}."
+        return (
+            _refuses_part("model", task.model, self.models)
+            or _refuses_part("cost", task.cost, self.costs)
+            or (_needs_bare_sgd(task.optimizer) if self.updates else None)
+        )
 
     @abstractmethod
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
@@ -153,24 +216,54 @@ class Engine(ABC):
         """Training iterations of a job this engine does not refuse."""
 
 
-def nudges_otherwise(estimator: Estimator | None) -> str | None:
-    """Why an engine with the one-sided nudge written out cannot stand in for this EP; None if it can."""
-    if isinstance(estimator, EP) and estimator.nudging != "one-sided":
-        return f"its nudging is one-sided, and the estimator's is {estimator.nudging}."
+def _listed(kinds: tuple[type, ...]) -> str:
+    return " and ".join(kind.__name__ for kind in kinds)
+
+
+def _refuses_part(what: str, part: object | None, kinds: tuple[type, ...]) -> str | None:
+    """Whether a model or a cost is one of these, untouched."""
+    if part is None or not kinds:
+        return None
+    if type(part) not in kinds:
+        return f"it has {_listed(kinds)} written out, and the {what} is {type(part).__name__}."
+    changed = touched(part)
+    if changed is not None:
+        return f"it has {_listed(kinds)} written out, and {changed} of this {what} is not the class's own."
     return None
 
 
-def needs_plain_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:
-    """Why an engine with its own update cannot stand in for this optimizer; None for plain SGD."""
+@functools.cache
+def _as_defined(kind: type) -> dict[str, object]:
+    """What a class and its bases below nn.Module define, as it was when first asked for."""
+    own = [c for c in kind.__mro__ if c.__module__.startswith("eqprop.")]
+    return {name: vars(c)[name] for c in reversed(own) for name in vars(c) if not name.startswith("__")}
+
+
+def touched(part: Any) -> str | None:
+    """The name of a method that was replaced, on the object or on its class; None if all are as they were defined."""
+    kind: type = type(part)
+    defined = _as_defined(kind)
+    for name, value in defined.items():
+        if inspect.getattr_static(kind, name) is not value or (callable(value) and name in vars(part)):
+            return name
+    return None
+
+
+def _needs_bare_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:
+    """Why an engine with its own update cannot stand in for this optimizer; None for SGD without options."""
     if optimizer is None:
         return None
     if type(optimizer) is not torch.optim.SGD:
-        return f"it updates by plain SGD itself, and the optimizer is {type(optimizer).__name__}."
+        return f"it updates by SGD itself, and the optimizer is {type(optimizer).__name__}."
     for group in optimizer.param_groups:
         extras = [name for name in ("momentum", "weight_decay", "dampening", "nesterov", "maximize") if group.get(name)]
         if extras:
-            return f"it updates by plain SGD itself, and the optimizer has {', '.join(extras)}."
+            return f"it updates by SGD without options itself, and the optimizer has {', '.join(extras)}."
     return None
+
+
+def has_bare_sgd(job: Job) -> bool:
+    return _needs_bare_sgd(job.optimizer) is None
 
 
 def learning_rates(job: Job) -> dict[str, float]:
@@ -195,32 +288,19 @@ def engine_names() -> tuple[str, ...]:
     return ("auto", *(engine.name for engine in _engines()))
 
 
-def choose(
-    name: str,
-    model: Dynamics,
-    cost: Cost | None = None,
-    estimator: Estimator | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    start: StartName = "zero",
-) -> Engine:
-    """The engine of that name, or with "auto" the first that does not refuse.
-
-    start       where the free phases of training begin; a job with such a `start` is only given to an engine that
-                was chosen for it
-    """
-
-    def refusal(engine: Engine) -> str | None:
-        if start not in engine.starts:
-            return f"its free phases begin at zero, and they are to begin {start}."
-        return engine.refuses(model, cost, estimator, optimizer)
-
+def choose(name: str, task: Task) -> Engine:
+    """The engine of that name, or with "auto" the first that does not refuse."""
     engines = _engines()
     if name == "auto":
-        return next(engine for engine in engines if refusal(engine) is None)
+        return next(engine for engine in engines if engine.refuses(task) is None)
     for engine in engines:
         if engine.name == name:
-            reason = refusal(engine)
-            if reason is not None:
+            if (reason := engine.refuses(task)) is not None:
                 raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
             return engine
-    raise ValueError(f"Unknown engine {name!r}; expected one of {', '.join(engine_names())}.")
+    raise ValueError(unknown("engine", name, engine_names()))
+
+
+# Taken down at import, before anybody can patch a class.
+for _written_out in (Layered, Convolutional, SquaredError):
+    _as_defined(_written_out)

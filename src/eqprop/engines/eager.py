@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally, full_precision
-from eqprop.estimators import EP, Estimator, Signs
+from eqprop.estimators import EP, Signs
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -45,10 +44,10 @@ class EagerRunner(Runner):
         x, y = job.images[rows], job.targets[rows]
         job.optimizer.zero_grad(set_to_none=True)
         begun = None if job.start is None else job.start.begin(x, rows)
-        if isinstance(self.estimator, EP):
-            free = self.estimator.backward(job.model, job.cost, x, y, begun, signs)
-        else:
-            free = self.estimator.backward(job.model, job.cost, x, y, begun)
+        estimator = self.estimator
+        if isinstance(estimator, EP) and signs is not None:
+            estimator = estimator.with_sign(signs if job.networks else signs[0])
+        free = estimator.backward(job.model, job.cost, x, y, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             loss = job.cost(free.state, y, theta).reshape(self.tally.bad.numel(), -1)
@@ -60,7 +59,7 @@ class EagerRunner(Runner):
         self.clock += 1.0
 
     def _guard(self, loss: Tensor) -> None:
-        """Freeze the networks whose loss or gradient is not finite: a zero gradient leaves plain SGD where it is."""
+        """Freeze the networks whose loss or gradient is not finite: a zero gradient leaves SGD where it is."""
         good = torch.isfinite(loss).all(1)
         grads = [p.grad for group in self.job.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for grad in grads:
@@ -87,15 +86,6 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
     starts = ("zero", "persistent", "initialised")
-
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        return None
 
     @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:

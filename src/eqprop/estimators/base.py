@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost
-from eqprop.dynamics import Dynamics
-from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare
-from eqprop.state import State, subtract
+from eqprop.cost import Cost, Problem
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare, relax
+from eqprop.state import State, per_sample, subtract
+
+Factor = float | complex | Tensor
+"""A number, or a tensor of them with one per stacked network, (R,)."""
 
 
 class Step(NamedTuple):
@@ -45,6 +48,9 @@ class Estimator(ABC):
     caller then looks for NaN itself.
     """
 
+    orientation: ClassVar[int] = 1
+    """+1 if the process adds up to dL/dtheta, -1 if to its negative."""
+
     T: int
     K: int
     schedule: Schedule = "synchronous"
@@ -64,22 +70,31 @@ class Estimator(ABC):
         return Phase(self.T if T is None else T, self.schedule, self.stop, self.tolerance, checked=self.checked)
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
-        """Raise ValueError, in words, if this estimator cannot serve the model or the cost. Most serve every one."""
+        """Raise ValueError if this estimator cannot serve the model or the cost. Most serve every one."""
 
-    @abstractmethod
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         """The free phase and the batch mean of dL/dtheta by parameter, leaving `.grad` alone."""
+        problem = Problem(model, cost, x, y)
+        start = prepare(model, x, state, None)
+        cost.check(start, y)  # before the first step, not after the last
+        free = relax(model, x, self.free_phase(self.free_steps), start)
+        free, grads = self.estimate(problem, free)
+        return free, merge(model, grads, problem.direct_gradient(free.state))
+
+    @property
+    def free_steps(self) -> int:
+        """Steps that `gradient` relaxes before `estimate`."""
+        return self.T
+
+    @abstractmethod
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        """The free phase as it is handed out, and the batch mean of dL/dtheta through the dynamics, by name."""
 
     @abstractmethod
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """The K steps of the process one at a time, from the end of a free phase that kept its last K states."""
-
-    @property
-    @abstractmethod
-    def sign(self) -> int:
-        """+1 if the process adds up to dL/dtheta, -1 if to its negative."""
 
     def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
         """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
@@ -93,8 +108,8 @@ class Estimator(ABC):
         neurons = tuple(torch.stack(layer) for layer in zip(*(step.neurons for step in taken), strict=True))
         synapses = {name: torch.stack([step.synapses[name] for step in taken]) for name in taken[0].synapses}
         names = {p: name for name, p in model.named_parameters()}
-        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return Processes(neurons, synapses, {names[p]: self.sign * g for p, g in direct.items() if p in names})
+        direct = Problem(model, cost, x, y).direct_gradient(free.state)
+        return Processes(neurons, synapses, {names[p]: self.orientation * g for p, g in direct.items() if p in names})
 
 
 def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
@@ -106,11 +121,28 @@ def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
 
-def begin(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None) -> State:
-    """The state to start from, with x, y and it checked before the first step and not after the last."""
-    s = prepare(model, x, state, None)
-    cost.check(s, y)
-    return s
+def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor) -> Step:
+    """One step of a nudged phase as an update, neurons and synapses, times `unit`  [eq:delta-ep]."""
+    moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
+    if not isinstance(model, PrimitiveDynamics):
+        return Step(moved, transition_vjp(model, x, before, moved)[1])
+    learned = trainable(model)
+    contrast = model.contrast(x, after, before)
+    return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
+
+
+def by_network(factor: Factor, like: Tensor) -> Factor:
+    """A factor per network, shaped to multiply a layer or a parameter of stacked networks."""
+    return per_sample(factor.to(like.dtype), like) if isinstance(factor, Tensor) else factor
+
+
+def minus_sum(steps: Iterable[Step]) -> dict[str, Tensor]:
+    """Minus the sum of the updates of the synapses: dL/dtheta, step by step  [eq:ep-weight-update]."""
+    grads: dict[str, Tensor] = {}
+    for step in steps:
+        for name, change in step.synapses.items():
+            grads[name] = grads[name] - change if name in grads else -change
+    return grads
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -161,9 +193,3 @@ def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool
 def batch_mean(model: Dynamics, x: Tensor, s: State, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     samples = s[0].shape[model.sample_dims(x) - 1]
     return {name: g / samples for name, g in sums.items()}
-
-
-def pull_dense(cost: Cost, s: State, y: Tensor, model: Dynamics) -> State:
-    """dl/ds per sample with zeros for the layers the cost does not see."""
-    pull = cost.pull(s, y, dict(model.named_parameters()))
-    return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, pull, strict=True))

@@ -7,23 +7,19 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
     Estimator,
     Step,
     batch_mean,
-    begin,
-    merge,
     pull_back,
-    pull_dense,
     trainable,
     transition_vjp,
 )
 from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory
-from eqprop.state import State
 
 
 @final
@@ -42,28 +38,24 @@ class BPTT(Estimator):
             )
 
     @property
-    def sign(self) -> int:
-        return 1
+    def free_steps(self) -> int:
+        return self.T - self.K
 
-    def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        start = relax(model, x, self.free_phase(self.T - self.K), begin(model, cost, x, y, state))
-        parameters = trainable(model)
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        model, x, parameters = problem.model, problem.x, trainable(problem.model)
         with torch.enable_grad():
             drive = model.drive(x)
-            s = start.state
+            s = free.state
             for _ in range(self.K):
                 s = model.step(drive, s)
         end = relax(model, x, Phase(0, tolerance=self.tolerance, checked=False), s)
         if self.checked:
-            check_finite(model, end.state, lambda: trajectory(model, x, start.state, self.K), start.steps)
+            check_finite(model, end.state, lambda: trajectory(model, x, free.state, self.K), free.steps)
         with torch.no_grad():
-            nabla = pull_dense(cost, end.state, y, model)
+            nabla = problem.pull(end.state)
         sums = dict(zip(parameters, pull_back(s, tuple(parameters.values()), nabla), strict=True))
-        free = Relaxation(end.state, start.steps + self.K, end.residual, end.settled)
-        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return free, merge(model, batch_mean(model, x, end.state, sums), direct)
+        whole = Relaxation(end.state, free.steps + self.K, end.residual, end.settled)
+        return whole, batch_mean(model, x, end.state, sums)
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state]."""
@@ -74,7 +66,7 @@ class BPTT(Estimator):
             )
         cost.check(free.state, y)
         with torch.no_grad():
-            nabla = pull_dense(cost, free.state, y, model)
+            nabla = Problem(model, cost, x, y).pull(free.state)
         for t in range(self.K):
             earlier, synapses = transition_vjp(model, x, free.trail[-1 - t], nabla)
             yield Step(nabla, synapses)

@@ -6,16 +6,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, Nudge, check_beta
+from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, add_to_grad, begin, difference, merge, trainable, transition_vjp
+from eqprop.estimators.base import Estimator, Step, by_network, difference, minus_sum, update
 from eqprop.relax import Phase, Relaxation, relax, trajectory
-from eqprop.state import State, subtract
+from eqprop.state import State
 
 
 class SideBySide:
@@ -26,9 +26,8 @@ class SideBySide:
     A single beta leaves the batch as it is; it may then be a tensor with one value a network, (R,).
     """
 
-    def __init__(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, betas: Sequence[float | complex | Tensor]
-    ) -> None:
+    def __init__(self, problem: Problem, betas: Sequence[float | complex | Tensor]) -> None:
+        model, cost, x, y = problem.model, problem.cost, problem.x, problem.y
         self.copies = len(betas)
         self.dim = model.sample_dims(x) - 1
         self.x = self._repeat(x)
@@ -96,8 +95,6 @@ def _signs(seed: int, begin: int, end: int) -> Iterator[float]:
 
 
 Nudging = Literal["one-sided", "symmetric", "random-sign"]
-Sign = float | Tensor
-"""The sign of beta: +1 or -1, or a tensor of them with one a stacked network, (R,)."""
 
 
 @final
@@ -112,124 +109,91 @@ class EP(Estimator):
     nudging     "one-sided": as above, with a bias of order beta.
                 "symmetric": -(1/2 beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_K^-beta)), the mean over beta and
                 -beta, both relaxed in one batch; a bias of order beta^2.
-                "random-sign": one-sided with the sign of beta drawn anew at every call, from torch's generator or
-                given as `sign`; its mean over signs is the symmetric gradient.
+                "random-sign": one-sided with the sign of beta drawn anew at every call, from torch's generator; its
+                mean over signs is the symmetric gradient. `with_sign` gives it a sign of one's own.
+    beta        a number, or a tensor with one per stacked network, (R,)
     """
 
-    beta: float = 0.1
+    orientation: ClassVar[int] = -1
+
+    beta: float | Tensor = 0.1
     nudging: Nudging = "one-sided"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_beta(self.beta)
+        if not isinstance(self.beta, Tensor):
+            check_beta(self.beta)
         if self.nudging not in ("one-sided", "symmetric", "random-sign"):
             raise ValueError(
                 f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. Holomorphic and "
                 "continual EP are estimators of their own, HolomorphicEP and ContinualEP."
             )
 
-    @property
-    def sign(self) -> int:
-        return -1
-
-    def with_sign(self, sign: int) -> EP:
-        """The one-sided EP that random-sign nudging is where it draws this sign."""
+    def with_sign(self, sign: float | Tensor) -> EP:
+        """The one-sided EP that random-sign nudging is where it draws this sign, or these, one per network."""
+        if self.nudging != "random-sign":
+            raise ValueError(
+                f"A sign of beta was given to {self.nudging} nudging, which has no use for it. Use "
+                "nudging='random-sign', or give EP a negative beta."
+            )
+        if not isinstance(sign, Tensor) and sign not in (1, -1):
+            raise ValueError(f"The sign of beta is {sign}; expected 1 or -1, or a tensor of them, one per network.")
         return replace(self, nudging="one-sided", beta=self.beta * sign)
 
-    def backward(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None, sign: Sign | None = None
-    ) -> Relaxation:
-        """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
-        free, grads = self.gradient(model, cost, x, y, state, sign)
-        add_to_grad(grads)
-        return free
-
     def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None, sign: Sign | None = None
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        """As `Estimator.gradient`; `sign` is that of beta in random-sign nudging, drawn where it is not given."""
-        chosen = self._sign(model, sign)
-        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
-        if isinstance(model, PrimitiveDynamics):
-            grads = self._telescoped(model, cost, x, y, free, chosen)
-        else:
-            grads = {}
-            for step in self._updates(model, cost, x, y, free, chosen):
-                for name, update in step.synapses.items():
-                    grads[name] = grads[name] - update if name in grads else -update
-        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return free, merge(model, grads, direct)
+        if self.nudging == "random-sign":
+            return self.with_sign(_drawn_sign(model)).gradient(model, cost, x, y, state)
+        if isinstance(self.beta, Tensor) and self.beta.numel() != (model.networks or 1):
+            raise ValueError(
+                f"beta has {self.beta.numel()} values and the model is {model.networks or 1} network(s); expected one "
+                "per network."
+            )
+        return super().gradient(model, cost, x, y, state)
 
-    def _telescoped(
-        self, model: PrimitiveDynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign
-    ) -> dict[str, Tensor]:
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        if isinstance(problem.model, PrimitiveDynamics):
+            return free, self._telescoped(problem, problem.model, free)
+        return free, minus_sum(self._updates(problem, free))
+
+    def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
         """The two ends of the sum of all updates  [eq:ep-grad]."""
-        batch = SideBySide(model, cost, x, y, self._betas(sign))
+        batch = SideBySide(problem, self._betas)
         nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(free.state), batch.nudge)
         ends = batch.split(nudged.state)
         plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
-        unit = self._unit(model, sign)
-        return {name: by_network(-unit, g) * g.detach() for name, g in model.contrast(x, plus, minus).items()}
+        unit = self._unit(model)
+        contrast = model.contrast(problem.x, plus, minus)
+        return {name: by_network(-unit, g) * g.detach() for name, g in contrast.items()}
 
-    def steps(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign | None = None
-    ) -> Iterator[Step]:
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """Delta_s(beta, t) and Delta_theta(beta, t), t = 0, ..., K-1  [eq:delta-ep]; the mean of both if symmetric."""
         cost.check(free.state, y)
-        return self._updates(model, cost, x, y, free, self._sign(model, sign))
+        if self.nudging == "random-sign":
+            return self.with_sign(_drawn_sign(model)).steps(model, cost, x, y, free)
+        return self._updates(Problem(model, cost, x, y), free)
 
-    def _updates(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, sign: Sign
-    ) -> Iterator[Step]:
-        batch = SideBySide(model, cost, x, y, self._betas(sign))
-        unit = self._unit(model, sign)
+    def _updates(self, problem: Problem, free: Relaxation) -> Iterator[Step]:
+        model, x = problem.model, problem.x
+        batch = SideBySide(problem, self._betas)
+        unit = self._unit(model)
         for s, new in pairwise(trajectory(model, batch.x, batch.repeat(free.state), self.K, batch.nudge)):
-            parts = [
-                _update(model, x, before, after, unit)
-                for before, after in zip(batch.split(s), batch.split(new), strict=True)
-            ]
+            pairs = zip(batch.split(s), batch.split(new), strict=True)
+            parts = [update(model, x, before, after, unit) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
 
-    def _betas(self, sign: Sign) -> tuple[float | Tensor, ...]:
-        return (self.beta, -self.beta) if self.nudging == "symmetric" else (self.beta * sign,)
+    @property
+    def _betas(self) -> tuple[float | Tensor, ...]:
+        return (self.beta, -self.beta) if self.nudging == "symmetric" else (self.beta,)
 
-    def _unit(self, model: Dynamics, sign: Sign) -> Sign:
+    def _unit(self, model: Dynamics) -> float | Tensor:
         """What the updates are divided by, inverted: beta * eps, or twice that where two phases are subtracted."""
         phases = 2.0 if self.nudging == "symmetric" else 1.0
-        return 1.0 / (phases * self.beta * sign * model.nudge_scale)
-
-    def _sign(self, model: Dynamics, given: Sign | None) -> Sign:
-        if self.nudging != "random-sign":
-            if given is not None:
-                raise ValueError(
-                    f"A sign of beta was given to {self.nudging} nudging, which has no use for it. Use "
-                    "nudging='random-sign', or give EP a negative beta."
-                )
-            return 1.0
-        if given is None:
-            # As dropout does: torch.manual_seed makes it repeatable.
-            drawn = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
-            return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)
-        wanted = model.networks or 1
-        right = given.numel() == wanted if isinstance(given, Tensor) else given in (1, -1)
-        if not right:
-            raise ValueError(f"The sign of beta is {given}; expected 1 or -1, or a tensor of {wanted}, one a network.")
-        return given.reshape(() if model.networks is None else (wanted,)) if isinstance(given, Tensor) else given
+        return 1.0 / (phases * self.beta * model.nudge_scale)
 
 
-def _update(model: Dynamics, x: Tensor, before: State, after: State, unit: Sign) -> Step:
-    """One step of a nudged phase as an update, neurons and synapses  [eq:delta-ep]."""
-    moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
-    if not isinstance(model, PrimitiveDynamics):
-        _, synapses = transition_vjp(model, x, before, moved)
-        return Step(moved, synapses)
-    learned = trainable(model)
-    contrast = model.contrast(x, after, before)
-    return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
-
-
-def by_network(factor: Sign, like: Tensor) -> Sign:
-    """A factor a network, shaped to multiply a layer or a parameter of stacked networks."""
-    if not isinstance(factor, Tensor):
-        return factor
-    return factor.to(like.dtype).view(*factor.shape, *[1] * (like.dim() - factor.dim()))
+def _drawn_sign(model: Dynamics) -> float | Tensor:
+    """As dropout draws: torch.manual_seed makes it repeatable."""
+    drawn = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
+    return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)

@@ -6,22 +6,22 @@ import cmath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eqprop.autodiff import complex_of, in_complex
-from eqprop.cost import Cost, Nudge
+from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, begin, merge, trainable, transition_vjp
+from eqprop.estimators.base import Estimator, Step, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
 from eqprop.relax import Phase, Relaxation, relax, stepper, trajectory
-from eqprop.state import State, subtract
+from eqprop.state import State
 
 ADVICE = (
     "Holomorphic EP needs an analytic model and cost: no clip, no hard sigmoid, no max-pooling, no max, abs or "
-    "comparison, |s|^2 written as s*s. Use nudging='symmetric' (--estimator symmetric) otherwise."
+    "comparison, |s|^2 written as s*s. Use nudging='symmetric' (--estimator ep-symmetric) otherwise."
 )
 TOLERANCE = {torch.complex128: 1e-6, torch.complex64: 1e-3}
 """By how much the two gradients of an analytic function may differ: rounding; for another they differ by their size."""
@@ -95,6 +95,8 @@ class HolomorphicEP(Estimator):
     A model or a cost that is not is refused.
     """
 
+    orientation: ClassVar[int] = -1
+
     beta: float = 0.1
     points: int = 4
 
@@ -104,10 +106,6 @@ class HolomorphicEP(Estimator):
             raise ValueError(f"beta is {self.beta}; expected the radius of a circle, a positive number such as 0.1.")
         if not isinstance(self.points, int) or self.points < 2:
             raise ValueError(f"points is {self.points!r}; expected how many points on the circle, 2 or more.")
-
-    @property
-    def sign(self) -> int:
-        return -1
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         """Try one step at complex states near the first ones; raise ValueError if it is not analytic."""
@@ -122,27 +120,19 @@ class HolomorphicEP(Estimator):
             out.append((self.beta * turn, mirrored / (self.points * self.beta * turn)))
         return out
 
-    def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        model, cost, x, y = problem.model, problem.cost, problem.x, problem.y
         if self.checked:
             check_analytic(model, cost, x, y, free.state)
         if isinstance(model, PrimitiveDynamics):
-            grads = in_complex((model, cost), lambda: self._telescoped(model, cost, x, y, free.state))
-        else:
-            grads = {}
-            for step in self.steps(model, cost, x, y, free):
-                for name, update in step.synapses.items():
-                    grads[name] = grads[name] - update if name in grads else -update
-        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return free, merge(model, grads, direct)
+            return free, in_complex((model, cost), lambda: self._telescoped(model, cost, x, y, free.state))
+        return free, minus_sum(self.steps(model, cost, x, y, free))
 
     def _telescoped(self, model: PrimitiveDynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> dict[str, Tensor]:
         """Runs where parameters are complex. The free state is subtracted, which changes nothing but the rounding."""
         x, s = complex_of(x), tuple(map(complex_of, s))
         betas, weights = zip(*self.circle(), strict=True)
-        batch = SideBySide(model, cost, x, complex_of(y), betas)
+        batch = SideBySide(Problem(model, cost, x, complex_of(y)), betas)
         nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(s), batch.nudge)
         contrasts = [model.contrast(x, end, s) for end in batch.split(nudged.state)]
         units = [-weight / model.nudge_scale for weight in weights]
@@ -153,7 +143,7 @@ class HolomorphicEP(Estimator):
         cost.check(free.state, y)
         betas, weights = zip(*self.circle(), strict=True)
         units = [weight / model.nudge_scale for weight in weights]
-        batch = SideBySide(model, cost, complex_of(x), complex_of(y), betas)
+        batch = SideBySide(Problem(model, cost, complex_of(x), complex_of(y)), betas)
         s = batch.repeat(tuple(map(complex_of, free.state)))
         for _ in range(self.K):
             s, parts = in_complex((model, cost), partial(_advance, model, complex_of(x), batch, s))
@@ -165,16 +155,8 @@ class HolomorphicEP(Estimator):
 def _advance(model: Dynamics, x: Tensor, batch: SideBySide, s: State) -> tuple[State, list[Step]]:
     """A nudged step of every copy, and what moved in each, not yet divided by its beta."""
     _, new = trajectory(model, batch.x, s, 1, batch.nudge)
-    parts = []
-    learned = trainable(model)
-    for before, after in zip(batch.split(s), batch.split(new), strict=True):
-        moved = subtract(after, before)
-        if isinstance(model, PrimitiveDynamics):
-            contrast = model.contrast(x, after, before)
-            parts.append(Step(moved, {name: g.detach() for name, g in contrast.items() if name in learned}))
-        else:
-            parts.append(Step(moved, transition_vjp(model, x, before, moved)[1]))
-    return new, parts
+    pairs = zip(batch.split(s), batch.split(new), strict=True)
+    return new, [update(model, x, before, after, 1.0) for before, after in pairs]
 
 
 def _real_sum(weights: Sequence[complex], values: Sequence[Tensor]) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Step, pull_dense, trainable, transition_vjp
+from eqprop.estimators.base import Step, trainable, transition_vjp
 from eqprop.relax import Relaxation
 from eqprop.state import State, subtract
 
@@ -42,7 +42,7 @@ def _advance(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State, tangen
     The nudge enters as an argument of the step with value 0 and tangent -dl/ds, so wherever a model applies it,
     its derivative is taken there.
     """
-    pull = pull_dense(cost, s, y, model)
+    pull = Problem(model, cost, x, y).pull(s)
     with forward_ad.dual_level():
         dual = tuple(forward_ad.make_dual(v, d) for v, d in zip(s, tangent, strict=True))
         push = tuple(forward_ad.make_dual(torch.zeros_like(p), -p) for p in pull)

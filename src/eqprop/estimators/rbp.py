@@ -7,22 +7,19 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
     Estimator,
     Step,
     batch_mean,
-    begin,
-    merge,
     pull_back,
-    pull_dense,
     trainable,
     transition_vjp,
 )
-from eqprop.relax import CHECK_EVERY, Relaxation, relax
+from eqprop.relax import CHECK_EVERY, Relaxation
 from eqprop.state import State, add, distance
 
 
@@ -40,17 +37,10 @@ class RBP(Estimator):
     term left out, per sample. An adjoint that has grown is an error.
     """
 
-    @property
-    def sign(self) -> int:
-        return 1
-
-    def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        free = relax(model, x, self.free_phase(), begin(model, cost, x, y, state))
-        parameters = trainable(model)
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        model, x, parameters = problem.model, problem.x, trainable(problem.model)
         with torch.no_grad():
-            first = pull_dense(cost, free.state, y, model)
+            first = problem.pull(free.state)
         with torch.enable_grad():
             leaves = tuple(layer.detach().requires_grad_() for layer in free.state)
             out = model.step(model.drive(x), leaves)
@@ -60,9 +50,8 @@ class RBP(Estimator):
         residual = distance(left, tuple(torch.zeros_like(v) for v in left), dims)
         if self.checked:
             _check_decay(first, residual, dims, self.K)
-        grads = batch_mean(model, x, free.state, dict(zip(parameters, found, strict=True)))
-        direct = cost.direct_gradient(free.state, y, dict(model.named_parameters()))
-        return replace(free, adjoint_residual=residual), merge(model, grads, direct)
+        sums = dict(zip(parameters, found, strict=True))
+        return replace(free, adjoint_residual=residual), batch_mean(model, x, free.state, sums)
 
     def _sum_adjoint(self, out: State, leaves: State, first: State) -> tuple[State, State]:
         """The sum of the K first terms and the term after them."""
@@ -82,7 +71,7 @@ class RBP(Estimator):
         """lambda_t and (dF/dtheta)^T lambda_t at the end of the free phase, t = 0, ..., K-1."""
         cost.check(free.state, y)
         with torch.no_grad():
-            adjoint = pull_dense(cost, free.state, y, model)
+            adjoint = Problem(model, cost, x, y).pull(free.state)
         for _ in range(self.K):
             following, synapses = transition_vjp(model, x, free.state, adjoint)
             yield Step(adjoint, synapses)

@@ -10,6 +10,9 @@ import torch
 
 from eqprop.dynamics import Dynamics
 from eqprop.models import Convolutional, Layered
+from eqprop.models.convolutional import convolutional_parameters
+from eqprop.models.layered import layered_parameters
+from eqprop.state import LayerParameters
 
 InitName = Literal["glorot", "default"]
 Factory = Callable[[int], Dynamics]
@@ -29,7 +32,10 @@ class LayeredNet:
     bias: bool = True
     kind: Literal["layered"] = "layered"
 
-    output_layer: ClassVar[tuple[str, str] | None] = ("W01", "b0")
+    @property
+    def layers(self) -> tuple[LayerParameters, ...]:
+        """The parameters of each layer by name, output first."""
+        return layered_parameters(len(self.sizes) - 1, self.bias)
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Layered(
@@ -69,7 +75,9 @@ class ConvolutionalNet:
     bias: bool = True
     kind: Literal["convolutional"] = "convolutional"
 
-    output_layer: ClassVar[tuple[str, str] | None] = ("Wfc01", "bfc0")
+    @property
+    def layers(self) -> tuple[LayerParameters, ...]:
+        return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         return Convolutional(
@@ -96,7 +104,7 @@ class ConvolutionalNet:
 
 @dataclass(frozen=True)
 class OwnNet:
-    """A network of the user's own. Only its name is data; the function that builds it is passed beside the record.
+    """A network of the user's own. Only its name is data; the function that builds it is passed beside the experiment.
 
     A run folder therefore never names code to be executed: whoever opens it says again which function to call.
     """
@@ -104,11 +112,11 @@ class OwnNet:
     source: str = "own"
     kind: Literal["own"] = "own"
 
-    output_layer: ClassVar[tuple[str, str] | None] = None
+    layers: ClassVar[tuple[LayerParameters, ...]] = ()
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         raise ValueError(
-            f"The record describes a network of your own ({self.source}), and the function that builds it was not "
+            f"The experiment describes a network of your own ({self.source}), and the function that builds it was not "
             "given. Pass model=function in Python, or --model FILE.py:FUNCTION on the command line."
         )
 

@@ -1,9 +1,8 @@
-"""A training experiment as a frozen record: what is trained, how long, with which steps and rates."""
+"""A training experiment as a frozen experiment: what is trained, how long, with which steps and rates."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -12,47 +11,49 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
+from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.messages import unknown
 from eqprop.models import CrossEntropy
 from eqprop.relax import SCHEDULES, Schedule, Stop
 from eqprop.starts import STARTS, StartName
+from eqprop.state import LayerParameters
 
 EVERY_OTHER = "*"
 """The learning rate of every parameter that is not named."""
 
 CostName = Literal["squared-error", "cross-entropy"]
 COSTS = ("squared-error", "cross-entropy")
-READOUT = ("Wout", "bout")
+READOUT = LayerParameters(("Wout",), "bout")
 READOUT_SEED = 1 << 32
 """Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
 
 DecayName = Literal["none", "cosine"]
 DECAYS = ("none", "cosine")
 
-EstimatorName = Literal["one-sided", "symmetric", "random-sign", "holomorphic", "continual"]
+EstimatorName = Literal["ep", "ep-symmetric", "ep-random-sign", "ep-holomorphic", "ep-continual", "bptt", "rbp"]
 
-ESTIMATORS: dict[str, Callable[[Record], Estimator]] = {
-    "one-sided": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta),
-    "symmetric": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta, nudging="symmetric"),
-    "random-sign": lambda r: EP(r.T, r.K, r.schedule, r.stop, beta=r.beta, nudging="random-sign"),
-    "holomorphic": lambda r: HolomorphicEP(r.T, r.K, r.schedule, r.stop, beta=r.beta, points=r.points),
-    "continual": lambda r: ContinualEP(r.T, r.K, r.schedule, r.stop, beta=r.beta, rates=dict(r.learning_rates)),
+ESTIMATORS: dict[str, Callable[[Experiment], Estimator]] = {
+    "ep": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta),
+    "ep-symmetric": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="symmetric"),
+    "ep-random-sign": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="random-sign"),
+    "ep-holomorphic": lambda e: HolomorphicEP(e.T, e.K, e.schedule, e.stop, beta=e.beta, points=e.points),
+    "ep-continual": lambda e: ContinualEP(e.T, e.K, e.schedule, e.stop, beta=e.beta, rates=dict(e.learning_rates)),
+    "bptt": lambda e: BPTT(e.T, e.K, e.schedule, e.stop),
+    "rbp": lambda e: RBP(e.T, e.K, e.schedule, e.stop),
 }
-"""The forms of EP, by the name used on the command line (see docs/estimators.md)."""
+"""The gradients an experiment can be trained with, by the name used on the command line and in files."""
 
-METHODS: dict[str, Callable[[Record], Estimator]] = {
-    "ep": lambda r: ESTIMATORS[r.estimator](r),
-    "bptt": lambda r: BPTT(r.T, r.K, r.schedule, r.stop),
-    "rbp": lambda r: RBP(r.T, r.K, r.schedule, r.stop),
-}
-"""The estimators a record can be trained with, by the name used on the command line."""
+
+def label(estimator: str) -> str:
+    """EP, EP symmetric, ..., BPTT, RBP."""
+    family, _, form = estimator.partition("-")
+    return f"{family.upper()} {form}".strip()
 
 
 @dataclass(frozen=True)
-class Reported:
+class PaperResult:
     """Errors in percent as the paper prints them, over five trials  [table-results].
 
     What is published without a deviation or a train error has None there.
@@ -68,18 +69,23 @@ class Reported:
 
 
 class Change(NamedTuple):
-    """A field of a record that is not as the paper prints it."""
+    """A field of an experiment that is not as the paper prints it."""
 
     field: str
     was: object
     now: object
 
     def __str__(self) -> str:
-        return f"{self.field} {_plain(self.now)} instead of {_plain(self.was)}"
+        return f"{self.field} {_shown(self.now)} instead of {_shown(self.was)}"
+
+
+def setting(help: str, default: Any) -> Any:
+    """A field that is an option of `eqprop train`, with its help text."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
-class Record:
+class Experiment:
     """One row of the paper's table of training hyper-parameters  [table-hyp-training], or a user's own.
 
     learning_rates  by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
@@ -87,9 +93,10 @@ class Record:
     decay           "cosine": the rates fall to nothing over the epochs, in half a turn of a cosine; "none": they stay
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
-    estimator       which form of EP method "ep" is: a key of ESTIMATORS; its random signs are drawn from the seed
-    points          of the circle of "holomorphic"
-    nudge           where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
+    estimator       the gradient it is trained with unless another is asked for: a key of ESTIMATORS; random signs are
+                    drawn from the seed
+    points          of the circle of "ep-holomorphic"
+    nudge_site      where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
     cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, whose weights are
                     called Wout and bout (see `eqprop.CrossEntropy`)
     optimizer       any class of torch.optim by name, with optimizer_options
@@ -100,35 +107,35 @@ class Record:
     output_scale    what the weights of the output layer, as `init` draws them, are multiplied by
     evaluation_T    free steps where errors are measured; None: T. Persistent states make a training sample settle in
                     fewer steps than one that was never seen.
-    reported        what the paper reports, by method
+    paper_results   what the paper reports, by estimator
     """
 
     name: str
     architecture: Architecture
-    T: int
-    K: int
-    epochs: int
+    T: int = field(metadata={"help": "Steps of the free phase."})
+    K: int = field(metadata={"help": "Steps of the second phase."})
+    epochs: int = field(metadata={"help": "Passes over the training set."})
     learning_rates: Mapping[str, float]
-    beta: float = 0.1
-    decay: DecayName = "none"
-    batch: int = 20
-    init: InitName = "glorot"
-    seed: int = 0
-    schedule: Schedule = "synchronous"
-    stop: Stop = "never"
-    estimator: EstimatorName = "one-sided"
-    points: int = 4
-    nudge: NudgePlace = "outside"
-    cost: CostName = "squared-error"
-    optimizer: str = "SGD"
+    beta: float = setting("Strength of the nudge.", 0.1)
+    decay: DecayName = setting("Rates: none, or cosine (to nothing over the epochs).", "none")
+    batch: int = setting("Samples in a mini-batch.", 20)
+    init: InitName = setting("Initial weights: glorot or default (PyTorch's).", "glorot")
+    seed: int = setting("Of trial 0; trial r takes seed + r.", 0)
+    schedule: Schedule = setting("Free phase: synchronous or alternating.", "synchronous")
+    stop: Stop = setting("Free phase: never, or settled (same bits, sooner).", "never")
+    estimator: EstimatorName = "ep"
+    points: int = setting("Of the circle of ep-holomorphic.", 4)
+    nudge_site: NudgeSite = setting("Outside sigma, as in the paper, or inside.", "outside")
+    cost: CostName = setting("squared-error, or cross-entropy of a softmax readout.", "squared-error")
+    optimizer: str = setting("Any of torch.optim.", "SGD")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    start: StartName = "zero"
-    initialiser_rate: float = 1.0
-    output_bias: float | None = None
-    output_scale: float = 1.0
-    evaluation_T: int | None = None
+    start: StartName = setting("Free phase from zero, persistent or initialised states.", "zero")
+    initialiser_rate: float = setting("Of an initialiser; below 2.", 1.0)
+    output_bias: float | None = setting("What the outputs' biases begin with.", None)
+    output_scale: float = setting("A factor on the outputs' first weights.", 1.0)
+    evaluation_T: int | None = setting("T where errors are measured. [default: T]", None)
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
-    reported: Mapping[str, Reported] = field(default_factory=dict)
+    paper_results: Mapping[str, PaperResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("T", "K", "epochs", "batch"):
@@ -147,7 +154,7 @@ class Record:
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
-        _check_choice("nudge", self.nudge, ("outside", "inside"))
+        _check_choice("nudge_site", self.nudge_site, ("outside", "inside"))
         _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
@@ -158,34 +165,39 @@ class Record:
                 raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
         if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
             raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
-        METHODS["ep"](self)
-        if self.estimator == "continual" and self.decay != "none":
+        self.make_estimator(self.estimator)
+
+    def make_estimator(self, name: str, model: Dynamics | None = None) -> Estimator:
+        """An estimator by name. Continual EP has a rate for each parameter of the model, where that is given."""
+        _check_choice("estimator", name, ESTIMATORS)
+        made = ESTIMATORS[name](self)
+        if not isinstance(made, ContinualEP):
+            return made
+        self._check_continual()
+        if model is None:
+            return made
+        names = [name for name, _ in model.named_parameters()]
+        rates = self.rates([*names, *self.readout_names], model.layer_parameters)
+        return replace(made, rates={name: rates[name] for name in names})
+
+    def _check_continual(self) -> None:
+        if self.decay != "none":
             raise ValueError(
-                f"Continual EP moves the parameters itself at constant rates; decay is {self.decay}. Leave decay away, "
-                "or use another estimator."
+                f"Continual EP moves the parameters itself at constant rates; decay is {self.decay}. Omit decay, or "
+                "use another estimator."
             )
-        if self.estimator == "continual" and (self.optimizer != "SGD" or self.optimizer_options):
+        if self.optimizer != "SGD" or self.optimizer_options:
             options = ", ".join(f"{k}={v}" for k, v in self.optimizer_options.items())
             raise ValueError(
-                f"Continual EP moves the parameters itself, as plain SGD does; the optimizer is {self.optimizer}"
-                f"{f' with {options}' if options else ''}. Leave the optimizer as it is, or use another estimator."
+                "Continual EP moves the parameters itself, as SGD without options does; the optimizer is "
+                f"{self.optimizer}{f' with {options}' if options else ''}. Leave the optimizer as it is, or use "
+                "another estimator."
             )
-
-    def make_estimator(self, method: str, names: Iterable[str] = ()) -> Estimator:
-        """The estimator of a method. `names`, those of the network's parameters, give each its rate in continual EP."""
-        if method not in METHODS:
-            raise ValueError(unknown("method", method, METHODS))
-        made = METHODS[method](self)
-        names = list(names)
-        if not names or not isinstance(made, ContinualEP):
-            return made
-        rates = self.rates([*names, *self.readout_names])
-        return replace(made, rates={name: rates[name] for name in names})
 
     @property
     def readout_names(self) -> tuple[str, ...]:
         """The parameters of the cost."""
-        return READOUT if self.cost == "cross-entropy" else ()
+        return ("Wout", "bout") if self.cost == "cross-entropy" else ()
 
     def make_cost(self, trial: int, inputs: int, classes: int, dtype: torch.dtype) -> Cost:
         """The cost of one trial; a readout has the initial weights of its seed and looks at `inputs` neurons."""
@@ -193,20 +205,16 @@ class Record:
             return SquaredError()
         return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + trial + READOUT_SEED, dtype=dtype)
 
-    def label(self, method: str) -> str:
-        """EP, BPTT or RBP, and the form of EP where it is not the paper's."""
-        return method.upper() + (f" {self.estimator}" if method == "ep" and self.estimator != "one-sided" else "")
-
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
-        """The network of one trial with its initial weights, the same whatever the method and the device."""
+        """The network of one trial with its initial weights, the same whatever the estimator and the device."""
         seed = self.seed + trial
         if isinstance(self.architecture, OwnNet) and own is not None:
             model = own(seed).to(dtype)
         else:
             model = self.architecture.build(self.init, seed, dtype)
         self._begin_outputs(model)
-        if self.nudge == "inside":  # a network of one's own may have it there by itself
-            place_nudge(model, self.nudge)
+        if self.nudge_site == "inside":  # a network of one's own may have it there by itself
+            set_nudge_site(model, self.nudge_site)
         return model
 
     def _begin_outputs(self, model: Dynamics) -> None:
@@ -220,26 +228,27 @@ class Record:
                 bias.fill_(self.output_bias)
 
     def _of_output_layer(self, model: Dynamics, setting: str, kind: Literal["weights", "biases"]) -> Tensor:
-        layer = self.architecture.output_layer
-        name = "" if layer is None else layer[kind == "biases"]
-        found = dict(model.named_parameters()).get(name)
-        if found is None or self.cost != "squared-error":
+        layers = self.architecture.layers if self.cost == "squared-error" else ()
+        name = None if not layers else layers[0].bias if kind == "biases" else layers[0].weights[0]
+        found = dict(model.named_parameters()).get(name or "")
+        if found is None:
             raise ValueError(
                 f"{setting} is {getattr(self, setting)}, and {self.name} has no output layer with {kind} in its "
-                f"dynamics. Leave {setting} away, or set the {kind} in the function that builds your network."
+                f"dynamics. Omit {setting}, or set the {kind} in the function that builds your network."
             )
         return found
 
-    def rates(self, names: Iterable[str]) -> dict[str, float]:
-        """The learning rate of each of these parameters."""
+    def rates(self, names: Iterable[str], layers: Iterable[LayerParameters] = ()) -> dict[str, float]:
+        """The learning rate of each of these parameters; `layers` say which weights a bias takes its rate from."""
         names = list(names)
         strange = [key for key in self.learning_rates if key != EVERY_OTHER and key not in names]
         if strange:
             raise ValueError(f"A learning rate names no parameter. {unknown('parameter', strange[0], names)}")
-        return {name: self._rate(name) for name in names}
+        weights = {layer.bias: layer.weights for layer in (*layers, READOUT)}
+        return {name: self._rate(name, weights.get(name, ())) for name in names}
 
-    def _rate(self, name: str) -> float:
-        for key in (name, *_weights_of_bias(name), EVERY_OTHER):
+    def _rate(self, name: str, weights: Iterable[str]) -> float:
+        for key in (name, *weights, EVERY_OTHER):
             if key in self.learning_rates:
                 return float(self.learning_rates[key])
         raise ValueError(
@@ -251,11 +260,11 @@ class Record:
         """What the learning rates are multiplied by in this epoch, the first being 0."""
         return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
 
-    def changes(self, printed: Record) -> list[Change]:
-        """The fields in which this record is not as another, usually the paper's, architecture field by field."""
+    def changes(self, printed: Experiment) -> list[Change]:
+        """The fields in which this experiment is not as another, usually the paper's, architecture field by field."""
         found = []
         for name in self.__dataclass_fields__:
-            if name in ("name", "preset", "reported", "seed"):
+            if name in ("name", "preset", "paper_results", "seed"):
                 continue
             was, now = getattr(printed, name), getattr(self, name)
             if name == "architecture" and type(was) is type(now):
@@ -268,7 +277,7 @@ class Record:
                 found.append(Change(name, was, now))
         return found
 
-    def override(self, **fields: Any) -> Record:
+    def override(self, **fields: Any) -> Experiment:
         """A copy with the given fields, those that are None left alone; learning rates are added to the present ones.
 
         A rate for "*" replaces all present ones. A readout takes the place of the output layer: its weights have the
@@ -285,22 +294,16 @@ class Record:
             given["learning_rates"] = {**self.learning_rates, **rates}
         return replace(self, **given)
 
-    def _read_out(self) -> Record:
-        rates = {_renamed(name, self.architecture): rate for name, rate in self.learning_rates.items()}
+    def _read_out(self) -> Experiment:
+        """With a readout in the place of the output layer: each layer's rates go to what takes its place."""
         net = self.architecture.without_output()
+        was, now = self.architecture.layers, (READOUT, *net.layers)
+        renamed: dict[str, str] = {}
+        for old, new in zip(was, now, strict=bool(was)):
+            renamed |= dict(zip(old.weights, new.weights, strict=True))
+            renamed |= {old.bias: new.bias} if old.bias and new.bias else {}
+        rates = {renamed.get(name, name): rate for name, rate in self.learning_rates.items()}
         return replace(self, cost="cross-entropy", architecture=net, learning_rates=rates)
-
-
-def _renamed(name: str, net: Architecture) -> str:
-    """A parameter's name where the output layer is gone: W01 -> Wout, W12 -> W01, Wfc01 -> Wout; others stay."""
-    kind = {"layered": "", "convolutional": "fc"}.get(net.kind)
-    found = None if kind is None else re.fullmatch(rf"([Wb]){kind}(\d)\d?", name)
-    if found is None:
-        return name
-    letter, n = found[1], int(found[2])
-    if n == 0:
-        return f"{letter}out"
-    return f"{letter}{kind}{n - 1}{n}" if letter == "W" else f"{letter}{kind}{n - 1}"
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -309,17 +312,6 @@ def optimizer_names() -> tuple[str, ...]:
     classes = {name: getattr(torch.optim, name) for name in found}
     skipped = ("Optimizer", "LBFGS", "SparseAdam")
     return tuple(n for n, c in classes.items() if issubclass(c, torch.optim.Optimizer) and n not in skipped)
-
-
-def _weights_of_bias(name: str) -> tuple[str, ...]:
-    """b0 -> W01 (or W0x of the toy model), bfc0 -> Wfc01, bconv1 -> Wconv12, bout -> Wout."""
-    if name == "bout":
-        return ("Wout",)
-    bias = re.fullmatch(r"b([a-z]*)(\d+)", name)
-    if bias is None:
-        return ()
-    kind, n = bias[1], int(bias[2])
-    return (f"W{kind}{n}{n + 1}", f"W{kind}{n}x")
 
 
 def _is_finite(value: object) -> bool:
@@ -337,7 +329,7 @@ def _check_choice(what: str, value: object, known: Iterable[str]) -> None:
         raise ValueError(unknown(what, str(value), names))
 
 
-def _plain(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={v}" for k, v in value.items())
     return str(value)

@@ -1,4 +1,7 @@
-"""A comparison as a document: what was compared, what was found, where it comes from."""
+"""The experiments that show the GDU property  [table-hyp-th], and a comparison as a document.
+
+They share their names with the training experiments and nothing else: activation, T, K and beta are others.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import mnist, one_hot
-from eqprop.dynamics import Dynamics, NudgePlace, place_nudge
+from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.experiments.experiment import COSTS, READOUT_SEED, CostName
 from eqprop.gdu import AUTHORS, PAPER, Convention, Options, Report, compare
 from eqprop.messages import unknown
@@ -25,7 +28,7 @@ PRESETS: Mapping[str, Convention] = {"paper": PAPER, "authors": AUTHORS}
 
 
 @dataclass(frozen=True)
-class GduRecord:
+class GduExperiment:
     """One row of the paper's table of hyper-parameters of the GDU experiments  [table-hyp-th].
 
     hidden          sizes of the hidden layers, from the output side
@@ -33,9 +36,9 @@ class GduRecord:
     init            "default" is PyTorch's, with which the published figures are reached; the paper is silent
     output_slope    energy-based: False leaves sigma' out at the output, as the authors' code does
     cost            "cross-entropy": a softmax readout takes the place of the output layer (the toy model keeps its own)
-    nudge           prototypical: "inside" puts the nudge into sigma's argument; the paper has it outside
+    nudge_site      prototypical: "inside" puts the nudge into sigma's argument; the paper has it outside
     seed            of the weights and of the batch
-    reported        what the paper says about the RMSE, in its own words or close to them
+    paper_result    what the paper says about the RMSE, in its own words or close to them
     """
 
     name: str
@@ -49,11 +52,11 @@ class GduRecord:
     batch: int = 20
     init: InitName = "default"
     output_slope: bool = True
-    nudge: NudgePlace = "outside"
+    nudge_site: NudgeSite = "outside"
     cost: CostName = "squared-error"
     seed: int = 0
     preset: str = "paper"
-    reported: str = ""
+    paper_result: str = ""
 
     def __post_init__(self) -> None:
         if self.init not in ("default", "glorot"):
@@ -69,14 +72,14 @@ class GduRecord:
     def convention(self) -> Convention:
         return PRESETS[self.preset]
 
-    def override(self, **fields: Any) -> GduRecord:
+    def override(self, **fields: Any) -> GduExperiment:
         """A copy with the given fields, those that are None left alone."""
         return replace(self, **{name: value for name, value in fields.items() if value is not None})
 
     def build(self, dtype: torch.dtype) -> Dynamics:
         """The network with its initial weights, on the CPU."""
         model = self._network(dtype)
-        place_nudge(model, self.nudge)
+        set_nudge_site(model, self.nudge_site)
         return model
 
     def _network(self, dtype: torch.dtype) -> Dynamics:
@@ -117,67 +120,65 @@ class GduRecord:
         return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + READOUT_SEED, dtype=dtype)
 
 
-def _rows() -> tuple[GduRecord, ...]:
+def _rows() -> tuple[GduExperiment, ...]:
     eb: dict[str, Any] = {"kind": "energy-based", "eps": 0.08}
     p: dict[str, Any] = {"kind": "prototypical"}
     deeper = "increases to ~1e-1 with more hidden layers, greater away from the output"
     p_nets = "neurons significantly higher than energy-based, synapses similar or lower"
+    deep_p_nets = f"{p_nets}; grows with depth"
     return (
-        GduRecord("toy", "toy", 5000, 80, 0.01, eps=0.08, reported="processes perfectly coincide"),
-        GduRecord("EB-1h", T=800, K=80, beta=0.001, hidden=(512,), **eb, reported="around ~1e-2"),
-        GduRecord("EB-2h", T=5000, K=150, beta=0.01, hidden=(512,) * 2, **eb, reported=deeper),
-        GduRecord("EB-3h", T=30000, K=200, beta=0.02, hidden=(512,) * 3, **eb, reported=deeper),
-        GduRecord("P-1h", T=150, K=10, beta=0.01, hidden=(512,), **p, reported=p_nets),
-        GduRecord("P-2h", T=1500, K=40, beta=0.01, hidden=(512,) * 2, **p, reported=f"{p_nets}; grows with depth"),
-        GduRecord("P-3h", T=5000, K=40, beta=0.015, hidden=(512,) * 3, **p, reported=f"{p_nets}; grows with depth"),
-        GduRecord(
-            "P-conv", "convolutional", 5000, 10, 0.02, "hard-sigmoid", reported="~1e-1 for the network parameters"
+        GduExperiment("toy", "toy", 5000, 80, 0.01, eps=0.08, paper_result="processes perfectly coincide"),
+        GduExperiment("EB-1h", T=800, K=80, beta=0.001, hidden=(512,), **eb, paper_result="around ~1e-2"),
+        GduExperiment("EB-2h", T=5000, K=150, beta=0.01, hidden=(512,) * 2, **eb, paper_result=deeper),
+        GduExperiment("EB-3h", T=30000, K=200, beta=0.02, hidden=(512,) * 3, **eb, paper_result=deeper),
+        GduExperiment("P-1h", T=150, K=10, beta=0.01, hidden=(512,), **p, paper_result=p_nets),
+        GduExperiment("P-2h", T=1500, K=40, beta=0.01, hidden=(512,) * 2, **p, paper_result=deep_p_nets),
+        GduExperiment("P-3h", T=5000, K=40, beta=0.015, hidden=(512,) * 3, **p, paper_result=deep_p_nets),
+        GduExperiment(
+            "P-conv", "convolutional", 5000, 10, 0.02, "hard-sigmoid", paper_result="~1e-1 for the network parameters"
         ),
     )
 
 
-def _as_authors(record: GduRecord) -> GduRecord:
+def _as_authors(experiment: GduExperiment) -> GduExperiment:
     """As their code ran: no sigma' at the output of layered energy-based nets; one sample for toy, P-2h and P-3h."""
     return replace(
-        record,
+        experiment,
         preset="authors",
-        output_slope=record.kind != "energy-based",
-        batch=1 if record.name in ("toy", "P-2h", "P-3h") else record.batch,
+        output_slope=experiment.kind != "energy-based",
+        batch=1 if experiment.name in ("toy", "P-2h", "P-3h") else experiment.batch,
     )
 
 
-GDU_RECORDS: Mapping[str, Mapping[str, GduRecord]] = {
+GDU_EXPERIMENTS: Mapping[str, Mapping[str, GduExperiment]] = {
     "paper": {r.name: r for r in _rows()},
     "authors": {r.name: _as_authors(r) for r in _rows()},
 }
 
 
-def gdu_record(name: str, preset: str = "paper") -> GduRecord:
-    """The record of that name (whatever its case) as printed ("paper") or as the authors' code ran ("authors")."""
-    if preset not in GDU_RECORDS:
-        raise ValueError(unknown("preset", preset, GDU_RECORDS))
-    folded = {known.lower(): known for known in GDU_RECORDS[preset]}
+def gdu_experiment(name: str, preset: str = "paper") -> GduExperiment:
+    """The experiment of that name (whatever its case) as printed ("paper") or as the authors' code ran ("authors")."""
+    if preset not in GDU_EXPERIMENTS:
+        raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
+    folded = {known.lower(): known for known in GDU_EXPERIMENTS[preset]}
     if name.lower() not in folded:
-        raise ValueError(unknown("GDU record", name, GDU_RECORDS[preset]))
-    return GDU_RECORDS[preset][folded[name.lower()]]
+        raise ValueError(unknown("GDU experiment", name, GDU_EXPERIMENTS[preset]))
+    return GDU_EXPERIMENTS[preset][folded[name.lower()]]
 
 
 FORMAT = 1
 NAMES: dict[type[Cost], str] = {SquaredError: "squared-error", CrossEntropy: "cross-entropy"}
-"""The costs of records as documents call them; one's own goes by the name of its class."""
+"""The costs of experiments as documents call them; one's own goes by the name of its class."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is put on the bench: a model with its batch, the phases, and the names the document carries."""
+class Setup:
+    """What is compared: a problem, the phases, and the names the document carries."""
 
+    problem: Problem
     name: str
     preset: str
-    model: Dynamics
-    cost: Cost
-    x: Tensor
-    y: Tensor
     T: int
     K: int
     beta: float
@@ -185,81 +186,84 @@ class Subject:
     init: str | None
     convention: Convention
     trained: dict[str, Any] | None = None
-    """The method and the trial of a run that the weights come from, and how long it had been trained."""
+    """The estimator and the trial of a run that the weights come from, and how long it had been trained."""
     schedule: Schedule = "synchronous"
     """Of the free phase."""
 
     @classmethod
-    def of_record(cls, record: GduRecord, dtype: torch.dtype, device: str = "cpu") -> Subject:
-        cost, x, y = record.data(dtype)
-        model = record.build(dtype).to(device)
+    def of_experiment(cls, experiment: GduExperiment, dtype: torch.dtype, device: str = "cpu") -> Setup:
+        cost, x, y = experiment.data(dtype)
+        model = experiment.build(dtype).to(device)
         return cls(
-            name=record.name,
-            preset=record.preset,
-            model=model,
-            cost=cost.to(device),
-            x=x.to(device),
-            y=y.to(device),
-            T=record.T,
-            K=record.K,
-            beta=record.beta,
-            seed=record.seed,
-            init=record.init,
-            convention=record.convention,
+            problem=Problem(model, cost.to(device), x.to(device), y.to(device)),
+            name=experiment.name,
+            preset=experiment.preset,
+            T=experiment.T,
+            K=experiment.K,
+            beta=experiment.beta,
+            seed=experiment.seed,
+            init=experiment.init,
+            convention=experiment.convention,
         )
 
 
 def run(
-    subject: Subject, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
+    setup: Setup, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare, and return the document and the traces as plain values."""
+    """Compare, and return the document and the traces ready for JSON."""
     options = Options(
         drop_unsettled=drop_unsettled,
-        convention=subject.convention,
-        seed=subject.seed,
-        schedule=subject.schedule,
+        convention=setup.convention,
+        seed=setup.seed,
+        schedule=setup.schedule,
         progress=progress,
     )
-    report = compare(subject.model, subject.cost, subject.x, subject.y, subject.T, subject.K, subject.beta, options)
-    return document(subject, report, drop_unsettled), {"name": subject.name, **report.traces_to_dict()}
+    of = setup.problem
+    report = compare(of.model, of.cost, of.x, of.y, setup.T, setup.K, setup.beta, options)
+    return document(setup, report, drop_unsettled), {"name": setup.name, **report.traces_to_dict()}
 
 
-def document(subject: Subject, report: Report, drop_unsettled: bool) -> dict[str, Any]:
+def document(setup: Setup, report: Report, drop_unsettled: bool) -> dict[str, Any]:
     """The content of gdu.json."""
     found = report.to_dict()
     head = {
-        "name": subject.name,
-        "preset": subject.preset,
+        "name": setup.name,
+        "preset": setup.preset,
         **{key: found.pop(key) for key in ("T", "K", "beta", "dtype", "schedule")},
-        "batch": len(subject.x),
-        "seed": subject.seed,
-        "init": subject.init,
-        "nudge": getattr(subject.model, "nudge", "outside"),
-        "cost": NAMES.get(type(subject.cost), type(subject.cost).__name__),
+        "batch": len(setup.problem.x),
+        "seed": setup.seed,
+        "init": setup.init,
+        "nudge_site": getattr(setup.problem.model, "nudge_site", "outside"),
+        "cost": NAMES.get(type(setup.problem.cost), type(setup.problem.cost).__name__),
         "drop_unsettled": drop_unsettled,
-        **({"trained": subject.trained} if subject.trained else {}),
+        **({"trained": setup.trained} if setup.trained else {}),
     }
-    return {**head, **found, "format": FORMAT, "provenance": provenance(subject.x.device)}
+    return {**head, **found, "format": FORMAT, "provenance": provenance(setup.problem.x.device)}
 
 
-def same_settings(document: dict[str, Any], record: GduRecord, dtype: str, drop_unsettled: bool) -> bool:
-    """Whether a document is what this record would give, so that it need not be made again."""
+def same_settings(document: dict[str, Any], experiment: GduExperiment, dtype: str, drop_unsettled: bool) -> bool:
+    """Whether a document is what this experiment would give, so that it need not be made again."""
     wanted = {
-        "name": record.name,
-        "preset": record.preset,
-        "T": record.T,
-        "K": record.K,
-        "beta": record.beta,
+        "name": experiment.name,
+        "preset": experiment.preset,
+        "T": experiment.T,
+        "K": experiment.K,
+        "beta": experiment.beta,
         "dtype": dtype,
-        "batch": record.batch,
-        "seed": record.seed,
-        "init": record.init,
-        "nudge": record.nudge,
-        "cost": record.cost,
+        "batch": experiment.batch,
+        "seed": experiment.seed,
+        "init": experiment.init,
+        "nudge_site": experiment.nudge_site,
+        "cost": experiment.cost,
         "schedule": "synchronous",
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
     # A document of an earlier version does not say what had no alternative then.
-    found = {"nudge": "outside", "cost": "squared-error", "schedule": "synchronous", **document}
+    found = {
+        "nudge_site": document.get("nudge", "outside"),
+        "cost": "squared-error",
+        "schedule": "synchronous",
+        **document,
+    }
     return all(found.get(key) == value for key, value in wanted.items())

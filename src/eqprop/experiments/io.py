@@ -1,4 +1,4 @@
-"""A record as the text of a TOML file that `eqprop train` takes, with the reasons for its values as comments."""
+"""Experiments as dictionaries and files, and back: JSON in run folders, TOML or JSON for a user's own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.architecture import KINDS, Architecture
-from eqprop.experiments.experiment import Record, Reported
-from eqprop.experiments.paper import named_record
+from eqprop.experiments.experiment import Experiment, PaperResult
+from eqprop.experiments.paper import named_experiment
 from eqprop.messages import unknown
 
 if sys.version_info >= (3, 11):
@@ -21,75 +21,92 @@ else:
     import tomli as tomllib
 
 
-def to_plain(record: Record) -> dict[str, Any]:
-    return asdict(record)
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    return asdict(experiment)
 
 
-def from_plain(values: Mapping[str, Any], source: str) -> Record:
-    """A record from plain values; `source` is named when they are wrong."""
-    given = dict(values)
-    known = [f.name for f in fields(Record)]
+def from_dict(values: Mapping[str, Any], source: str) -> Experiment:
+    """An experiment from what JSON and TOML hold; `source` is named when that is wrong."""
+    given = up_to_date(values)
+    known = [f.name for f in fields(Experiment)]
     _check_names(given, known, source)
     missing = [n for n in ("name", "architecture", "T", "K", "epochs", "learning_rates") if n not in given]
     if missing:
         raise ValueError(
-            f'{source} lacks {", ".join(missing)}. Give them, or name a record to start from: base = "P-1h".'
+            f'{source} lacks {", ".join(missing)}. Give them, or name an experiment to start from: base = "P-1h".'
         )
     given["architecture"] = _architecture(given["architecture"], source)
-    given["reported"] = {m: Reported(**r) for m, r in given.get("reported", {}).items()}
+    given["paper_results"] = {m: PaperResult(**r) for m, r in given.get("paper_results", {}).items()}
     try:
-        return Record(**given)
+        return Experiment(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{source}: {error}") from error
 
 
-def read_toml(path: Path) -> Record:
-    """A user's own experiment. With `base = "P-1h"` every field not given is that record's (of `preset`, if given)."""
+OLD_NAMES = {"nudge": "nudge_site", "reported": "paper_results"}
+OLD_ESTIMATORS = {"one-sided": "ep"} | {
+    form: f"ep-{form}" for form in ("symmetric", "random-sign", "holomorphic", "continual")
+}
+"""What version 0.1.0 called them."""
+
+
+def up_to_date(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an experiment as this version names them; files of version 0.1.0 have other names for some."""
+    found = {OLD_NAMES.get(name, name): value for name, value in values.items()}
+    if found.get("estimator") in OLD_ESTIMATORS:
+        found["estimator"] = OLD_ESTIMATORS[found["estimator"]]
+    return found
+
+
+def read_toml(path: Path) -> Experiment:
+    """A user's own experiment. With `base = "P-1h"`, fields not given are that experiment's (of `preset`, if given)."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}. Expected lines such as T = 30.") from error
+    values = up_to_date(values)
     base = values.pop("base", None)
     preset = values.pop("preset", "paper")
     values.setdefault("name", path.stem)
     if base is not None:
-        start = to_plain(named_record(base, preset).override(cost=values.get("cost")))
+        start = to_dict(named_experiment(base, preset).override(cost=values.get("cost")))
         architecture = values.get("architecture", {})
         if not isinstance(architecture, dict):
             raise ValueError(f"{path}: architecture is {architecture!r}; expected a table, [architecture].")
         if architecture.get("kind", start["architecture"]["kind"]) == start["architecture"]["kind"]:
             values["architecture"] = {**start["architecture"], **architecture}
-        values = {**start, "reported": {}, **values}
+        values = {**start, "paper_results": {}, **values}
     values["preset"] = "own"
-    return from_plain(values, str(path))
+    return from_dict(values, str(path))
 
 
-def read_record_json(path: Path) -> Record:
-    """A whole record as JSON: its fields, or an object that holds them as "record", such as the one of a run folder."""
+def read_json_file(path: Path) -> Experiment:
+    """A whole experiment as JSON: its fields, or an object that holds them, such as experiment.json of a run folder."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}.") from error
-    values = values.get("record", values) if isinstance(values, dict) else values
+    if isinstance(values, dict):
+        values = values.get("experiment", values.get("record", values))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds no record; expected an object with fields such as T, K and learning_rates.")
-    return from_plain({"name": path.stem, **values, "preset": "own", "reported": {}}, str(path))
+        raise ValueError(f"{path} holds no experiment; expected an object with fields such as T, K and learning_rates.")
+    return from_dict({"name": path.stem, **up_to_date(values), "preset": "own", "paper_results": {}}, str(path))
 
 
-READERS: dict[str, Callable[[Path], Record]] = {".toml": read_toml, ".json": read_record_json}
-"""Kinds of files that hold a record, by how their names end."""
+READERS: dict[str, Callable[[Path], Experiment]] = {".toml": read_toml, ".json": read_json_file}
+"""Kinds of files that hold an experiment, by how their names end."""
 
 
-def find_record(what: str | Path | Record, preset: str = "paper") -> Record:
-    """A record as it is, by name, or from a TOML or JSON file."""
-    if isinstance(what, Record):
+def find_experiment(what: str | Path | Experiment, preset: str = "paper") -> Experiment:
+    """An experiment as it is, by name, or from a TOML or JSON file."""
+    if isinstance(what, Experiment):
         return what
     path = Path(what)
     if path.suffix in READERS:
         if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}. Give a TOML or JSON file, or the name of a record.")
+            raise FileNotFoundError(f"There is no file {path}. Give a TOML or JSON file, or the name of an experiment.")
         return READERS[path.suffix](path)
-    return named_record(str(what), preset)
+    return named_experiment(str(what), preset)
 
 
 def _architecture(values: Any, source: str) -> Architecture:
@@ -110,14 +127,14 @@ def _check_names(given: Mapping[str, Any], known: list[str], source: str) -> Non
         raise ValueError(f"{source}: {unknown('field', strange, known)}")
 
 
-LEFT_OUT = ("preset", "reported")
+LEFT_OUT = ("preset", "paper_results")
 """Fields that a file of one's own does not set."""
 
 
-def to_toml(record: Record, reasons: Mapping[str, str] | None = None, title: str = "") -> str:
-    """Every field of the record, tables last; `reasons` go above their fields, `title` above everything."""
+def to_toml(experiment: Experiment, reasons: Mapping[str, str] | None = None, title: str = "") -> str:
+    """Every field of the experiment, tables last; `reasons` go above their fields, `title` above everything."""
     reasons = reasons or {}
-    values = {name: value for name, value in to_plain(record).items() if name not in LEFT_OUT and value is not None}
+    values = {name: value for name, value in to_dict(experiment).items() if name not in LEFT_OUT and value is not None}
     lines = _comment(title)
     for name, value in values.items():
         if not isinstance(value, Mapping):
@@ -148,4 +165,4 @@ def _value(value: Any, name: str) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v, name) for v in value) + "]"
-    raise ValueError(f"{name} is {value!r}, which a TOML file cannot hold. Write the record as JSON instead.")
+    raise ValueError(f"{name} is {value!r}, which a TOML file cannot hold. Write the experiment as JSON instead.")

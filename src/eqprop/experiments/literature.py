@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Record, Reported
+from eqprop.experiments.experiment import Experiment, PaperResult
 
 
 @dataclass(frozen=True)
-class Published:
-    """A row of the literature, in percent; `record` names the experiment that trains it, None if there is none."""
+class LiteratureRow:
+    """A row of the literature, in percent; `experiment` names the experiment that trains it, None if there is none."""
 
     source: str
-    errors: Reported
+    errors: PaperResult
     T: int
     K: int | None
     epochs: int
-    record: str | None = None
+    experiment: str | None = None
 
 
 LITERATURE = (
-    Published("Scellier & Bengio 2017", Reported(2.2), 100, 6, 60, "scellier-bengio-2017"),
-    Published("O'Connor, Gavves & Welling 2018", Reported(2.37, None, 0.15), 100, 50, 25),
-    Published("O'Connor, Gavves & Welling 2019", Reported(2.19), 4, None, 50, "initialised-ep"),
+    LiteratureRow("Scellier & Bengio 2017", PaperResult(2.2), 100, 6, 60, "scellier-bengio-2017"),
+    LiteratureRow("O'Connor, Gavves & Welling 2018", PaperResult(2.37, None, 0.15), 100, 50, 25),
+    LiteratureRow("O'Connor, Gavves & Welling 2019", PaperResult(2.19), 4, None, 50, "initialised-ep"),
 )
 """The best results with EP the paper found in the literature; the first is printed as "about"."""
 
@@ -33,35 +33,35 @@ def _hard(*sizes: int) -> LayeredNet:
 
 
 _BEYOND = (
-    Record(
+    Experiment(
         name="scellier-bengio-2017",
         architecture=_hard(10, 500, 500, 784),
         T=100,
         K=6,
         beta=2.0,
-        estimator="random-sign",
+        estimator="ep-random-sign",
         start="persistent",
         epochs=60,
         learning_rates={"W23": 0.4, "W12": 0.1, "W01": 0.01},
-        reported={"ep": LITERATURE[0].errors},
+        paper_results={"ep-random-sign": LITERATURE[0].errors},
         preset="paper",
     ),
-    Record(
+    Experiment(
         name="initialised-ep",
         architecture=_hard(10, 500, 784),
         T=4,
         K=4,
         beta=1.0,
-        estimator="random-sign",
+        estimator="ep-random-sign",
         start="initialised",
         epochs=50,
         learning_rates={"W12": 0.2, "W01": 0.1},
-        reported={"ep": LITERATURE[2].errors},
+        paper_results={"ep-random-sign": LITERATURE[2].errors},
         preset="paper",
     ),
 )
 
-BEYOND: dict[str, Record] = {record.name: record for record in _BEYOND}
+BEYOND: dict[str, Experiment] = {experiment.name: experiment for experiment in _BEYOND}
 """As published, in this project's units. Both codes have the cost |s0 - y|^2, half of which is taken here:
 the same nudge is then twice the beta (theirs 1 and 0.5). The same updates would take twice the rates as well, and
 `initialised-ep` has them (theirs 0.1, 0.05); with those, outputs of `scellier-bengio-2017` die in the first epoch, so
@@ -74,5 +74,5 @@ _CODE = replace(
     preset="authors",
 )
 
-BEYOND_AUTHORS: dict[str, Record] = {_CODE.name: _CODE}
+BEYOND_AUTHORS: dict[str, Experiment] = {_CODE.name: _CODE}
 """As the published code ran, step for step in this project's units."""

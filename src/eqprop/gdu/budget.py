@@ -93,7 +93,7 @@ def parts_of(
     """
     rmse = _mean([d.metrics(convention).rmse for g, d in whole.items() if g.kind == kind])
     rest = _mean([d.metrics(convention).rmse for g, d in settled.items() if g.kind == kind])
-    shares = [d.shares(convention) for g, d in settled.items() if g.kind == kind]
+    shares = [d.parts_of_rmse(convention) for g, d in settled.items() if g.kind == kind]
     mean = {name: _mean([s.get(name) for s in shares]) for name in PARTS}
     if kind == "synapses" and has_primitive and mean["output_slope"] is None:
         mean["output_slope"] = 0.0
@@ -108,7 +108,7 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
         return "holds"
     turned = any(m.cosine is None or m.cosine < ALIGNED or (m.rmse or 0.0) > FAR for m in live)
-    shares = [d.shares(convention)["asymmetry"] for g, d in settled.items() if g.kind == "synapses"]
+    shares = [d.parts_of_rmse(convention)["asymmetry"] for g, d in settled.items() if g.kind == "synapses"]
     broken = any(share is not None and share > HOLDS for share in shares)
     return "fails" if turned or broken else "holds approximately"
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
 from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
 from eqprop.gdu.free import FreePhase, check_settling, release, settle
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius
-from eqprop.gdu.lockstep import Case, Moment, dissect, pair
+from eqprop.gdu.lockstep import Comparison, Moment, dissect, pair
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, groups, measure
-from eqprop.gdu.report import KINDS, Report, Residual, Trace, follow, shares
+from eqprop.gdu.report import KINDS, Report, Residual, Trace, concentration, follow
 from eqprop.relax import Schedule
 
 STEP_COST = 25
@@ -83,7 +83,7 @@ def compare(
         settled=None if whole is settled else _by_kind(settled, options.convention),
         budget=_budget(batch, whole, settled, options),
         release=release(batch.steady(), T, options.tolerance, options.schedule),
-        shares=shares(batch.whole()),
+        concentration=concentration(batch.whole()),
         sample=sample,
         traces=_traces(batch, sample, every, options),
         seconds=time.perf_counter() - began,
@@ -92,25 +92,21 @@ def compare(
 
 
 @dataclass(frozen=True)
-class _Batch:
-    model: Dynamics
-    cost: Cost
-    x: Tensor
-    y: Tensor
+class _Batch(Problem):
     free: FreePhase
     K: int
     beta: float
 
-    def case(self, samples: Tensor) -> Case:
+    def case(self, samples: Tensor) -> Comparison:
         """Some of the samples, by mask or number."""
         free = self.free.only(samples).end
-        return Case(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
+        return Comparison(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
 
-    def whole(self) -> Case:
+    def whole(self) -> Comparison:
         """All samples, those that are left out too."""
         return self.case(torch.ones_like(self.free.end.settled))
 
-    def steady(self) -> Case:
+    def steady(self) -> Comparison:
         """The samples that have settled, or all if none has."""
         settled = self.free.end.settled
         return self.case(settled if bool(settled.any()) else torch.ones_like(settled))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics
-from eqprop.gdu.lockstep import Case
+from eqprop.gdu.lockstep import Comparison
 from eqprop.relax import NotFiniteError, Phase, Relaxation, Schedule, relax, settled_below
 from eqprop.state import distance
 
@@ -156,7 +156,7 @@ class Release:
         )
 
 
-def release(case: Case, T: int, tolerance: float | None, schedule: Schedule = "synchronous") -> Release:
+def release(case: Comparison, T: int, tolerance: float | None, schedule: Schedule = "synchronous") -> Release:
     """K nudged steps, then up to T free ones, against as many free ones from where the nudge began."""
     model, x, still = case.model, case.x, case.free.state
     moved = relax(model, x, case.K, still, Nudge(case.cost, case.y, case.beta)).state

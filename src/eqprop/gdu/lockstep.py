@@ -36,28 +36,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
-from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.cost import Problem
+from eqprop.dynamics import PrimitiveDynamics
 from eqprop.estimators import BPTT, EP, RBP
-from eqprop.estimators.base import Step, pull_dense, transition_vjp
+from eqprop.estimators.base import Step, update
 from eqprop.gdu.linearised import Linearised
 from eqprop.relax import Relaxation, stepper
 from eqprop.state import State, detach, scale, subtract
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is compared: a model, a cost, a batch, its free phase, and the second phase's K and beta."""
+class Comparison(Problem):
+    """What is compared: a problem, its free phase, and the second phase's K and beta."""
 
-    model: Dynamics
-    cost: Cost
-    x: Tensor
-    y: Tensor
     free: Relaxation
     K: int
     beta: float
 
-    def wide(self) -> Case | None:
+    def wide(self) -> Comparison | None:
         """The same in float64, from the same state; None if it is."""
         if self.x.dtype == torch.float64:
             return None
@@ -87,7 +83,7 @@ class Moment(NamedTuple):
     parts: dict[str, Step]
 
 
-def pair(case: Case) -> Iterator[Moment]:
+def pair(case: Comparison) -> Iterator[Moment]:
     """EP and BPTT alone."""
     ep, bptt, _ = case.estimators()
     arguments = (case.model, case.cost, case.x, case.y, case.free)
@@ -95,7 +91,7 @@ def pair(case: Case) -> Iterator[Moment]:
         yield Moment(f, negative(nabla), {})
 
 
-def dissect(case: Case) -> Iterator[Moment]:
+def dissect(case: Comparison) -> Iterator[Moment]:
     """EP and BPTT with the parts of their difference."""
     _, _, rbp = case.estimators()
     around = Linearised(case.model, case.x, case.free.state)
@@ -125,7 +121,7 @@ def dissect(case: Case) -> Iterator[Moment]:
         yield Moment(f, g, {**parts, "asymmetry": asymmetry})
 
 
-def drift_steps(case: Case) -> Iterator[Step]:
+def drift_steps(case: Comparison) -> Iterator[Step]:
     """What EP's formula gives without a nudge: the free phase going on, divided by beta."""
     model, x = case.model, case.x
     unit = 1.0 / (case.beta * model.nudge_scale)
@@ -135,16 +131,11 @@ def drift_steps(case: Case) -> Iterator[Step]:
     for _ in range(case.K):
         with torch.no_grad():
             new = step(s)
-        moved = scale(subtract(new, s), unit)
-        if isinstance(model, PrimitiveDynamics):
-            synapses = {name: unit * g.detach() for name, g in model.contrast(x, new, s).items()}
-        else:
-            _, synapses = transition_vjp(model, x, s, moved)
-        yield Step(moved, synapses)
+        yield update(model, x, s, new, unit)
         s = new
 
 
-def _wide_steps(case: Case) -> Iterator[Step | None]:
+def _wide_steps(case: Comparison) -> Iterator[Step | None]:
     """f - drift in float64; None if it is so already."""
     wide = case.wide()
     if wide is None:
@@ -155,7 +146,7 @@ def _wide_steps(case: Case) -> Iterator[Step | None]:
     yield from (combine((1, f), (-1, drift)) for f, drift in zip(updates, drift_steps(wide), strict=True))
 
 
-def limit_steps(case: Case, around: Linearised) -> Iterator[Step]:
+def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
     """EP's processes in the limit beta -> 0, the free phase going on beneath them  [lemma:ep].
 
     As `eqprop.limit_steps`, in reverse mode: d s_{t+1} / d beta = J d s_t / d beta - N dl/ds.
@@ -163,7 +154,7 @@ def limit_steps(case: Case, around: Linearised) -> Iterator[Step]:
     model, x = case.model, case.x
     tangent = _zeros(case.free.state)
     for _ in range(case.K):
-        pull = pull_dense(case.cost, around.s, case.y, model)
+        pull = case.pull(around.s)
         new_tangent = around.product(tangent, scale(detach(pull), -1.0))
         moved = subtract(new_tangent, tangent)
         with torch.no_grad():
@@ -187,14 +178,14 @@ def frozen_steps(around: Linearised, first: State, K: int) -> Iterator[Step]:
         moved = around.product(moved)
 
 
-def first_push(case: Case) -> State:
+def first_push(case: Comparison) -> State:
     """-dl/ds at the end of the free phase."""
-    return scale(detach(pull_dense(case.cost, case.free.state, case.y, case.model)), -1.0)
+    return scale(detach(case.pull(case.free.state)), -1.0)
 
 
 def slope_excess(around: Linearised, push: State) -> State | None:
     """N (1 - D) p: what the first move has too much because the nudge bypasses squash; None if it is nothing."""
-    if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge == "inside":
+    if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge_site == "inside":
         return None
     excess = subtract(push, around.squashed(push))
     return around.product(_zeros(push), excess) if any(bool(layer.any()) for layer in excess) else None

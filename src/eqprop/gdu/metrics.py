@@ -119,7 +119,7 @@ class Distance:
             elements=dead.numel(),
         )
 
-    def shares(self, convention: Convention) -> dict[str, float | None]:
+    def parts_of_rmse(self, convention: Convention) -> dict[str, float | None]:
         """Each part of f - g in the measure of the RMSE, so that the parts together are no less than it."""
         scale, dead = self._scale()
         return {name: self._mean(total, scale, dead, convention) for name, total in self.parts.items()}

@@ -1,4 +1,4 @@
-"""What a comparison found, and its plain values for JSON."""
+"""What a comparison found: figures, traces, how concentrated EP's updates are across samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
 from eqprop.gdu.budget import Budget
 from eqprop.gdu.free import Release
-from eqprop.gdu.lockstep import Case, Moment
+from eqprop.gdu.lockstep import Comparison, Moment
 from eqprop.gdu.metrics import Convention, Group, Metrics, batch_mean
 from eqprop.relax import relax
 
@@ -75,7 +75,7 @@ FEW = 0.01
 
 
 @dataclass(frozen=True)
-class Shares:
+class Concentration:
     """Parts of the sum, over samples and the network's parameters, of EP's squared updates.
 
     unsettled   that of the samples which have not settled
@@ -95,7 +95,7 @@ class Shares:
         return f"Of the sum of the squared updates the unsettled samples make {100 * self.unsettled:.0f} %, {few}."
 
 
-def shares(case: Case) -> Shares | None:
+def concentration(case: Comparison) -> Concentration | None:
     """None where nothing is updated, and without a primitive, as the updates then have no two ends  [eq:ep-grad]."""
     if not isinstance(case.model, PrimitiveDynamics):
         return None
@@ -103,10 +103,10 @@ def shares(case: Case) -> Shares | None:
     if not bool(squares.any()):
         return None
     parts, counted = squares / squares.sum(), math.ceil(FEW * len(squares))
-    return Shares(float(parts[~case.free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
+    return Concentration(float(parts[~case.free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
 
 
-def squared_updates(model: PrimitiveDynamics, case: Case) -> Tensor:
+def squared_updates(model: PrimitiveDynamics, case: Comparison) -> Tensor:
     """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 of every sample, all parameters together, (B,)."""
     x, start = case.x, case.free.state
     end = relax(model, x, case.K, start, Nudge(case.cost, case.y, case.beta)).state
@@ -143,7 +143,7 @@ class Report:
     neurons, synapses, biases   `Metrics` by name
     settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
     release     what becomes of the samples when the nudge lets them go
-    shares      how much of the updates few samples make; None without a primitive, or without updates
+    concentration   how much of the updates few samples make; None without a primitive, or without updates
     sample      the one whose processes are in `traces`, by kind and name
     """
 
@@ -164,7 +164,7 @@ class Report:
     settled: dict[str, dict[str, Metrics]] | None
     budget: Budget
     release: Release
-    shares: Shares | None
+    concentration: Concentration | None
     sample: int
     traces: dict[str, dict[str, Trace]]
 
@@ -173,7 +173,7 @@ class Report:
         return self.budget.verdict
 
     def __str__(self) -> str:
-        """The figures group by group, the parts of the budget and the verdict, as plain text."""
+        """The figures group by group, the parts of the budget and the verdict, as text."""
         r = self.residual
         turns = " alternating" if self.schedule == "alternating" else ""
         lines = [
@@ -189,30 +189,30 @@ class Report:
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
             lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
-        shares = [str(self.shares)] if self.shares else []
-        return "\n".join([*lines, str(self.release), *shares, self.verdict])
+        lines_of = [str(self.concentration)] if self.concentration else []
+        return "\n".join([*lines, str(self.release), *lines_of, self.verdict])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the traces, as plain values."""
+        """Everything but the traces, ready for JSON."""
         simple = ("T", "K", "beta", "dtype", "schedule", "samples", "steps", "seconds", "cpu_seconds")
         return {
             **{name: getattr(self, name) for name in simple},
             "convention": asdict(self.convention),
             "residual": asdict(self.residual),
-            **{kind: _plain(getattr(self, kind)) for kind in KINDS},
-            "settled": None if self.settled is None else {kind: _plain(m) for kind, m in self.settled.items()},
+            **{kind: _as_dict(getattr(self, kind)) for kind in KINDS},
+            "settled": None if self.settled is None else {kind: _as_dict(m) for kind, m in self.settled.items()},
             "budget": self.budget.to_dict(),
             "release": asdict(self.release),
-            "shares": None if self.shares is None else asdict(self.shares),
+            "concentration": None if self.concentration is None else asdict(self.concentration),
         }
 
     def traces_to_dict(self) -> dict[str, Any]:
-        """The processes of one sample, as plain values."""
+        """The processes of one sample, ready for JSON."""
         traces = {kind: {name: asdict(t) for name, t in named.items()} for kind, named in self.traces.items()}
         return {"K": self.K, "beta": self.beta, "sample": self.sample, **traces}
 
 
-def _plain(metrics: dict[str, Metrics]) -> dict[str, dict[str, Any]]:
+def _as_dict(metrics: dict[str, Metrics]) -> dict[str, dict[str, Any]]:
     return {name: asdict(m) for name, m in metrics.items()}
 
 

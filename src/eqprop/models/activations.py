@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 
 from eqprop.autodiff import derivative
+from eqprop.messages import unknown
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,5 @@ def activation(choice: str | Activation | Callable[[Tensor], Tensor]) -> Activat
     if isinstance(choice, str):
         if choice in ACTIVATIONS:
             return ACTIVATIONS[choice]
-        near = get_close_matches(choice, ACTIVATIONS, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"Unknown activation {choice!r}; expected one of {', '.join(ACTIVATIONS)}, or a function.{hint}"
-        )
+        raise ValueError(unknown("activation", choice, ACTIVATIONS, other="or a function"))
     return Activation(getattr(choice, "__name__", "function"), choice)

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from eqprop.dynamics import NudgePlace, PrimitiveDynamics, place_nudge
+from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
 from eqprop.functional import zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import State
+from eqprop.models.layered import layered_parameters
+from eqprop.state import LayerParameters, State
 
 
 class Pooled(NamedTuple):
@@ -95,7 +96,7 @@ class Convolutional(PrimitiveDynamics):
     input_shape     (channels, height, width) of x
     channels        of h0, h1, ...: from the output side, as the layers are numbered; (64, 32) in the paper
     flat            sizes of s0, s1, ...; (10,) in the paper; none, (), where a readout looks at h0
-    nudge           "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
+    nudge_site      "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     """
 
     bipartite = True  # but for the arg-max of a layer's own state in the inverse pooling
@@ -111,7 +112,7 @@ class Convolutional(PrimitiveDynamics):
         padding: int = 0,
         pool: int = 2,
         bias: bool = True,
-        nudge: NudgePlace = "outside",
+        nudge_site: NudgeSite = "outside",
         init: Init = "default",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -122,7 +123,7 @@ class Convolutional(PrimitiveDynamics):
         self.kernel, self.padding, self.pool, self.bias = kernel, padding, pool, bias
         self.activation = _activation(activation)
         self.maps = self._map_shapes()
-        place_nudge(self, nudge)
+        set_nudge_site(self, nudge_site)
         add_parameters(self, self._wanted(), init, seed, dtype)
 
     def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -156,23 +157,24 @@ class Convolutional(PrimitiveDynamics):
         return tuple(reversed(shapes))
 
     def _wanted(self) -> list[Wanted]:
+        window = (self.kernel, self.kernel)
+        flat = [(pair, ()) for pair in pairwise((*self.flat, math.prod(self.maps[0])))]
+        maps = [(pair, window) for pair in pairwise((*self.channels, self.image[0]))]
         wanted = []
-        sizes = (*self.flat, math.prod(self.maps[0]))
-        for n, (rows, columns) in enumerate(pairwise(sizes)):
-            wanted.append(Wanted(f"Wfc{n}{n + 1}", (rows, columns), columns, rows))
-            if self.bias:
-                wanted.append(Wanted(f"bfc{n}", (rows,), columns, rows))
-        area = self.kernel**2
-        for n, (rows, columns) in enumerate(pairwise((*self.channels, self.image[0]))):
-            shape = (rows, columns, self.kernel, self.kernel)
-            wanted.append(Wanted(f"Wconv{n}{n + 1}", shape, columns * area, rows * area))
-            if self.bias:
-                wanted.append(Wanted(f"bconv{n}", (rows,), columns * area, rows * area))
+        for ((rows, columns), kernel), (names, bias) in zip([*flat, *maps], self.layer_parameters, strict=True):
+            fans = (columns * math.prod(kernel), rows * math.prod(kernel))
+            wanted.append(Wanted(names[0], (rows, columns, *kernel), *fans))
+            if bias is not None:
+                wanted.append(Wanted(bias, (rows,), *fans))
         return wanted
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         return (*(f"s{n}" for n in range(len(self.flat))), *(f"h{n}" for n in range(len(self.channels))))
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
 
     def init_state(self, x: Tensor) -> State:
         return zero_state(x, [*((n,) for n in self.flat), *self.maps], x.shape[:-3])
@@ -279,3 +281,8 @@ class Convolutional(PrimitiveDynamics):
 
 # The constructor's argument of the same name hides the function.
 _activation = activation
+
+
+def convolutional_parameters(flat: int, maps: int, bias: bool = True) -> tuple[LayerParameters, ...]:
+    """Wfc01 and bfc0, ... of the flat layers, then Wconv01 and bconv0, ... of the maps."""
+    return layered_parameters(flat, bias, "fc") + layered_parameters(maps, bias, "conv")

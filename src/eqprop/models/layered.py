@@ -9,11 +9,11 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import NudgePlace, PrimitiveDynamics, place_nudge
+from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
 from eqprop.functional import check_eps, zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import State
+from eqprop.state import LayerParameters, State
 
 Setting = Literal["energy-based", "prototypical"]
 
@@ -32,7 +32,7 @@ class Layered(PrimitiveDynamics):
     clip            energy-based: keep s in [0, 1] after every step, nudge included, as the paper does in training
     output_slope    energy-based: False leaves sigma'(s0) out of the output's step, as the authors' code does. The
                     Jacobian is then no longer symmetric.
-    nudge           prototypical: "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
+    nudge_site      prototypical: "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     init, seed      "glorot", "default" (PyTorch's) or a function; drawn on the CPU in float64, then rounded
 
     Parameters W01 (n0, n1), W12, ... and b0, b1, ...; stacked networks carry them with a leading dimension.
@@ -48,7 +48,7 @@ class Layered(PrimitiveDynamics):
         clip: bool = False,
         output_slope: bool = True,
         bias: bool = True,
-        nudge: NudgePlace = "outside",
+        nudge_site: NudgeSite = "outside",
         init: Init = "glorot",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -63,15 +63,15 @@ class Layered(PrimitiveDynamics):
         self.bipartite = not self.energy_based
         self.depth = len(self.sizes) - 1
         self.input_shape = (self.sizes[-1],)
-        place_nudge(self, nudge)
+        set_nudge_site(self, nudge_site)
         add_parameters(self, self._wanted(), init, seed, dtype)
 
     def _wanted(self) -> list[Wanted]:
         wanted = []
-        for n, (rows, columns) in enumerate(pairwise(self.sizes)):
-            wanted.append(Wanted(f"W{n}{n + 1}", (rows, columns), columns, rows))
-            if self.bias:
-                wanted.append(Wanted(f"b{n}", (rows,), columns, rows))
+        for (rows, columns), (names, bias) in zip(pairwise(self.sizes), self.layer_parameters, strict=True):
+            wanted.append(Wanted(names[0], (rows, columns), columns, rows))
+            if bias is not None:
+                wanted.append(Wanted(bias, (rows,), columns, rows))
         return wanted
 
     def weight(self, n: int) -> Tensor:
@@ -86,18 +86,22 @@ class Layered(PrimitiveDynamics):
     def layer_names(self) -> tuple[str, ...]:
         return tuple(f"s{n}" for n in range(self.depth))
 
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return layered_parameters(self.depth, self.bias)
+
     def init_state(self, x: Tensor) -> State:
         return zero_state(x, [(n,) for n in self.sizes[:-1]], x.shape[:-1])
 
-    def rates(self, s: State) -> State:
+    def activity(self, s: State) -> State:
         """What the other layers see: sigma(s) in the energy-based setting, s in the prototypical one."""
         return tuple(self.activation(layer) for layer in s) if self.energy_based else s
 
-    def input_rate(self, x: Tensor) -> Tensor:
+    def input_activity(self, x: Tensor) -> Tensor:
         return self.activation(x) if self.energy_based else x
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
-        r = (*self.rates(s), self.input_rate(x))
+        r = (*self.activity(s), self.input_activity(x))
         phi = torch.zeros((), dtype=x.dtype, device=x.device)
         for n in range(self.depth):
             inputs = r[n + 1] @ self.weight(n).mT
@@ -111,7 +115,7 @@ class Layered(PrimitiveDynamics):
     def drive(self, x: Tensor) -> tuple[Tensor | None, ...]:
         """The inputs of each layer that do not change: biases, and W x in the layer next to the input."""
         constant = [self.offset(n) for n in range(self.depth)]
-        last = self.input_rate(x) @ self.weight(self.depth - 1).mT
+        last = self.input_activity(x) @ self.weight(self.depth - 1).mT
         constant[-1] = last if constant[-1] is None else last + constant[-1]
         return tuple(constant)
 
@@ -128,7 +132,7 @@ class Layered(PrimitiveDynamics):
         return total
 
     def gradient(self, drive: Sequence[Tensor | None], s: State) -> State:
-        r = self.rates(s)
+        r = self.activity(s)
         inputs = [self.inputs(drive, r, n) for n in range(self.depth)]
         if not self.energy_based:
             return tuple(inputs)
@@ -153,8 +157,8 @@ class Layered(PrimitiveDynamics):
 
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """(1/B) (r+^n r+^{n+1}^T - r-^n r-^{n+1}^T), times eps if energy-based  [delta-fc-canon, delta-fc]."""
-        plus, minus = self.rates(s_plus), self.rates(s_minus)
-        visible = self.input_rate(x)
+        plus, minus = self.activity(s_plus), self.activity(s_minus)
+        visible = self.input_activity(x)
         factor = (self.eps if self.energy_based else 1.0) / x.shape[-2]
         out = {}
         for n in range(self.depth):
@@ -171,6 +175,11 @@ class Layered(PrimitiveDynamics):
 
 # The constructor's argument of the same name hides the function.
 _activation = activation
+
+
+def layered_parameters(depth: int, bias: bool = True, kind: str = "") -> tuple[LayerParameters, ...]:
+    """W01 and b0, W12 and b1, ...; with a kind between letter and numbers, as in Wfc01."""
+    return tuple(LayerParameters((f"W{kind}{n}{n + 1}",), f"b{kind}{n}" if bias else None) for n in range(depth))
 
 
 def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import State
+from eqprop.state import LayerParameters, State
 
 
 @final
@@ -52,6 +52,10 @@ class CrossEntropy(Cost):
         self.inputs, self.classes, self.layer = inputs, classes, layer
         wanted = [Wanted("Wout", (classes, inputs), inputs, classes), Wanted("bout", (classes,), inputs, classes)]
         add_parameters(self, wanted, init, seed, dtype)
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return (LayerParameters(("Wout",), "bout"),)
 
     def scores(self, s: State) -> Tensor:
         """Wout s + bout, (B, classes) or (R, B, classes)."""

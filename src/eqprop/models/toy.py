@@ -12,7 +12,7 @@ from eqprop.dynamics import PrimitiveDynamics
 from eqprop.functional import check_eps, zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import State
+from eqprop.state import LayerParameters, State
 
 
 @final
@@ -60,6 +60,11 @@ class Toy(PrimitiveDynamics):
     @property
     def layer_names(self) -> tuple[str, ...]:
         return ("s0", "s1")
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        biases = ("b0", "b1") if self.bias else (None, None)
+        return LayerParameters(("W01", "W0x"), biases[0]), LayerParameters(("W1x",), biases[1])
 
     def init_state(self, x: Tensor) -> State:
         return zero_state(x, [(self.sizes[0],), (self.sizes[1],)], x.shape[:-1])

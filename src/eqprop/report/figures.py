@@ -1,4 +1,7 @@
-"""The curves a recipe was decided from, as one figure."""
+"""How every figure looks and becomes a file; error curves, and the curves a recipe was decided from.
+
+matplotlib is loaded when something is drawn, never before.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from eqprop.experiments.experiment import Reported
+from eqprop.experiments.experiment import PaperResult, label
 from eqprop.files import write_bytes, write_json, write_text
 from eqprop.report.runs import KINDS, Point, Run
 
@@ -88,16 +91,16 @@ WIDTH, HEIGHT = 3.4, 2.5
 
 @dataclass(frozen=True)
 class Panel:
-    """The curves of one network under one preset: by method and kind of error ("test", "train")."""
+    """The curves of one network under one preset: by estimator and kind of error ("test", "train")."""
 
     title: str
     curves: Mapping[tuple[str, str], Sequence[Point]]
-    reported: Mapping[str, Reported]
+    paper_results: Mapping[str, PaperResult]
 
 
 def panel_of(run: Run) -> Panel:
-    curves = {(m, kind): run.curve(m, kind) for m in run.settings.methods for kind in KINDS}
-    return Panel(run.title, {key: points for key, points in curves.items() if points}, run.reported)
+    curves = {(m, kind): run.curve(m, kind) for m in run.settings.estimators for kind in KINDS}
+    return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results)
 
 
 @drawn
@@ -107,26 +110,26 @@ def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
     lines = math.ceil(len(panels) / columns)
     figure = new_figure(WIDTH * columns, HEIGHT * lines + 0.3)
     axes = figure.subplots(lines, columns, squeeze=False).flat
-    methods = list(dict.fromkeys(method for panel in panels for method, _ in panel.curves))
-    colours = dict(zip(methods, COLOURS, strict=False))
+    estimators = list(dict.fromkeys(estimator for panel in panels for estimator, _ in panel.curves))
+    colours = dict(zip(estimators, COLOURS, strict=False))
     for ax, panel in zip(axes, panels, strict=False):
         _draw(ax, panel, colours)
     for ax in list(figure.axes)[len(panels) :]:
         ax.set_axis_off()
-    _legend(figure, colours, any(panel.reported for panel in panels))
+    _legend(figure, colours, any(panel.paper_results for panel in panels))
     return figure
 
 
 def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
-    for (method, kind), points in panel.curves.items():
+    for (estimator, kind), points in panel.curves.items():
         epochs, means = [p.epoch for p in points], [p.mean for p in points]
-        ax.plot(epochs, means, STYLES[kind], color=colours[method], linewidth=1.2 if kind == "test" else 0.9)
+        ax.plot(epochs, means, STYLES[kind], color=colours[estimator], linewidth=1.2 if kind == "test" else 0.9)
         if kind == "test" and all(p.std is not None for p in points):
             below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
-            ax.fill_between(epochs, below, above, color=colours[method], alpha=0.2, linewidth=0)
-    for method, paper in panel.reported.items():
-        if method in colours:
-            ax.axhline(paper.test, linestyle=":", color=colours[method], linewidth=0.9)
+            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=0.2, linewidth=0)
+    for estimator, paper in panel.paper_results.items():
+        if estimator in colours:
+            ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
     low, high = _limits(panel)
     ax.set(title=panel.title, xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
     ticks = [t for t in TICKS if low <= t <= high]
@@ -137,7 +140,7 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
 def _limits(panel: Panel) -> tuple[float, float]:
     """Around the means; what is 0, or lies far below the rest, is cut off."""
     values = [p.mean for points in panel.curves.values() for p in points if p.mean > 0]
-    values += [paper.test for paper in panel.reported.values()]
+    values += [paper.test for paper in panel.paper_results.values()]
     high = max(values, default=10.0) * 1.2
     return max(min(values, default=0.1) * 0.8, high / 2000.0), high
 
@@ -145,7 +148,7 @@ def _limits(panel: Panel) -> tuple[float, float]:
 def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, label=method.upper()) for method, colour in colours.items()]
+    handles = [Line2D([], [], color=colour, label=label(estimator)) for estimator, colour in colours.items()]
     handles += [Line2D([], [], color=GREY, linestyle=STYLES[kind], label=f"{kind} error") for kind in STYLES]
     if with_paper:
         handles.append(Line2D([], [], color=GREY, linestyle=":", label="the paper's test error"))
@@ -158,15 +161,15 @@ def write_figure(path: Path, files: dict[str, bytes]) -> None:
         write_bytes(path.with_name(f"{path.name}.{ending}"), content)
 
 
-DOCUMENT, RECORD, FIGURE = "tune.json", "tuned.toml", "decisions"
+DOCUMENT, EXPERIMENT, FIGURE = "tune.json", "tuned.toml", "decisions"
 LOOK_STYLES = ("-", "--")
 """At the initial weights, at trained ones."""
 
 
-def write_tuned(folder: Path, document: Mapping[str, Any], record_text: str) -> None:
-    """The figure and the record first; tune.json last, so that where it is, the rest is too."""
+def write_tuned(folder: Path, document: Mapping[str, Any], experiment_text: str) -> None:
+    """The figure and the experiment first; tune.json last, so that where it is, the rest is too."""
     write_figure(folder / FIGURE, save(decisions(document)))
-    write_text(folder / RECORD, record_text)
+    write_text(folder / EXPERIMENT, experiment_text)
     write_json(folder / DOCUMENT, document)
 
 
@@ -175,14 +178,14 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     """Six panels: residuals, gradient sizes, signs, rates, T and K."""
     figure = new_figure(11.0, 6.4)
     axes = figure.subplots(2, 3)
-    record = document["record"]
+    experiment = document["experiment"]
     _residuals(axes[0][0], document["looks"], _first(document, "T"))
     _sizes(axes[0][1], document["looks"], _first(document, "K"))
-    _signs(axes[0][2], document["looks"], record["beta"])
-    _rates(axes[1][0], [t for t in document["trainings"] if t["stage"].startswith("rates")], record)
+    _signs(axes[0][2], document["looks"], experiment["beta"])
+    _rates(axes[1][0], [t for t in document["trainings"] if t["stage"].startswith("rates")], experiment)
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
-    _steps(axes[1][1], shrunk, "T", record["T"])
-    _steps(axes[1][2], shrunk, "K", record["K"])
+    _steps(axes[1][1], shrunk, "T", experiment["T"])
+    _steps(axes[1][2], shrunk, "K", experiment["K"])
     figure.suptitle(f"{document['name']}: what T, K, beta and the learning rates were decided from")
     return figure
 
@@ -190,7 +193,7 @@ def decisions(document: Mapping[str, Any]) -> Figure:
 def _first(document: Mapping[str, Any], name: str) -> int:
     """T or K as decided from the curves, before the trainings made it smaller."""
     values = [t[name] for t in document["trainings"] if not t["stage"].startswith("rates")]
-    return max([*values, document["record"][name]])
+    return max([*values, document["experiment"][name]])
 
 
 def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
@@ -234,9 +237,9 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
     ax.legend(fontsize=6)
 
 
-def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
-    chosen = record["learning_rates"]
+    chosen = experiment["learning_rates"]
     _marked(ax, max(chosen.values()), ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
     ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
     tried = [p[0] for p in points]

@@ -1,9 +1,11 @@
-"""The paper's figures about the GDU property, from the folders that `eqprop reproduce figures` fills."""
+"""Figures of the GDU property, and the folder of a comparison: gdu.json, traces.json, figures/.
+
+Figures are drawn from these documents alone  [fig:toy-model, RMSE, th-conv, RMSE:conv, saw_teeth].
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +24,15 @@ LOWEST = 3e-4
 
 def symbol(name: str) -> str:
     """s0 -> s^0, W01 -> W_{01}, Wfc01 -> W^{fc}_{01}, b0 -> b_0, without dollar signs; other names upright."""
-    layer = re.fullmatch(r"([sh])(\d+)", name)
-    if layer:
-        return f"{layer[1]}^{{{layer[2]}}}"
-    weight = re.fullmatch(r"([Wb])(fc|conv)?(\d+x?)", name)
-    if weight:
-        above = rf"^{{\rm {weight[2]}}}" if weight[2] else ""
-        return f"{weight[1]}{above}_{{{weight[3]}}}"
-    return rf"{{\rm {re.sub(r'[^0-9A-Za-z.]', ' ', name)}}}"
+    stem = name.rstrip("0123456789x")
+    letter, kind, number = stem[:1], stem[1:], name[len(stem) :]
+    if letter in ("s", "h") and not kind and number.isdigit():
+        return f"{letter}^{{{number}}}"
+    if letter in ("W", "b") and kind in ("", "fc", "conv") and number.rstrip("x").isdigit():
+        above = rf"^{{\rm {kind}}}" if kind else ""
+        return f"{letter}{above}_{{{number}}}"
+    upright = "".join(c if c.isascii() and (c.isalnum() or c == ".") else " " for c in name)
+    return rf"{{\rm {upright}}}"
 
 
 @drawn

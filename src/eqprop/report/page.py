@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from eqprop.experiments.experiment import label
+from eqprop.experiments.io import to_dict
 from eqprop.experiments.literature import LITERATURE
 from eqprop.files import write_text
 from eqprop.provenance import __version__
@@ -24,19 +26,24 @@ STEPS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: a method and whether it is the test or the train error."""
+    """A curve: an estimator and whether it is the test or the train error."""
 
-    method: str
+    estimator: str
     kind: str
     points: list[Point]
 
     @property
     def key(self) -> str:
-        return f"{self.method}-{self.kind}"
+        return f"{self.estimator}-{self.kind}"
+
+    @property
+    def family(self) -> str:
+        """ep, bptt or rbp: what its colour goes by."""
+        return self.estimator.partition("-")[0]
 
     @property
     def label(self) -> str:
-        return f"{self.method.upper()} {self.kind}"
+        return f"{label(self.estimator)} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Axes:
 
 
 def series(run: Run) -> list[Series]:
-    found = [Series(m, kind, run.curve(m, kind)) for m in run.settings.methods for kind in KINDS]
+    found = [Series(m, kind, run.curve(m, kind)) for m in run.settings.estimators for kind in KINDS]
     return [s for s in found if s.points]
 
 
@@ -126,7 +133,7 @@ def _line(s: Series, frame: Axes) -> str:
     path = " ".join(f"{'L' if n else 'M'}{frame.x(p.epoch):.1f} {frame.y(p.mean):.1f}" for n, p in enumerate(s.points))
     dot = s.points[-1]
     return (
-        f'<g class="curve {s.method} {s.kind}" data-series="{s.key}"><path d="{path}"/>'
+        f'<g class="curve {s.family} {s.kind}" data-series="{s.key}"><path d="{path}"/>'
         f'<circle cx="{frame.x(dot.epoch):.1f}" cy="{frame.y(dot.mean):.1f}" r="3"/></g>'
     )
 
@@ -139,7 +146,7 @@ def _band(s: Series, frame: Axes) -> str:
     over = [f"{frame.x(p.epoch):.1f},{frame.y(p.mean + (p.std or 0.0)):.1f}" for p in points]
     under = [f"{frame.x(p.epoch):.1f},{frame.y(p.mean - (p.std or 0.0)):.1f}" for p in reversed(points)]
     corners = " ".join([*over, *under])
-    return f'<polygon class="band {s.method} {s.kind}" data-series="{s.key}" points="{corners}"/>'
+    return f'<polygon class="band {s.family} {s.kind}" data-series="{s.key}" points="{corners}"/>'
 
 
 def hover_data(curves: Sequence[Series], epochs: int) -> dict[str, object]:
@@ -229,7 +236,7 @@ def render(contents: Contents) -> str:
 
 
 def _title(contents: Contents) -> str:
-    names = list(dict.fromkeys(run.record.name for run in contents.runs))
+    names = list(dict.fromkeys(run.experiment.name for run in contents.runs))
     return f"eqprop: {', '.join(names)}" if names else "eqprop: GDU figures"
 
 
@@ -252,7 +259,7 @@ def _table(table: list[Row]) -> str:
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
         "at the last epoch, in percent; in parentheses the running train error. A row counts as reproduced if its mean "
         "lies within two of the paper’s standard deviations of the paper’s mean, or below.</p>"
-        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>method</th><th>ours</th><th>paper</th>'
+        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>estimator</th><th>ours</th><th>paper</th>'
         "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
         f"{body}{_literature(table)}</table></div></section>\n"
     )
@@ -260,10 +267,10 @@ def _table(table: list[Row]) -> str:
 
 def _literature(table: list[Row]) -> str:
     """What the paper found in the literature, below its rows where there are any; rows that were trained are above."""
-    trained = {row.run.record.name for row in table}
-    if not any(row.reported for row in table):
+    trained = {row.run.experiment.name for row in table}
+    if not any(row.paper_result for row in table):
         return ""
-    found = [row for row in LITERATURE if row.record not in trained]
+    found = [row for row in LITERATURE if row.experiment not in trained]
     lines = "".join(
         f'<tr><th scope="row">{escape(row.source)}</th><td class="text">EP</td><td>–</td><td>{row.errors}</td>'
         f'<td class="text soft">literature</td><td></td>'
@@ -274,7 +281,7 @@ def _literature(table: list[Row]) -> str:
 
 
 def _rows_of_run(table: list[Row]) -> str:
-    """The network once, with what is not as the paper prints it, and a row a method."""
+    """The network once, with what is not as the paper prints it, and a row per estimator."""
     run = table[0].run
     changes = _differences(run)
     note = f'<span class="note">{escape(changes)}</span>' if changes else ""
@@ -284,18 +291,18 @@ def _rows_of_run(table: list[Row]) -> str:
 
 
 def _row(row: Row, name: str) -> str:
-    record, paper = row.run.record, row.reported
+    experiment, paper = row.run.experiment, row.paper_result
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
-        f'<td class="text">{escape(record.label(row.method))}</td>',
+        f'<td class="text">{escape(label(row.estimator))}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
         f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
-        f"<td>{0 if row.test is None else row.test.epoch} of {record.epochs}</td>",
-        f"<td>{record.T}</td><td>{record.K}</td>",
+        f"<td>{0 if row.test is None else row.test.epoch} of {experiment.epochs}</td>",
+        f"<td>{experiment.T}</td><td>{experiment.K}</td>",
     ]
-    return f'<tr data-row="{escape(row.run.title)} {row.method}">{name}{"".join(cells)}</tr>\n'
+    return f'<tr data-row="{escape(row.run.title)} {row.estimator}">{name}{"".join(cells)}</tr>\n'
 
 
 def _differences(run: Run) -> str:
@@ -329,7 +336,7 @@ def _figures(runs: list[Run]) -> str:
 def _figure(run: Run, curves: list[Series]) -> str:
     epochs = max(p.epoch for s in curves for p in s.points)
     buttons = "".join(
-        f'<button type="button" class="{s.method} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
+        f'<button type="button" class="{s.family} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
         f"{escape(s.label)}</button>"
         for s in curves
     )
@@ -339,7 +346,7 @@ def _figure(run: Run, curves: list[Series]) -> str:
         f"<figure data-curves><h3>{escape(run.title)}</h3>"
         f"{draw(curves, epochs, run.title)}"
         f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
-        f"<figcaption>{escape(str(run.record.architecture))}, {trials} trial{'s' if trials != 1 else ''}</figcaption>"
+        f"<figcaption>{escape(str(run.experiment.architecture))}, {trials} trial{'s' * (trials != 1)}</figcaption>"
         f'<script type="application/json">{data}</script></figure>'
     )
 
@@ -361,16 +368,16 @@ def _settings(runs: list[Run]) -> str:
 
 
 def _details(run: Run) -> str:
-    record, settings = run.plain["record"], run.plain["settings"]
-    shown = {k: v for k, v in record.items() if k not in ("reported", "architecture", "name")}
-    shown |= {f"network: {k}": v for k, v in record["architecture"].items() if v is not None}
+    experiment, settings = to_dict(run.experiment), asdict(run.settings)
+    shown = {k: v for k, v in experiment.items() if k not in ("paper_results", "architecture", "name")}
+    shown |= {f"network: {k}": v for k, v in experiment["architecture"].items() if v is not None}
     shown |= {k: v for k, v in settings.items() if v is not None}
-    shown |= {f"data: {k}": v for k, v in run.plain["data"].items()}
-    shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["methods"])
+    shown |= {f"data: {k}": v for k, v in run.described.data.items()}
+    shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["estimators"])
     stopped = "".join(
-        f'<p class="no">{method.upper()}, trial {line["trial"]}: {escape(line["diverged"]["reason"])}</p>'
-        for method in settings["methods"]
-        for line in run.diverged(method)
+        f'<p class="no">{label(estimator)}, trial {line["trial"]}: {escape(line["diverged"]["reason"])}</p>'
+        for estimator in settings["estimators"]
+        for line in run.diverged(estimator)
     )
     sessions = "".join(
         f'<p class="soft">Session {n} of {len(run.sessions)}</p>'
@@ -384,11 +391,11 @@ def _details(run: Run) -> str:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_plain(v))}</dd>" for k, v in values.items())
+    items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_shown(v))}</dd>" for k, v in values.items())
     return f"<dl>{items}</dl>"
 
 
-def _plain(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):

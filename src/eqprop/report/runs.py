@@ -1,4 +1,4 @@
-"""Table 1, ours beside the paper's, as rows, CSV and LaTeX  [table-results]."""
+"""The runs below a folder, read from their files, and Table 1 from them as rows, CSV and LaTeX  [table-results]."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eqprop.experiments.experiment import Record, Reported
-from eqprop.experiments.paper import PRESETS, PRINTED, printed_record
-from eqprop.training.folder import is_run, sessions
+from eqprop.data.images import MNIST_DIGEST
+from eqprop.experiments.experiment import Experiment, PaperResult, label
+from eqprop.experiments.paper import EXPERIMENTS, PRESETS, PRINTED, TRAINING_SAMPLES, printed_experiment
+from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, deviation, mean, read_metrics
-from eqprop.training.plan import Settings, read_plan
+from eqprop.training.plan import Described, Settings, read_description
 
 KINDS = {"test": "test_error", "train": "train_error"}
-"""The curves of a method and the field of the metrics each is drawn from."""
+"""The curves of an estimator and the field of the metrics each is drawn from."""
 
 
 @dataclass(frozen=True)
@@ -36,56 +37,73 @@ class Run:
     """A run folder, read."""
 
     folder: Path
-    record: Record
-    settings: Settings
-    plain: dict[str, Any]
+    described: Described
     lines: list[Line]
     sessions: list[dict[str, Any]]
 
     @property
-    def title(self) -> str:
-        schedule = "" if self.record.schedule == "synchronous" else f", {self.record.schedule}"
-        nudge = "" if self.record.nudge == "outside" else f", nudge {self.record.nudge}"
-        form = "" if self.record.estimator == "one-sided" else f", {self.record.estimator}"
-        cost = "" if self.record.cost == "squared-error" else f", {self.record.cost}"
-        data = f", {self.other_data}" if self.other_data else ""
-        return f"{self.record.name} ({self.record.preset}{form}{schedule}{nudge}{cost}{data})"
+    def experiment(self) -> Experiment:
+        return self.described.experiment
 
     @property
-    def reported(self) -> dict[str, Reported]:
-        """What the paper has for this row; nothing for another data set than the paper's."""
-        printed = printed_record(self.record)
-        return {} if printed is None or self.other_data else dict(printed.reported)
+    def settings(self) -> Settings:
+        return self.described.settings
+
+    @property
+    def title(self) -> str:
+        experiment = self.experiment
+        said: list[str] = [experiment.preset]
+        said += [] if experiment.schedule == "synchronous" else [experiment.schedule]
+        said += [] if experiment.nudge_site == "outside" else [f"nudge {experiment.nudge_site}"]
+        said += [] if experiment.cost == "squared-error" else [experiment.cost]
+        said += [self.other_data] if self.other_data else []
+        return f"{experiment.name} ({', '.join(said)})"
+
+    @property
+    def paper_results(self) -> dict[str, PaperResult]:
+        """What the paper has for this row; nothing for other data than the paper's."""
+        printed = printed_experiment(self.experiment)
+        return {} if printed is None or self.other_data else dict(printed.paper_results)
 
     @property
     def other_data(self) -> str | None:
-        """The name of the data set, where it is one that is not the paper's."""
-        name = self.plain.get("data", {}).get("set")
-        return None if name == "mnist" else name
+        """The name of the data, where they are not the paper's."""
+        data = self.described.data
+        if data.get("sha256") == MNIST_DIGEST:
+            return None
+        return str(data.get("set") or data.get("name") or "other data")
+
+    @property
+    def is_papers(self) -> bool:
+        """Whether data, architecture and settings are the paper's, or those of a preset that names its changes."""
+        data, settings = self.described.data, self.settings
+        whole = data.get("training_samples") == TRAINING_SAMPLES and not (settings.validation or settings.samples)
+        preset = EXPERIMENTS.get(self.experiment.preset, {}).get(self.experiment.name)
+        return self.other_data is None and whole and preset is not None and not self.experiment.changes(preset)
 
     @property
     def changes(self) -> list[str]:
-        return list(self.plain.get("changes_from_paper") or [])
+        return self.described.changes
 
-    def curve(self, method: str, kind: str) -> list[Point]:
+    def curve(self, estimator: str, kind: str) -> list[Point]:
         """Mean and deviation at every epoch, over the trials that have not diverged."""
-        lost = {line["trial"] for line in self.lines if line["method"] == method and line["diverged"]}
+        lost = {line["trial"] for line in self.lines if line["estimator"] == estimator and line["diverged"]}
         epochs: dict[int, list[float]] = {}
         for line in self.lines:
-            if line["method"] == method and line["trial"] not in lost and line[KINDS[kind]] is not None:
+            if line["estimator"] == estimator and line["trial"] not in lost and line[KINDS[kind]] is not None:
                 epochs.setdefault(line["epoch"], []).append(line[KINDS[kind]])
         return [Point(e, _mean(values), deviation(values), len(values)) for e, values in sorted(epochs.items())]
 
-    def last(self, method: str, kind: str) -> Point | None:
-        curve = self.curve(method, kind)
+    def last(self, estimator: str, kind: str) -> Point | None:
+        curve = self.curve(estimator, kind)
         return curve[-1] if curve else None
 
-    def diverged(self, method: str) -> list[Line]:
-        return [line for line in self.lines if line["method"] == method and line["diverged"]]
+    def diverged(self, estimator: str) -> list[Line]:
+        return [line for line in self.lines if line["estimator"] == estimator and line["diverged"]]
 
-    def seconds(self, method: str) -> float:
+    def seconds(self, estimator: str) -> float:
         """Wall time: trials side by side share theirs, trials one after the other add up."""
-        own = [line for line in self.lines if line["method"] == method]
+        own = [line for line in self.lines if line["estimator"] == estimator]
         by_trial = [sum(line["seconds"] for line in own if line["trial"] == t) for t in {x["trial"] for x in own}]
         return max(by_trial, default=0.0) if self.settings.stacked else sum(by_trial)
 
@@ -115,7 +133,7 @@ def collect(folder: Path) -> Contents:
     """The runs and figures in a folder and below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or one that holds run folders.")
-    found = [p.parent for p in folder.rglob("record.json") if is_run(p.parent)]
+    found = [p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name)]
     runs = sorted((read_run(path) for path in found), key=_order)
     pictures = _pictures(folder)
     if not runs and not pictures:
@@ -126,16 +144,15 @@ def collect(folder: Path) -> Contents:
 
 
 def read_run(folder: Path) -> Run:
-    record, settings, plain = read_plan(folder)
-    return Run(folder, record, settings, plain, read_metrics(folder), sessions(folder))
+    return Run(folder, read_description(folder), read_metrics(folder), sessions(folder))
 
 
 def _order(run: Run) -> tuple[int, int, str, str]:
     """As in the paper's table; presets in their order; a user's own behind, by name."""
     names = list(PRINTED)
-    place = names.index(run.record.name) if run.record.name in names else len(names)
-    preset = PRESETS.index(run.record.preset) if run.record.preset in PRESETS else len(PRESETS)
-    return place, preset, run.record.name, str(run.folder)
+    place = names.index(run.experiment.name) if run.experiment.name in names else len(names)
+    preset = PRESETS.index(run.experiment.preset) if run.experiment.preset in PRESETS else len(PRESETS)
+    return place, preset, run.experiment.name, str(run.folder)
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -170,56 +187,51 @@ USUAL_STD = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """One run and one method: what came out, and what the paper has."""
+    """One run and one estimator: what came out, and what the paper has."""
 
     run: Run
-    method: str
+    estimator: str
     test: Point | None
     train: Point | None
-    reported: Reported | None
+    paper_result: PaperResult | None
     diverged: int
 
     @property
     def verdict(self) -> Verdict:
         """Whether the paper's number was reached, by full training under a preset as it is."""
-        if self.reported is None:
+        if self.paper_result is None:
             return "none"
-        record = self.run.record
-        if self.test is None or self.test.epoch < record.epochs:
+        if self.test is None or self.test.epoch < self.run.experiment.epochs:
             return "unfinished"
-        if self.run.settings.validation or self.run.settings.samples or _deviates(self.run):
+        if not self.run.is_papers:
             return "other settings"
-        deviation = USUAL_STD if self.reported.test_std is None else self.reported.test_std
-        return "yes" if self.test.mean <= self.reported.test + WITHIN * deviation else "no"
+        return "yes" if reproduced(self.test.mean, self.paper_result) else "no"
 
 
-def _deviates(run: Run) -> bool:
-    """Whether a setting was changed beyond what its preset names."""
-    from eqprop.experiments.paper import RECORDS
-
-    preset = RECORDS.get(run.record.preset, {}).get(run.record.name)
-    return preset is None or bool(run.record.changes(preset))
+def reproduced(test_error: float, paper: PaperResult) -> bool:
+    """Whether a mean test error in percent lies within two of the paper's deviations of the paper's mean, or below."""
+    deviation = USUAL_STD if paper.test_std is None else paper.test_std
+    return test_error <= paper.test + WITHIN * deviation
 
 
 def rows(runs: list[Run]) -> list[Row]:
     return [
         Row(
             run,
-            method,
-            run.last(method, "test"),
-            run.last(method, "train"),
-            run.reported.get(method),
-            len({line["trial"] for line in run.diverged(method)}),
+            estimator,
+            run.last(estimator, "test"),
+            run.last(estimator, "train"),
+            run.paper_results.get(estimator),
+            len({line["trial"] for line in run.diverged(estimator)}),
         )
         for run in runs
-        for method in run.settings.methods
+        for estimator in run.settings.estimators
     ]
 
 
 HEADINGS = (
     "name",
     "preset",
-    "method",
     "estimator",
     "test_error_mean",
     "test_error_std",
@@ -245,25 +257,24 @@ def to_csv(table: list[Row]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADINGS)
     for row in table:
-        record, test, train, paper = row.run.record, row.test, row.train, row.reported
+        experiment, test, train, paper = row.run.experiment, row.test, row.train, row.paper_result
         writer.writerow(
             [
-                record.name,
-                record.preset,
-                row.method,
-                record.estimator if row.method == "ep" else "",
+                experiment.name,
+                experiment.preset,
+                row.estimator,
                 *(["", ""] if test is None else [test.mean, "" if test.std is None else test.std]),
                 "" if train is None else train.mean,
                 0 if test is None else test.trials,
                 row.diverged,
                 0 if test is None else test.epoch,
-                record.epochs,
+                experiment.epochs,
                 *(["", "", ""] if paper is None else [_or_empty(v) for v in (paper.test, paper.test_std, paper.train)]),
                 row.verdict,
-                record.T,
-                record.K,
-                record.beta,
-                record.schedule,
+                experiment.T,
+                experiment.K,
+                experiment.beta,
+                experiment.schedule,
                 "; ".join(row.run.changes),
             ]
         )
@@ -279,16 +290,16 @@ def to_latex(table: list[Row]) -> str:
         r"& & Test & Train & Test & Train & & & \\ \midrule",
     ]
     for row in table:
-        record, paper = row.run.record, row.reported
+        experiment, paper = row.run.experiment, row.paper_result
         cells = [
-            _escape(f"{record.name} ({record.preset})"),
-            _escape(record.label(row.method)),
+            _escape(f"{experiment.name} ({experiment.preset})"),
+            _escape(label(row.estimator)),
             _spread(row.test),
             "--" if row.train is None else f"$({row.train.mean:.2f})$",
             "--" if paper is None else _number(paper.test, paper.test_std),
             "--" if paper is None or paper.train is None else f"$({paper.train:.2f})$",
-            str(record.T),
-            str(record.K),
+            str(experiment.T),
+            str(experiment.K),
             str(row.test.epoch if row.test else 0),
         ]
         lines.append(" & ".join(cells) + r" \\")

@@ -1,4 +1,4 @@
-"""`train` and `resume`: from a record or a folder to a result."""
+"""`train` and `resume`: from an experiment or a folder to a result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from eqprop.data import Images, one_hot
 from eqprop.data.images import epoch_order
 from eqprop.estimators import EP, ContinualEP
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.io import find_record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment, up_to_date
 from eqprop.files import write_json
 from eqprop.messages import unknown
 from eqprop.provenance import provenance
 from eqprop.training.folder import (
-    RECORD,
+    EXPERIMENT,
     RESULT,
     default_folder,
     explain_full_disk,
@@ -36,27 +36,28 @@ from eqprop.training.plan import (
     Plan,
     Settings,
     describe,
+    identity,
     make_plan,
+    named_estimators,
+    read_description,
     read_images,
-    read_plan,
     recorded_source,
-    run_digest,
-    split_methods,
     where_from,
 )
 from eqprop.training.watch import Watch
 
+CONTINUAL = "ep-continual"
 TOO_FAR = 0.5
 """The distance to EP's gradient, beside its length, from which a continual gradient is no longer like it."""
 
 
 def drift(plan: Plan) -> float:
     """How far continual EP's gradient is from EP's on the first mini-batch of trial 0, beside the length of EP's."""
-    record, images = plan.record, plan.images
+    experiment, images = plan.experiment, plan.images
     model = plan.network((0,))
-    rows = epoch_order(record.seed, 0, len(images.train_x), record.batch)[0].to(images.train_x.device)
+    rows = epoch_order(experiment.seed, 0, len(images.train_x), experiment.batch)[0].to(images.train_x.device)
     x, y = plan.inputs(images.train_x[rows], model), one_hot(images.train_y[rows], images.classes, plan.dtype)
-    moving = plan.estimator("ep", model)
+    moving = experiment.make_estimator(CONTINUAL, model)
     assert isinstance(moving, ContinualEP), "asked of continual EP only"
     still = EP(moving.T, moving.K, moving.schedule, moving.stop, checked=False, beta=moving.beta)
     cost = plan.cost(model)
@@ -71,7 +72,7 @@ def drift(plan: Plan) -> float:
 
 def continual_warning(plan: Plan) -> str | None:
     """What to say of a run whose parameters move too fast during the second phase; None for every other."""
-    if plan.record.estimator != "continual" or "ep" not in plan.settings.methods:
+    if CONTINUAL not in plan.settings.estimators:
         return None
     far = drift(plan)
     if far <= TOO_FAR:
@@ -90,7 +91,7 @@ RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
 
 
 def train(
-    record: str | Path | Record,
+    experiment: str | Path | Experiment,
     out: str | Path | None = None,
     *,
     data: Data = None,
@@ -99,30 +100,30 @@ def train(
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
-    """Train a record, by name, from a TOML file or as it is, in a new run folder.
+    """Train an experiment, by name, from a TOML file or as it is, in a new run folder.
 
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, or an `eqprop.data.Images`
     model       a function seed -> network, for a network of one's own
     watch       is told how it goes (see `eqprop.training.watch`); by default nobody is
-    only        train these of the methods now and leave the others to `resume`
-    options     any field of `Settings` (methods, trials, engine, device, ...) or of `Record` (T, K, beta, epochs,
-                batch, learning_rates, ...), and `preset` to choose among the records of that name
+    only        train these of the estimators now and leave the others to `resume`
+    options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
+                epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
 
     Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` goes on.
     """
-    chosen, settings = resolve(record, options)
+    chosen, settings = resolve(experiment, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     with _threads(settings):
         plan = make_plan(chosen, settings, read_images(data, settings), model, where_from(data))
         folder = default_folder(chosen.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder):
-            _write(folder / RECORD, plan.plain(), folder)
-            told = watch or Watch()
+            _write(folder / EXPERIMENT, plan.to_dict(), folder)
+            watching = watch or Watch()
             if (problem := continual_warning(plan)) is not None:
-                told.warn(problem)
-            return _work(plan, folder, told, Turn(only=only))
+                watching.warn(problem)
+            return _work(plan, folder, watching, Turn(only=only))
 
 
 def resume(
@@ -138,12 +139,13 @@ def resume(
 
     data        where the data is now, if it is not where it was; it must be the same data
     model       the function a network of one's own was built with
-    only        go on with these of the methods and leave the others
+    only        go on with these of the estimators and leave the others
     options     engine, device or threads, where this machine has others. Only with the recorded ones does a run
                 on the CPU end bit for bit as if it had never been stopped.
     """
     folder = Path(folder)
-    record, settings, plain = read_plan(folder)
+    described = read_description(folder)
+    settings = described.settings
     strange = next((name for name in options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
@@ -152,16 +154,16 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with _threads(here), locked(folder):
-        images = read_images(recorded_source(plain["data"]) if data is None else data, here)
-        _check_same_data(images, plain["data"], folder)
-        plan = Plan(record, here, images, model, run_digest(plain))
+        images = read_images(recorded_source(described.data) if data is None else data, here)
+        _check_same_data(images, described.data, folder)
+        plan = Plan(described.experiment, here, images, model, identity(described.content), old=described.old)
         # The engine a run was begun with, unless it moves to a device that engine may not know.
         moved = "auto" if here.device != settings.device else None
         return _work(plan, folder, watch or Watch(), Turn(options.get("engine") or moved, only))
 
 
 def begin_or_resume(
-    record: Record,
+    experiment: Experiment,
     folder: Path,
     *,
     model: Factory | None = None,
@@ -171,10 +173,11 @@ def begin_or_resume(
 ) -> Result:
     """Go on with the run of these settings in the folder, or begin it. A run of other settings there is an error."""
     if not is_run(folder):
-        return train(record, folder, model=model, watch=watch, only=only, **options)
+        return train(experiment, folder, model=model, watch=watch, only=only, **options)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
-    wanted, settings = resolve(record, {k: v for k, v in options.items() if k != "data"})
-    there, recorded, _ = read_plan(folder)
+    wanted, settings = resolve(experiment, {k: v for k, v in options.items() if k != "data"})
+    described = read_description(folder)
+    there, recorded = described.experiment, described.settings
     other = [str(change) for change in wanted.changes(there)]
     other += [
         f"{f.name} {getattr(settings, f.name)} instead of {getattr(recorded, f.name)}"
@@ -190,29 +193,26 @@ def begin_or_resume(
     return resume(folder, data=options.get("data"), model=model, watch=watch, only=only, **machine)
 
 
-def resolve(record: str | Path | Record, options: Mapping[str, Any]) -> tuple[Record, Settings]:
-    """Split options into fields of the settings and of the record; a preset of None is the record's own or `paper`."""
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen = find_record(record, given.pop("preset", "paper"))
+def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> tuple[Experiment, Settings]:
+    """Split options into the fields of the settings and of the experiment; the preset is "paper" unless given."""
+    given = up_to_date({name: value for name, value in options.items() if value is not None})
+    chosen = find_experiment(experiment, given.pop("preset", "paper"))
+    if "estimators" in given and "estimator" in given:
+        raise ValueError("Give estimators or estimator, not both: they are two names of one option.")
+    asked = given.pop("estimators", None) or given.pop("estimator", None)
+    estimators = named_estimators(asked, given.pop("methods", None), chosen)
     in_settings = [f.name for f in fields(Settings)]
-    known = [*in_settings, *(f.name for f in fields(Record))]
+    known = [*in_settings, *(f.name for f in fields(Experiment))]
     strange = next((name for name in given if name not in known), None)
     if strange is not None:
         raise ValueError(unknown("option", strange, known))
-    if isinstance(given.get("methods"), str):
-        given["methods"] = split_methods(given["methods"])
-    settings = Settings(**{name: value for name, value in given.items() if name in in_settings})
-    if "estimator" in given and "ep" not in settings.methods:
-        raise ValueError(
-            f"estimator is {given['estimator']!r}, a form of EP, and the methods are {', '.join(settings.methods)}. "
-            "Add ep to the methods, or leave the estimator out."
-        )
+    settings = Settings(estimators, **{name: value for name, value in given.items() if name in in_settings})
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one session does of a run: the engine that stands in, and the methods it is about."""
+    """What one session does of a run: the engine that stands in, and the estimators it is about."""
 
     engine: str | None = None
     only: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""Where the free phases of a run begin: made from its record, saved and restored with its checkpoints."""
+"""Where the free phases of a run begin: made from its experiment, saved and restored with its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eqprop.files import write_bytes, write_json
 from eqprop.starts import Persistent, Start
-from eqprop.training.folder import FORMAT, read_json
+from eqprop.training.folder import FORMAT, OLD_FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
 KINDS = ("weights-", "optimizer-", "start-")
@@ -26,7 +26,7 @@ KINDS = ("weights-", "optimizer-", "start-")
 
 @dataclass(frozen=True)
 class Position:
-    """How far the trials of one method are: whole epochs, and iterations of the one after them."""
+    """How far the trials of one estimator are: whole epochs, and iterations of the one after them."""
 
     epoch: int = 0
     iteration: int = 0
@@ -37,7 +37,7 @@ class Checkpoint:
     """Everything needed to go on.
 
     weights         "TRIAL.PARAMETER" -> tensor, each trial by itself, stacked or not
-    optimizer       the state_dict of the optimizer, tensors and plain values
+    optimizer       the state_dict of the optimizer, tensors and numbers
     tally           what the runner had counted in the unfinished epoch, by name, a list over trials
     diverged        trial -> where and why it was stopped
     start           "TRIAL.NAME" -> tensor: what the free phases begin from (see `eqprop.starts`); empty for zero
@@ -59,7 +59,7 @@ class Checkpoint:
     start_source: str = ""
     still: bool = False
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         skipped = ("weights", "optimizer", "start")
         return {k: v for k, v in asdict_shallow(self).items() if k not in skipped} | {"position": asdict(self.position)}
 
@@ -73,10 +73,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the files, then switch to them; the files of the checkpoint before are removed last."""
     folder.mkdir(parents=True, exist_ok=True)
     place = f"{checkpoint.position.epoch:04d}-{checkpoint.position.iteration:06d}"
-    tensors, plain = split_tensors(checkpoint.optimizer)
+    tensors, rest = split_tensors(checkpoint.optimizer)
     weights = _write_tensors(folder, f"weights-{place}", checkpoint.weights)
     optimizer = _write_tensors(folder, f"optimizer-{place}", tensors)
-    content = {"format": FORMAT, **checkpoint.plain(), "weights": weights, "optimizer": {**optimizer, "plain": plain}}
+    content = {"format": FORMAT, **checkpoint.to_dict(), "weights": weights, "optimizer": {**optimizer, "rest": rest}}
     named = {CHECKPOINT, weights["file"], optimizer["file"]}
     if checkpoint.start:
         content["start"] = _write_tensors(folder, f"start-{place}", checkpoint.start)
@@ -92,13 +92,14 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a method, its files checked against their SHA-256."""
+    """The checkpoint of an estimator, its files checked against their SHA-256."""
     path = folder / CHECKPOINT
     content = read_json(path, "the last checkpoint")
     try:
-        if content["format"] != FORMAT:
+        if content["format"] not in (FORMAT, OLD_FORMAT):
             raise ValueError(
-                f"{path} has format {content['format']}; this version reads {FORMAT}. Use the version that wrote it."
+                f"{path} has format {content['format']}; this version reads {OLD_FORMAT} and {FORMAT}. Use the version "
+                "that wrote it."
             )
         weights = _read_tensors(folder, content["weights"])
         tensors = _read_tensors(folder, content["optimizer"])
@@ -106,7 +107,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return Checkpoint(
             position=Position(**content["position"]),
             weights=weights,
-            optimizer=join_tensors(tensors, content["optimizer"]["plain"]),
+            optimizer=join_tensors(tensors, _rest(content["optimizer"])),
             start=_read_tensors(folder, content["start"]) if "start" in content else {},
             start_source=content.get("start_source", ""),
             still=bool(content.get("still")),
@@ -116,6 +117,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(
             f"{path} is damaged ({type(error).__name__}: {error}); expected a checkpoint. Restore it from a copy."
         ) from error
+
+
+def _rest(optimizer: dict[str, Any]) -> Any:
+    """What of the optimizer's state is no tensor, under whatever name: version 0.1.0 had another."""
+    return next(value for key, value in optimizer.items() if key not in ("file", "sha256"))
 
 
 def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -145,18 +151,18 @@ def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of an optimizer's state_dict by path, and the rest as plain values with their places marked."""
+    """The tensors of an optimizer's state_dict by path, and the rest as JSON takes it, with their places marked."""
     tensors: dict[str, Tensor] = {}
 
-    def plain(value: Any, path: str) -> Any:
+    def rest(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
             tensors[path] = value
             return {"tensor": path}
         if isinstance(value, dict):
-            return {"dict": [[key, plain(item, f"{path}/{key}")] for key, item in value.items()]}
+            return {"dict": [[key, rest(item, f"{path}/{key}")] for key, item in value.items()]}
         if isinstance(value, list | tuple):
             kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [plain(item, f"{path}/{n}") for n, item in enumerate(value)]}
+            return {kind: [rest(item, f"{path}/{n}") for n, item in enumerate(value)]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise TypeError(
@@ -164,24 +170,24 @@ def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
             "optimizer, such as SGD or Adam."
         )
 
-    return tensors, plain(state, "state")
+    return tensors, rest(state, "state")
 
 
-def join_tensors(tensors: dict[str, Tensor], plain: Any) -> Any:
+def join_tensors(tensors: dict[str, Tensor], rest: Any) -> Any:
     """The inverse of `split_tensors`."""
-    if isinstance(plain, dict):
-        ((kind, content),) = plain.items()
+    if isinstance(rest, dict):
+        ((kind, content),) = rest.items()
         if kind == "tensor":
             return tensors[content]
         if kind == "dict":
             return {key: join_tensors(tensors, item) for key, item in content}
         items = [join_tensors(tensors, item) for item in content]
         return tuple(items) if kind == "tuple" else items
-    return plain
+    return rest
 
 
 def digest(values: object) -> str:
-    """SHA-256 of plain values, in an order of their own: what ties a checkpoint to its record."""
+    """SHA-256 of what JSON can hold, in an order of its own: what ties a checkpoint to its experiment."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Trained networks from run folders: load one, predict with it, measure it again."""
+"""Errors of networks on a whole set, and trained networks from run folders: load one, predict, measure again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
-from eqprop.engines import Engine, Job, Runner, choose
+from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
 from eqprop.training.checkpoint import Checkpoint, read_checkpoint, restore_start
-from eqprop.training.plan import Leg, Plan, Settings, make_start, read_images, read_plan, recorded_source
+from eqprop.training.plan import Described, Plan, Settings, make_start, read_description, read_images, recorded_source
 
 BATCH = 1000
 """Samples relaxed at once on a CPU; a fixed number, so that the same weights give the same bits."""
@@ -32,28 +32,29 @@ NEURONS = 1 << 26
 """Neurons relaxed at once on another device, where large batches cost fewer launches."""
 
 
+def evaluation_phase(experiment: Experiment) -> Phase:
+    """The free phase in which errors are measured, left early where not one bit moves any more."""
+    return Phase(experiment.evaluation_T or experiment.T, experiment.schedule, stop="settled", checked=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """How errors on one set are measured: the free phase of the record, left early where not one bit moves any more.
+    """How errors on one set are measured (see `evaluation_phase`).
 
     x, y        the set, (N, ...) and (N,); stacked networks all see the same samples
-    networks    how many are stacked in the model; None for one plain network
+    networks    how many are stacked in the model; None for a single one
     cost        which says what the answer is read from
     start       where free phases began in training: an initialiser serves any sample, kept states serve none but theirs
     """
 
     engine: Engine
     model: Dynamics
-    record: Record
+    experiment: Experiment
     x: Tensor
     y: Tensor
     networks: int | None = None
     start: Start | None = None
     cost: Cost = field(default_factory=SquaredError)
-
-    @property
-    def phase(self) -> Phase:
-        return Phase(self.record.evaluation_T or self.record.T, self.record.schedule, stop="settled", checked=False)
 
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
         """The share of samples, in percent, whose largest output is not the label: one value a network.
@@ -70,13 +71,13 @@ class Measure:
         """The errors among the samples from `begin` on, relaxed in large batches."""
         x, y = self.x, self.y
         wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=x.device)
-        batch = self._batch()
+        batch, phase = self._batch(), evaluation_phase(self.experiment)
         for first in range(begin, len(x), batch):
             between()
             part = x[first : first + batch]
             part = part if self.networks is None else part.expand(self.networks, *part.shape)
             begun = None if self.start is None else self.start.unseen(part)
-            free = self.engine.relaxation(self.model, part, self.phase, begun)
+            free = self.engine.relaxation(self.model, part, phase, begun)
             outputs = self.cost.scores(free.state)  # (B, classes) or (R, B, classes)
             wrong += (outputs.argmax(-1) != y[first : first + batch]).reshape(wrong.numel(), -1).sum(1)
         return wrong.tolist()
@@ -94,7 +95,7 @@ class Measure:
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
         """Samples in whole mini-batches, and the errors among them as the runner's iterations count them."""
-        batch = self.record.batch
+        batch = self.experiment.batch
         done = len(self.x) // batch * batch
         order = torch.arange(done, device=self.x.device).view(-1, batch)
         if self.networks is not None:
@@ -115,14 +116,14 @@ class Measure:
 
         None where the engine has none that are faster than `relaxation`, or free phases begin elsewhere than at zero.
         """
-        batch = self.record.batch
+        batch = self.experiment.batch
         fast = self.engine.evaluates(batch * (self.networks or 1))
         if not fast or self.start is not None or len(self.x) < batch:
             return None
-        phase = self.phase
+        phase = evaluation_phase(self.experiment)
         estimator = EP(T=phase.T, K=1, schedule=phase.schedule, stop=phase.stop, checked=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        if self.engine.refuses(self.model, self.cost, estimator, optimizer) is not None:
+        if self.engine.refuses(Task(self.model, self.cost, estimator, optimizer)) is not None:
             return None
         # A label that no output stands for is an error whatever its target.
         outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=self.x.device)
@@ -135,29 +136,49 @@ UNTIL_SETTLED = 1000
 """Free steps of a network of which it is not known how many it was trained with; it leaves when nothing moves."""
 
 
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network from a run folder, with everything needed to use it.
+
+    model       the network, with the weights of its last checkpoint
+    cost        it was trained with, with the readout if it has one
+    start       the feed-forward net its free phases begin from, if it was trained with one
+    epoch       how many epochs it has been trained for
+    """
+
+    model: Dynamics
+    cost: Cost
+    experiment: Experiment
+    start: Start | None
+    epoch: int
+
+
 def load(
-    folder: str | Path, method: str | None = None, trial: int = 0, *, model: Factory | None = None, device: str = "cpu"
-) -> Dynamics:
+    folder: str | Path,
+    estimator: str | None = None,
+    trial: int = 0,
+    *,
+    model: Factory | None = None,
+    device: str = "cpu",
+) -> Trained:
     """The network of one trial of a run, with the weights of its last checkpoint.
 
-    method      by default the first one the run has
+    estimator   by default the first one of the run
     model       the function a network of one's own is built with
-
-    The network carries its record as `record`, from which `predict` takes T, its cost as `cost`, with the readout if it
-    has one, as `epochs` how many it has been trained for, and as `start` the feed-forward net it was initialised by, if
-    it was.
     """
     folder = Path(folder)
-    record, settings, _ = read_plan(folder)
-    leg = _find_leg(settings, method or settings.methods[0], trial, folder)
-    if not (folder / leg.folder).is_dir():
+    described = read_description(folder)
+    experiment = described.experiment
+    place = folder / _leg_folder(described, estimator, trial, folder)
+    if not place.is_dir():
+        name = estimator or described.settings.estimators[0]
         raise FileNotFoundError(
-            f"{folder} has no weights of {leg.method}, trial {trial}: its training has not begun. Go on with: eqprop "
-            f"resume {folder}"
+            f"{folder} has no weights of {name}, trial {trial}: its training has not begun. Go on with: eqprop resume "
+            f"{folder}"
         )
-    network = record.build(trial, torch.float32, model)
-    checkpoint = read_checkpoint(folder / leg.folder)
-    cost = _readout(record, checkpoint, trial)
+    network = experiment.build(trial, torch.float32, model)
+    checkpoint = read_checkpoint(place)
+    cost = _readout(experiment, checkpoint, trial)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = checkpoint.weights.get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -167,21 +188,16 @@ def load(
             )
         with torch.no_grad():
             p.copy_(saved)
-    network.record = record  # type: ignore[assignment]
-    network.epochs = checkpoint.position.epoch  # type: ignore[assignment]
-    network = network.to(device)
-    # Not as a submodule: the readout's weights are not the network's.
-    vars(network)["cost"] = cost.to(device)
-    if record.start == "initialised":
-        network.start = _initialiser(record, network, checkpoint, trial)  # type: ignore[assignment]
-    return network
+    network, cost = network.to(device), cost.to(device)
+    start = _initialiser(experiment, network, checkpoint, trial) if experiment.start == "initialised" else None
+    return Trained(network, cost, experiment, start, checkpoint.position.epoch)
 
 
-def _readout(record: Record, checkpoint: Checkpoint, trial: int) -> Cost:
+def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int) -> Cost:
     """The cost of a trial, as large as its saved weights are."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
     classes, inputs = (2, 1) if saved is None else saved.shape
-    return record.make_cost(trial, inputs, classes, torch.float32)
+    return experiment.make_cost(trial, inputs, classes, torch.float32)
 
 
 def _number(name: str) -> int:
@@ -189,25 +205,26 @@ def _number(name: str) -> int:
     return int(name.rpartition("V")[2])
 
 
-def _initialiser(record: Record, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
+def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
     """The feed-forward net a network was trained with, which says where its free phase begins."""
     first = max((name for name in checkpoint.start if name.startswith(f"{trial}.V")), key=_number)
     shape = network.input_shape or (checkpoint.start[first].shape[1],)
-    start = make_start(record, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
+    start = make_start(experiment, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
     restore_start(start, (trial,), checkpoint)
     return start
 
 
 @torch.no_grad()
-def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
+def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Tensor:
     """The class of each input: the largest output after the free phase, or of the readout, (B,).
 
     x is (B, ...) of the model's input shape, or anything that can be viewed so, such as (B, 28, 28). T is that of
-    the record for a network from `load`; without one, the phase runs until nothing moves.
+    the experiment for a network from `load`; for a model alone, the phase runs until nothing moves.
     """
-    record = getattr(model, "record", None)
-    if isinstance(record, Record) and T is None:
-        phase = Phase(record.evaluation_T or record.T, record.schedule, stop="settled")
+    trained = network if isinstance(network, Trained) else None
+    model = network.model if isinstance(network, Trained) else network
+    if trained is not None and T is None:
+        phase = replace(evaluation_phase(trained.experiment), checked=True)
     else:
         phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
     if model.input_shape is not None and x.shape[1:] != model.input_shape:
@@ -218,11 +235,9 @@ def predict(model: Dynamics, x: Tensor, T: int | None = None) -> Tensor:
                 f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
             )
         x = x.reshape(len(x), *model.input_shape)
-    start = getattr(model, "start", None)
-    begun = start.unseen(x) if isinstance(start, Start) else None
+    begun = None if trained is None or trained.start is None else trained.start.unseen(x)
     state = relax(model, x, phase, begun).state
-    cost = vars(model).get("cost")
-    return (cost.scores(state) if isinstance(cost, Cost) else state[0]).argmax(-1)
+    return (state[0] if trained is None else trained.cost.scores(state)).argmax(-1)
 
 
 def evaluate(
@@ -233,46 +248,41 @@ def evaluate(
     device: str | None = None,
     engine: str = "auto",
 ) -> dict[str, list[dict[str, Any]]]:
-    """The test error in percent of every trial at its last checkpoint, by method.
+    """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    On the data the run was tested on, or on the test set of other data. A trial whose method has not begun is left out.
+    On the data the run was tested on, or on the test set of other data. A trial that has not begun is left out.
     """
     folder = Path(folder)
-    record, settings, plain = read_plan(folder)
-    settings = replace(settings, device=device or settings.device)
-    images = read_images(recorded_source(plain["data"]) if data is None else data, settings)
+    described = read_description(folder)
+    settings = replace(described.settings, device=device or described.settings.device)
+    images = read_images(recorded_source(described.data) if data is None else data, settings)
     out: dict[str, list[dict[str, Any]]] = {}
-    for method in settings.methods:
+    for name in settings.estimators:
         for trial in range(settings.trials):
-            leg = _find_leg(settings, method, trial, folder)
-            if not (folder / leg.folder).is_dir():
-                continue
-            network = load(folder, method, trial, model=model, device=settings.device)
-            measure = Measure(
-                choose(engine, network),
-                network,
-                record,
-                Plan(record, settings, images).inputs(images.test_x, network),
-                images.test_y,
-                start=getattr(network, "start", None),
-                cost=vars(network)["cost"],
-            )
-            done = read_checkpoint(folder / leg.folder)
-            entry = {
-                "seed": record.seed + trial,
-                "epoch": done.position.epoch,
-                "test_error": measure.error_rates()[0],
-                "diverged": str(trial) in done.diverged,
-            }
-            out.setdefault(method, []).append(entry)
+            place = folder / described.folder_of(name, trial)
+            if place.is_dir():
+                found = load(folder, name, trial, model=model, device=settings.device)
+                plan = Plan(described.experiment, settings, images)
+                error = _test_error(found, plan, engine)
+                lost = str(trial) in read_checkpoint(place).diverged
+                seed = described.experiment.seed + trial
+                entry = {"seed": seed, "epoch": found.epoch, "test_error": error, "diverged": lost}
+                out.setdefault(name, []).append(entry)
     return out
 
 
-def _find_leg(settings: Settings, method: str, trial: int, folder: Path) -> Leg:
-    if method not in settings.methods:
-        raise ValueError(f"{folder}: {unknown('method', method, settings.methods)}")
+def _test_error(found: Trained, plan: Plan, engine: str) -> float:
+    x = plan.inputs(plan.images.test_x, found.model)
+    chosen = choose(engine, Task(found.model))
+    measure = Measure(chosen, found.model, found.experiment, x, plan.images.test_y, start=found.start, cost=found.cost)
+    return measure.error_rates()[0]
+
+
+def _leg_folder(described: Described, estimator: str | None, trial: int, folder: Path) -> str:
+    settings = described.settings
+    name = settings.estimators[0] if estimator is None else estimator
+    if name not in settings.estimators:
+        raise ValueError(f"{folder}: {unknown('estimator', name, settings.estimators)}")
     if not 0 <= trial < settings.trials:
         raise ValueError(f"{folder} has trials 0 to {settings.trials - 1}; there is no trial {trial}.")
-    stacked = bool(settings.stacked)
-    folder_name = method if stacked or settings.trials == 1 else f"{method}-{trial}"
-    return Leg(method, (trial,), folder_name)
+    return described.folder_of(name, trial)

@@ -1,10 +1,12 @@
 """The run folder: what is in it, who may write it.
 
-record.json         the record and settings as they ran, written first and never changed
+experiment.json     the experiment and settings as they ran, written first and never changed
 environment.json    versions, machine, commit and engines of every session that wrote to the folder
-metrics.jsonl       one line per method, trial and epoch
-METHOD/             checkpoint.json, and the weights and optimizer files it names
+metrics.jsonl       one line per estimator, trial and epoch
+ESTIMATOR/          checkpoint.json, and the weights and optimizer files it names
 result.json         the final result, when the run is finished
+
+Runs of version 0.1.0 have another format, 1, and still load: experiment.json is called record.json there.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from typing import Any
 
 from eqprop.files import write_json
 
-RECORD, ENVIRONMENT, METRICS, RESULT, LOCK = (
-    "record.json",
+EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
+    "experiment.json",
     "environment.json",
     "metrics.jsonl",
     "result.json",
     ".lock",
 )
-FORMAT = 1
+OLD_EXPERIMENT = "record.json"
+FORMAT, OLD_FORMAT = 2, 1
 
 
 def default_folder(name: str, root: Path = Path("runs")) -> Path:
@@ -43,7 +46,13 @@ def _file_name(name: str) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / RECORD).is_file()
+    return experiment_file(folder).is_file()
+
+
+def experiment_file(folder: Path) -> Path:
+    """The file that describes a run, under the name it has there."""
+    old = folder / OLD_EXPERIMENT
+    return old if old.is_file() else folder / EXPERIMENT
 
 
 def prepare_new(folder: Path) -> None:
@@ -100,7 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _clear_unfinished(folder: Path) -> None:
     """Remove what a process left that was killed while it wrote one of the folder's files."""
-    for name in (RECORD, ENVIRONMENT, METRICS, RESULT):
+    for name in (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT):
         for part in folder.glob(f".{name}.*.part"):
             part.unlink(missing_ok=True)
 

@@ -96,16 +96,16 @@ class Loop:
     def run(self, session: dict[str, Any], engine: str | None = None, only: Sequence[str] | None = None) -> None:
         """Train every leg that is not finished. Raises Stopped after a signal.
 
-        `session` goes into the environment, the engine of each method with it. `engine` stands in for the one a leg
-        was begun with. `only` leaves other methods for later.
+        `session` goes into the environment, the engine of each estimator with it. `engine` stands in for the one a leg
+        was begun with. `only` leaves other estimators for later.
         """
         self._drop_later_lines()
         before = sessions(self.folder)
-        wanted = [leg for leg in self.legs if only is None or leg.method in only]
+        wanted = [leg for leg in self.legs if only is None or leg.estimator in only]
         left = [leg for leg in wanted if not self._is_finished(leg)]
         for n, leg in enumerate(left):
             trainer = self._open(leg, engine)
-            session["engines"][leg.method] = trainer.engine.name
+            session["engines"][leg.estimator] = trainer.engine.name
             try:
                 note_session(self.folder, before, session)
             except OSError as error:
@@ -124,8 +124,8 @@ class Loop:
             place = self.folder / leg.folder
             checkpoint = self._read(place) if has_checkpoint(place) else None
             for trial in leg.trials:
-                reached[leg.method, trial] = 0 if checkpoint is None else checkpoint.position.epoch
-        self.metrics.keep(lambda line: line["epoch"] <= reached.get((line["method"], line["trial"]), 0))
+                reached[leg.estimator, trial] = 0 if checkpoint is None else checkpoint.position.epoch
+        self.metrics.keep(lambda line: line["epoch"] <= reached.get((line["estimator"], line["trial"]), 0))
 
     def _open(self, leg: Leg, engine: str | None) -> Trainer:
         place = self.folder / leg.folder
@@ -140,7 +140,7 @@ class Loop:
         checkpoint = read_checkpoint(place)
         if checkpoint.run != self.plan.identity:
             raise ValueError(
-                f"The checkpoint in {place} belongs to other settings than record.json. One of them was changed or "
+                f"The checkpoint in {place} belongs to other settings than experiment.json. One of them was changed or "
                 "copied from another run: restore it, or start a new run."
             )
         return checkpoint
@@ -199,15 +199,15 @@ class Loop:
             self._save(trainer)
         place = trainer.position
         raise Stopped(
-            f"Stopped and saved: {trainer.leg.method}, {place.epoch} epochs and {place.iteration} iterations done. "
+            f"Stopped and saved: {trainer.leg.estimator}, {place.epoch} epochs and {place.iteration} iterations done. "
             f"Go on with: eqprop resume {self.folder}",
             self.interruption.exit_code,
         )
 
     def _tell_repeated(self, line: Line, until: int) -> None:
         self.watch.warn(
-            f"{line['method']} epoch {line['epoch']} left every weight as it was: no mini-batch has a gradient. Epochs "
-            f"up to {until} would do the same and are not trained, only the last is. If the errors are large, "
+            f"{line['estimator']} epoch {line['epoch']} left every weight as it was: no mini-batch has a gradient. "
+            f"Epochs up to {until} would do the same and are not trained, only the last is. If the errors are large, "
             "outputs are silent: try --output-bias 0.1 --output-scale 0.1."
         )
 
@@ -215,7 +215,7 @@ class Loop:
         for trial, d in list(trainer.diverged.items())[known:]:
             others = len(trainer.leg.trials) - len(trainer.diverged)
             self.watch.warn(
-                f"{trainer.leg.method}, trial {trial} was stopped at epoch {d.epoch}, iteration {d.iteration}: "
+                f"{trainer.leg.estimator}, trial {trial} was stopped at epoch {d.epoch}, iteration {d.iteration}: "
                 f"{d.reason} Its last good checkpoint is kept; {others} other trials go on."
             )
 
@@ -223,11 +223,11 @@ class Loop:
         shares = [line["unsettled"] for line in lines if line["unsettled"]]
         if shares:
             worst = max(line["residual_worst"] for line in lines if line["unsettled"])
-            other = bipartite and self.plan.record.schedule == "synchronous"
+            other = bipartite and self.plan.experiment.schedule == "synchronous"
             advice = "Raise T, or try --schedule alternating." if other else "Raise T."
             self.watch.warn(
-                f"{lines[0]['method']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the free "
-                f"phases had not settled (worst residual {worst:.2g}). {advice}"
+                f"{lines[0]['estimator']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the "
+                f"free phases had not settled (worst residual {worst:.2g}). {advice}"
             )
 
 
@@ -239,7 +239,7 @@ def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs
     )
     place = trainer.position
     done = place.epoch * plan.iterations + place.iteration
-    total = plan.record.epochs * plan.iterations
+    total = plan.experiment.epochs * plan.iterations
     # Measured over the leg so far, evaluation included; the legs to come are taken to be like this one.
     each = trainer.seconds / max(done, 1)
     left = each * (total - done + legs_after * total)

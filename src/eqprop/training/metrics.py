@@ -1,4 +1,4 @@
-"""Results that were published as files, and whether a network trained anew lies within their spread."""
+"""What comes out of a run: metrics.jsonl, the summary, and stored results that a new run is held against."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.paper import named_record
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.paper import named_experiment
 from eqprop.files import write_text
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint
 from eqprop.training.folder import METRICS
-from eqprop.training.plan import Plan
+from eqprop.training.plan import Plan, read_description
 
 Line = dict[str, Any]
-"""method, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
+"""estimator, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
 residual_worst, unsettled (share of samples), seconds, repeated (the epoch could only be like the one before it, and was
 not trained), diverged (None, or where and why)."""
 
 WALL_TIME = "seconds"
-"""The one field of a line that differs between two runs of the same record."""
+"""The one field of a line that differs between two runs of the same experiment."""
 
 
 class Metrics:
@@ -61,11 +61,20 @@ def read_metrics(folder: Path) -> list[Line]:
                 f"{path}, line {number}, is damaged ({error}); expected JSON. Remove that line."
             ) from error
         lines.append(line)
+    if any("method" in line for line in lines):
+        names = _old_estimators(folder)
+        lines = [{"estimator": names[line.pop("method")], **line} if "method" in line else line for line in lines]
     return lines
 
 
+def _old_estimators(folder: Path) -> dict[str, str]:
+    """What version 0.1.0 called a method, and the estimator it was."""
+    described = read_description(folder)
+    return {name.partition("-")[0]: name for name in described.settings.estimators}
+
+
 def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
-    """How the free phases of each method and trial ended, epoch by epoch, to three digits.
+    """How the free phases of each estimator and trial ended, epoch by epoch, to three digits.
 
     residual_mean  mean over samples of max |F(s) - s| after T steps
     unsettled      share of the samples that had not settled
@@ -73,11 +82,11 @@ def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
     told: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         if line["diverged"] is None:
-            trials = told.setdefault(line["method"], {})
+            trials = told.setdefault(line["estimator"], {})
             trial = trials.setdefault(line["trial"], {"seed": line["seed"], "residual_mean": [], "unsettled": []})
             for name in ("residual_mean", "unsettled"):
                 trial[name].append(float(f"{line[name]:.3g}"))
-    return {method: [trials[n] for n in sorted(trials)] for method, trials in told.items()}
+    return {estimator: [trials[n] for n in sorted(trials)] for estimator, trials in told.items()}
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,9 @@ class Result:
     folder: Path
     summary: Mapping[str, Any]
 
-    def test_error(self, method: str) -> float | None:
+    def test_error(self, estimator: str) -> float | None:
         """The mean test error in percent at the last epoch, over the trials that did not diverge."""
-        mean: float | None = self.summary["methods"][method]["test_error_mean"]
+        mean: float | None = self.summary["estimators"][estimator]["test_error_mean"]
         return mean
 
 
@@ -101,31 +110,32 @@ def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
         if has_checkpoint(folder / leg.folder):
             checkpoint = read_checkpoint(folder / leg.folder)
             seconds += checkpoint.seconds
-            engines[leg.method] = checkpoint.engine
+            engines[leg.estimator] = checkpoint.engine
     return {
-        "name": plan.record.name,
-        "preset": plan.record.preset,
+        "name": plan.experiment.name,
+        "preset": plan.experiment.preset,
         "engine": name_engines(engines),
         "device": plan.settings.device,
         "seconds": round(seconds, 3),
-        "methods": {
-            method: _method(method, [line for line in lines if line["method"] == method], plan)
-            for method in plan.settings.methods
+        "estimators": {
+            estimator: _summary([line for line in lines if line["estimator"] == estimator], plan)
+            for estimator in plan.settings.estimators
         },
     }
 
 
 def name_engines(engines: Mapping[str, str]) -> str:
-    """One name, or one a method where they differ."""
+    """One name, or one per estimator where they differ."""
     names = set(engines.values())
-    return names.pop() if len(names) == 1 else ", ".join(f"{method}: {name}" for method, name in engines.items())
+    return names.pop() if len(names) == 1 else ", ".join(f"{estimator}: {name}" for estimator, name in engines.items())
 
 
-def _method(method: str, lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
-    trials = [_trial([x for x in lines if x["trial"] == t], plan.record.seed + t) for t in range(plan.settings.trials)]
+def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
+    trials = [
+        _trial([x for x in lines if x["trial"] == t], plan.experiment.seed + t) for t in range(plan.settings.trials)
+    ]
     good = [t for t in trials if not t["diverged"] and t["test_error"]]
     return {
-        **({"estimator": plan.record.estimator} if method == "ep" else {}),
         "trials": trials,
         "test_error_mean": mean([t["test_error"][-1] for t in good]),
         "test_error_std": deviation([t["test_error"][-1] for t in good]),
@@ -162,15 +172,15 @@ TEST_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
-class PublishedTrial:
-    """One network of a published row: where it stands, what it was trained with, and its errors in percent.
+class StoredTrial:
+    """One network of a stored row: where it stands, what it was trained with, and its errors in percent.
 
     errors      test errors at the last epoch of all the row's trials, this one's among them
     """
 
     path: Path
-    record: Record
-    method: str
+    experiment: Experiment
+    estimator: str
     seed: int
     error: float
     errors: tuple[float, ...]
@@ -187,7 +197,7 @@ class PublishedTrial:
         return abs(error - (mean(self.errors) or 0.0)) <= self.tolerance
 
 
-def published_trials(folder: Path, rows: Collection[str] | None = None) -> list[PublishedTrial]:
+def stored_trials(folder: Path, rows: Collection[str] | None = None) -> list[StoredTrial]:
     """Every trial of `folder/<preset>/<row>.json`; of some rows only, if they are named."""
     wanted = None if rows is None else {row.strip().lower() for row in rows}
     found = []
@@ -203,7 +213,7 @@ def published_trials(folder: Path, rows: Collection[str] | None = None) -> list[
     return found
 
 
-def draw(trials: list[PublishedTrial], seed: int | None) -> PublishedTrial:
+def draw(trials: list[StoredTrial], seed: int | None) -> StoredTrial:
     """One of them at random."""
     return random.Random(seed).choice(trials)
 
@@ -211,22 +221,27 @@ def draw(trials: list[PublishedTrial], seed: int | None) -> PublishedTrial:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found["methods"], dict):
-            raise TypeError("methods")
+        if not isinstance(by_estimator(found), dict):
+            raise TypeError("estimators")
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a result of `eqprop train --json`: {type(error).__name__} {error}.") from error
     return found
 
 
-def _trials(path: Path, found: Mapping[str, Any]) -> list[PublishedTrial]:
+def by_estimator(result: Mapping[str, Any]) -> Any:
+    """The results of a summary by estimator; version 0.1.0 called them methods."""
+    return result["estimators"] if "estimators" in result else result["methods"]
+
+
+def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
     out = []
     schedule = "alternating" if path.stem.endswith(ALTERNATING) else None
-    for method, told in found["methods"].items():
+    for estimator, told in by_estimator(found).items():
         good = [trial for trial in told["trials"] if trial["test_error"] and not trial["diverged"]]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)
         for trial, error in zip(good, errors, strict=True):
-            record = named_record(found["name"], found["preset"]).override(
+            experiment = named_experiment(found["name"], found["preset"]).override(
                 epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=schedule
             )
-            out.append(PublishedTrial(path, record, method, int(trial["seed"]), error, errors))
+            out.append(StoredTrial(path, experiment, estimator, int(trial["seed"]), error, errors))
     return out

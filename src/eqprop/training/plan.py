@@ -1,9 +1,9 @@
-"""A run as it is decided before it starts: record, settings, data, and the legs it consists of."""
+"""A run as it is decided before it starts: experiment, settings, data, and the legs it consists of."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,25 @@ from torch import Tensor
 from eqprop.cost import Cost
 from eqprop.data import Images, one_hot, open_set, set_name, split_validation
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Engine, choose, engine_names
-from eqprop.estimators import Estimator
+from eqprop.engines import Engine, Task, choose, engine_names
 from eqprop.experiments.architecture import Factory, OwnNet
-from eqprop.experiments.experiment import METHODS, Record
-from eqprop.experiments.io import from_plain, to_plain
-from eqprop.experiments.paper import printed_record
+from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
+from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
+from eqprop.experiments.paper import printed_experiment
 from eqprop.messages import unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.relax import Phase, relax
 from eqprop.starts import Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
-from eqprop.training.folder import FORMAT, RECORD, read_json
+from eqprop.training.folder import FORMAT, OLD_FORMAT, experiment_file, read_json
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is, beside its record.
+    """What a run is, beside its experiment.
 
-    methods             "ep", "bptt", "rbp", trained one after the other from the same weights and batches
+    estimators          keys of ESTIMATORS, trained one after the other from the same weights and batches; none: the
+                        experiment's own
     trials              networks trained, trial r from seed + r
     engine, device      see `eqprop.engines`; "auto" takes the fastest engine that serves
     threads             of the CPU; None: as torch has it
@@ -44,24 +44,24 @@ class Settings:
     states              where persistent states are kept: on the "device", or on the "cpu" where they do not fit there
     """
 
-    methods: tuple[str, ...] = ("ep",)
-    trials: int = 1
-    engine: str = "auto"
-    device: str = "cpu"
-    threads: int | None = None
-    validation: int = 0
-    samples: int | None = None
-    train_error_every: int = 0
-    checkpoint_every: float = 120.0
-    stacked: bool | None = None
-    states: str = "device"
+    estimators: tuple[str, ...] = ()
+    trials: int = setting("Networks to train, each from its own seed.", 1)
+    engine: str = setting("auto, or an engine by name.", "auto")
+    device: str = setting("cpu, cuda, cuda:1, ...", "cpu")
+    threads: int | None = setting("Threads of the CPU.", None)
+    validation: int = setting("Hold out N training samples; test on them.", 0)
+    samples: int | None = setting("Train on the first N samples only.", None)
+    train_error_every: int = setting("Measure the train error every N epochs.", 0)
+    checkpoint_every: float = setting("Seconds between checkpoints in an epoch.", 120.0)
+    stacked: bool | None = setting("Trials side by side. [default: where faster]", None)
+    states: str = setting("Keep persistent states on the device, or on the cpu.", "device")
 
     def __post_init__(self) -> None:
-        strange = next((m for m in self.methods if m not in METHODS), None)
+        strange = next((m for m in self.estimators if m not in ESTIMATORS), None)
         if strange is not None:
-            raise ValueError(unknown("method", strange, METHODS))
-        if not self.methods or len(set(self.methods)) < len(self.methods):
-            raise ValueError(f"methods is {self.methods}; expected one or more different ones of {', '.join(METHODS)}.")
+            raise ValueError(unknown("estimator", strange, ESTIMATORS))
+        if len(set(self.estimators)) < len(self.estimators):
+            raise ValueError(f"estimators is {self.estimators}; expected different ones of {', '.join(ESTIMATORS)}.")
         if self.engine not in engine_names():
             raise ValueError(unknown("engine", self.engine, engine_names()))
         for name, least in (("trials", 1), ("validation", 0), ("train_error_every", 0), ("threads", 1), ("samples", 1)):
@@ -75,21 +75,35 @@ class Settings:
         if not self.checkpoint_every > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 
-    def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_plain(cls, values: Mapping[str, Any], source: str) -> Settings:
+    def from_dict(cls, values: Mapping[str, Any], source: str) -> Settings:
         known = [f.name for f in fields(cls)]
         strange = next((name for name in values if name not in known), None)
         if strange is not None:
             raise ValueError(f"{source}: {unknown('setting', strange, known)}")
-        return cls(**{**values, "methods": tuple(values.get("methods", ("ep",)))})
+        return cls(**{**values, "estimators": tuple(values.get("estimators", ()))})
 
 
-def split_methods(text: str) -> tuple[str, ...]:
+def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
     """ "ep,bptt" -> ("ep", "bptt")."""
-    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(part.strip().lower() for part in parts if part.strip())
+
+
+def named_estimators(
+    estimators: str | Sequence[str] | None, methods: str | Sequence[str] | None, experiment: Experiment
+) -> tuple[str, ...]:
+    """The estimators asked for, the experiment's own where none is.
+
+    Version 0.1.0 named them in two parts: methods "ep", "bptt", "rbp", and for "ep" its form, such as "symmetric".
+    """
+    asked = split_estimators(estimators or ())
+    forms = [name for name in asked if name in OLD_ESTIMATORS]
+    if methods is None and not forms:
+        return asked or (experiment.estimator,)
+    own = experiment.estimator if experiment.estimator.startswith("ep") else "ep"
+    form = OLD_ESTIMATORS[forms[0]] if forms else asked[0] if asked else own
+    return tuple(form if name == "ep" else name for name in split_estimators(methods or "ep"))
 
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
@@ -98,11 +112,17 @@ ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax
 
 @dataclass(frozen=True)
 class Leg:
-    """One method on trials that run together: a stretch of a run with checkpoints of its own."""
+    """One estimator on trials that run together: a stretch of a run with checkpoints of its own."""
 
-    method: str
+    estimator: str
     trials: tuple[int, ...]
     folder: str
+
+
+def leg_folder(estimator: str, trial: int, settings: Settings, old: bool = False) -> str:
+    """Where the checkpoints of a trial lie in a run folder; version 0.1.0 had one name for every form of EP."""
+    name = estimator.partition("-")[0] if old else estimator
+    return name if settings.stacked or settings.trials == 1 else f"{name}-{trial}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +131,17 @@ class Plan:
 
     images      on the device          own     builds a network of the user's own
     source      the name of the data set or the directory it came from; None for data given as tensors
-    identity    the digest of the record.json of the run, which ties checkpoints to it
+    identity    the digest of the experiment.json of the run, which ties checkpoints to it
+    old         whether the folder was written by version 0.1.0
     """
 
-    record: Record
+    experiment: Experiment
     settings: Settings
     images: Images
     own: Factory | None = None
     identity: str = ""
     source: str | None = None
+    old: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,22 +150,21 @@ class Plan:
     @property
     def iterations(self) -> int:
         """Of one epoch."""
-        return len(self.images.train_x) // self.record.batch
+        return len(self.images.train_x) // self.experiment.batch
 
     def legs(self) -> list[Leg]:
-        """Method after method; the trials of a method together, or one after the other where they are not stacked."""
+        """Estimator after estimator; its trials together, or one after the other where they are not stacked."""
         trials = tuple(range(self.settings.trials))
-        if self.settings.stacked:
-            return [Leg(method, trials, method) for method in self.settings.methods]
+        groups = [trials] if self.settings.stacked else [(trial,) for trial in trials]
         return [
-            Leg(method, (trial,), method if len(trials) == 1 else f"{method}-{trial}")
-            for method in self.settings.methods
-            for trial in trials
+            Leg(name, group, leg_folder(name, group[0], self.settings, self.old))
+            for name in self.settings.estimators
+            for group in groups
         ]
 
     def network(self, trials: tuple[int, ...]) -> Dynamics:
         """The networks of these trials with their initial weights: stacked, or the one."""
-        models = [self.record.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
+        models = [self.experiment.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
 
     def cost(self, model: Dynamics, trials: tuple[int, ...] = (0,)) -> Cost:
@@ -151,61 +172,63 @@ class Plan:
         x = self.inputs(self.images.train_x[:1], model)
         x = x if model.networks is None else x.expand(model.networks, *x.shape)
         inputs = math.prod(model.init_state(x)[0].shape[model.sample_dims(x) :])
-        costs = [self.record.make_cost(trial, inputs, self.images.classes, self.dtype).to(x.device) for trial in trials]
+        costs = [
+            self.experiment.make_cost(trial, inputs, self.images.classes, self.dtype).to(x.device) for trial in trials
+        ]
         readouts = [cost for cost in costs if isinstance(cost, CrossEntropy)]
         return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
 
-    def estimator(self, method: str, model: Dynamics) -> Estimator:
-        return self.record.make_estimator(method, [name for name, _ in model.named_parameters()])
+    def task(self, estimator: str, model: Dynamics, cost: Cost, optimizer: torch.optim.Optimizer) -> Task:
+        """What an engine is asked to run for one estimator of this run."""
+        made = self.experiment.make_estimator(estimator, model)
+        return Task(model, cost, made, optimizer, self.experiment.start)
 
-    def engine(
-        self, name: str, model: Dynamics, cost: Cost, estimator: Estimator, optimizer: torch.optim.Optimizer
-    ) -> Engine:
+    def engine(self, name: str, task: Task) -> Engine:
         """The engine of that name for this run, or the fastest that serves."""
-        away = self.record.start == "persistent" and self.settings.states == "cpu" and self.settings.device != "cpu"
+        away = self.experiment.start == "persistent" and self.settings.states == "cpu" and self.settings.device != "cpu"
         if away and name not in ("auto", "eager"):
             raise ValueError(
                 f"The engine {name!r} cannot serve: the states are kept on the CPU, and it runs on "
                 f"{self.settings.device}. Keep them on the device (--states device), or use engine='auto'."
             )
-        return choose("eager" if away else name, model, cost, estimator, optimizer, self.record.start)
+        return choose("eager" if away else name, task)
 
     def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
         """Images (N, pixels) as the model takes them."""
         return x if model.input_shape is None else x.view(len(x), *model.input_shape)
 
-    def plain(self) -> dict[str, Any]:
-        """What record.json holds."""
-        printed = printed_record(self.record)
+    def to_dict(self) -> dict[str, Any]:
+        """What experiment.json holds."""
+        printed = printed_experiment(self.experiment)
         return {
             "format": FORMAT,
-            "record": to_plain(self.record),
-            "changes_from_paper": None if printed is None else [str(c) for c in self.record.changes(printed)],
-            "settings": self.settings.to_plain(),
+            "experiment": to_dict(self.experiment),
+            "changes_from_paper": None if printed is None else [str(c) for c in self.experiment.changes(printed)],
+            "settings": asdict(self.settings),
             "data": {**describe(self.images), **_whence(self.source)},
         }
 
 
-def make_optimizer(record: Record, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
-    """The record's optimizer with one group a parameter, the network's then the cost's, each with its own rate."""
+def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
+    """The experiment's optimizer with one group a parameter, the network's then the cost's, each with its own rate."""
     named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
-    rates = record.rates(name for name, _ in named)
+    rates = experiment.rates((name for name, _ in named), model.layer_parameters)
     groups = [{"params": [p], "lr": rates[name]} for name, p in named]
-    chosen = getattr(torch.optim, record.optimizer)
-    options = dict(record.optimizer_options)
+    chosen = getattr(torch.optim, experiment.optimizer)
+    options = dict(experiment.optimizer_options)
     try:
         optimizer: torch.optim.Optimizer = chosen(groups, **options)
     except TypeError as error:
-        raise ValueError(f"torch.optim.{record.optimizer} does not take the options {options}: {error}.") from error
+        raise ValueError(f"torch.optim.{experiment.optimizer} does not take the options {options}: {error}.") from error
     return optimizer
 
 
-def make_start(record: Record, settings: Settings, model: Dynamics, x: Tensor) -> Start | None:
-    """The record's start for these networks and training inputs, as it is before the first iteration."""
-    if record.start == "persistent":
+def make_start(experiment: Experiment, settings: Settings, model: Dynamics, x: Tensor) -> Start | None:
+    """The experiment's start for these networks and training inputs, as it is before the first iteration."""
+    if experiment.start == "persistent":
         return Persistent(model, x, "cpu" if settings.states == "cpu" else None)
-    if record.start == "initialised":
-        return Initialised(model, x, record.initialiser_rate)
+    if experiment.start == "initialised":
+        return Initialised(model, x, experiment.initialiser_rate)
     return None
 
 
@@ -216,11 +239,6 @@ def describe(images: Images) -> dict[str, Any]:
         "training_samples": len(images.train_x),
         "test_samples": len(images.test_x),
     }
-
-
-def run_digest(plain: Mapping[str, Any]) -> str:
-    """What ties a checkpoint to its record.json: a record that was changed under a run does not go on."""
-    return digest([plain["record"], plain["settings"], plain["data"]])
 
 
 def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
@@ -256,81 +274,123 @@ def _whence(source: str | None) -> dict[str, str | None]:
 
 
 def recorded_source(data: Mapping[str, Any]) -> str | None:
-    """Where the data of a run is to be found again, from what its record.json says of it."""
+    """Where the data of a run is to be found again, from what its experiment.json says of it."""
     source = data.get("set") or data.get("directory")
     return None if source is None else str(source)
 
 
 def make_plan(
-    record: Record, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
+    experiment: Experiment, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
 ) -> Plan:
-    """Check that record, data and engine go together, and decide whether trials are stacked."""
-    if own is not None and not isinstance(record.architecture, OwnNet):
-        record = record.override(architecture=OwnNet(_name(own)))
-    plan = Plan(record, settings, images, own, source=source)
-    model = record.build(0, plan.dtype, own)
-    if getattr(model, "nudge", record.nudge) != record.nudge:  # a network of one's own says it itself
-        record = record.override(nudge="inside")
-        plan = replace(plan, record=record)
+    """Check that experiment, data and engine go together, and decide whether trials are stacked."""
+    if own is not None and not isinstance(experiment.architecture, OwnNet):
+        experiment = experiment.override(architecture=OwnNet(_name(own)))
+    settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
+    plan = Plan(experiment, settings, images, own, source=source)
+    model = experiment.build(0, plan.dtype, own)
+    if getattr(model, "nudge_site", experiment.nudge_site) != experiment.nudge_site:
+        # A network of one's own says it itself.
+        experiment = experiment.override(nudge_site="inside")
+        plan = replace(plan, experiment=experiment)
     _check_shapes(plan, model)
-    if record.batch > len(images.train_x):
+    if experiment.batch > len(images.train_x):
         raise ValueError(
-            f"A mini-batch of {record.batch} needs as many training samples; there are {len(images.train_x)}. "
+            f"A mini-batch of {experiment.batch} needs as many training samples; there are {len(images.train_x)}. "
             "Lower the batch, or hold out fewer samples."
         )
     cost = plan.cost(model)
-    optimizer = make_optimizer(record, model, cost)
-    for method in settings.methods:
-        estimator = plan.estimator(method, model)
-        plan.engine(settings.engine, model, cost, estimator, optimizer)
-        _check_estimator(plan, estimator, model)
+    optimizer = make_optimizer(experiment, model, cost)
+    for name in settings.estimators:
+        task = plan.task(name, model, cost, optimizer)
+        plan.engine(settings.engine, task)
+        _check_estimator(plan, task)
     stacked = _decide_stacking(plan, model)
     plan = replace(plan, settings=replace(settings, stacked=stacked))
-    return replace(plan, identity=run_digest(plan.plain()))
+    return replace(plan, identity=identity(plan.to_dict()))
 
 
-def read_plan(folder: Path) -> tuple[Record, Settings, dict[str, Any]]:
-    """What ran in a folder: its record, its settings and everything record.json says."""
-    plain = read_json(folder / RECORD, "the record of the run; without it this is not a run folder")
-    if plain.get("format") != FORMAT:
-        raise ValueError(f"{folder / RECORD} has format {plain.get('format')!r}; this version reads {FORMAT}.")
-    missing = [key for key in ("record", "settings", "data") if key not in plain]
+def identity(content: Mapping[str, Any]) -> str:
+    """What ties a checkpoint to its experiment.json: a run whose experiment was changed under it does not go on."""
+    return digest([content.get("experiment", content.get("record")), content["settings"], content["data"]])
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a run folder says of itself.
+
+    content     experiment.json as it is        data    of the run: name, checksum, counts, where it was read from
+    old         whether version 0.1.0 wrote it
+    """
+
+    experiment: Experiment
+    settings: Settings
+    content: Mapping[str, Any]
+    old: bool = False
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.content["data"]
+        return found
+
+    @property
+    def changes(self) -> list[str]:
+        """What is not as the paper prints it."""
+        return list(self.content.get("changes_from_paper") or [])
+
+    def folder_of(self, estimator: str, trial: int) -> str:
+        return leg_folder(estimator, trial, self.settings, self.old)
+
+
+def read_description(folder: Path) -> Described:
+    """The experiment, settings and data of a run."""
+    path = experiment_file(folder)
+    content = read_json(path, "the experiment of the run; without it this is not a run folder")
+    if content.get("format") not in (FORMAT, OLD_FORMAT):
+        found = content.get("format")
+        raise ValueError(f"{path} has format {found!r}; this version reads {OLD_FORMAT} and {FORMAT}.")
+    old = content["format"] == OLD_FORMAT
+    key = "record" if old else "experiment"
+    missing = [name for name in (key, "settings", "data") if name not in content]
     if missing:
-        raise ValueError(f"{folder / RECORD} is damaged: it lacks {', '.join(missing)}. Restore it from a copy.")
-    source = str(folder / RECORD)
-    return from_plain(plain["record"], source), Settings.from_plain(plain["settings"], source), plain
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore it from a copy.")
+    experiment, settings = from_dict(content[key], str(path)), dict(content["settings"])
+    if old:
+        settings["estimators"] = named_estimators(None, settings.pop("methods", ("ep",)), experiment)
+    return Described(experiment, Settings.from_dict(settings, str(path)), content, old)
 
 
 def _check_shapes(plan: Plan, model: Dynamics) -> None:
     pixels = plan.images.train_x.shape[1]
     if model.input_shape is not None and math.prod(model.input_shape) != pixels:
         raise ValueError(
-            f"{plan.record.name} takes inputs of shape {model.input_shape}; the images of {plan.images.name} have "
+            f"{plan.experiment.name} takes inputs of shape {model.input_shape}; the images of {plan.images.name} have "
             f"{pixels} pixels. Give a network for them (sizes end with {pixels}), or other data."
         )
     device = plan.images.train_x.device
     x = plan.inputs(plan.images.train_x[:1], model)
     outputs = model.to(device).init_state(x)[0].shape[-1]
-    if plan.record.cost == "squared-error" and outputs != plan.images.classes:
+    if plan.experiment.cost == "squared-error" and outputs != plan.images.classes:
         raise ValueError(
-            f"{plan.record.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
+            f"{plan.experiment.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
             "Give the output layer one neuron a class."
         )
     # A step in the schedule asked for, so that a network that cannot alternate is told before anything is written.
-    relax(model, x, Phase(2, plan.record.schedule))
+    relax(model, x, Phase(2, plan.experiment.schedule))
 
 
-def _check_estimator(plan: Plan, estimator: Estimator, model: Dynamics) -> None:
+def _check_estimator(plan: Plan, task: Task) -> None:
     """One sample is tried, so that an estimator a network cannot have is told before anything is written."""
     images = plan.images
-    x = plan.inputs(images.train_x[:1], model)
-    estimator.check_serves(model, plan.cost(model), x, one_hot(images.train_y[:1], images.classes, plan.dtype))
+    x = plan.inputs(images.train_x[:1], task.model)
+    y = one_hot(images.train_y[:1], images.classes, plan.dtype)
+    assert task.estimator is not None, "a task of this run has one"
+    task.estimator.check_serves(task.model, plan.cost(task.model), x, y)
 
 
 def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
     """Side by side where the networks can be stacked and the engine is the one a single network would get."""
-    settings, record = plan.settings, plan.record
-    reason = _against_stacking(model, record)
+    settings, experiment = plan.settings, plan.experiment
+    reason = _against_stacking(model, experiment)
     if settings.stacked and reason:
         raise ValueError(f"The trials cannot be stacked: {reason}. Leave stacked out, or say stacked=False.")
     if settings.trials == 1 or reason or settings.stacked is False:
@@ -342,20 +402,18 @@ def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
 
 
 def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:
-    """The engine each method would get for this model."""
+    """The engine each estimator would get for this model."""
     cost = plan.cost(model, trials)
-    optimizer = make_optimizer(plan.record, model, cost)
-    return [
-        plan.engine(plan.settings.engine, model, cost, plan.estimator(method, model), optimizer).name
-        for method in plan.settings.methods
-    ]
+    optimizer = make_optimizer(plan.experiment, model, cost)
+    tasks = [plan.task(name, model, cost, optimizer) for name in plan.settings.estimators]
+    return [plan.engine(plan.settings.engine, task).name for task in tasks]
 
 
-def _against_stacking(model: Dynamics, record: Record) -> str | None:
-    if not isinstance(model, PrimitiveDynamics) or isinstance(record.architecture, OwnNet):
+def _against_stacking(model: Dynamics, experiment: Experiment) -> str | None:
+    if not isinstance(model, PrimitiveDynamics) or isinstance(experiment.architecture, OwnNet):
         return "a network of one's own runs one trial after the other"
-    if record.optimizer not in ELEMENTWISE:
-        return f"the optimizer {record.optimizer} looks at more than one number at a time, and would mix the trials"
+    if experiment.optimizer not in ELEMENTWISE:
+        return f"the optimizer {experiment.optimizer} looks at more than one number at a time, and would mix the trials"
     return None
 
 

@@ -1,16 +1,15 @@
-"""The trials of one leg, trained together: where they are, how they go on, what is saved of them."""
+"""The trials of one leg, trained together: where they are, how they go on, what is saved, what went wrong."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.data import one_hot
 from eqprop.data.images import stacked_order
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -30,30 +29,18 @@ EXPLODED = 1e6
 ADVICE = "Lower the learning rates (--lr), beta or eps, or take initial weights that settle (--init default)."
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One network and the mini-batch it went wrong on; `begun` is where its free phase began, None for zero."""
-
-    model: Dynamics
-    cost: Cost
-    x: Tensor
-    y: Tensor
-    begun: State | None = None
-
-
-def diagnose(subject: Subject, estimator: Estimator) -> str:
+def diagnose(problem: Problem, begun: State | None, estimator: Estimator) -> str:
     """Run the iteration again on one network, checked, and say where it first goes wrong.
 
-    The network is frozen with the parameters it had before that iteration, so the same thing happens again.
+    The network is frozen with the parameters it had before that iteration, so the same thing happens again. `begun` is
+    where its free phase began, None for zero.
     """
-    model = subject.model
+    model = problem.model
     bad = next((name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
     if bad is not None:
         return f"The parameter {bad} is not finite. {ADVICE}"
     try:
-        free, grads = replace(estimator, checked=True).gradient(
-            model, subject.cost, subject.x, subject.y, subject.begun
-        )
+        free, grads = replace(estimator, checked=True).gradient(model, problem.cost, problem.x, problem.y, begun)
     except NotFiniteError as error:
         return str(error)
     except ArithmeticError as error:
@@ -81,9 +68,6 @@ class Divergence:
     iteration: int
     reason: str
 
-    def plain(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "iteration": self.iteration, "reason": self.reason}
-
 
 class Trainer:
     """One leg of a plan: networks, optimizer, runner, and the position they are at.
@@ -95,19 +79,21 @@ class Trainer:
         self.plan, self.leg = plan, leg
         self.model = plan.network(leg.trials)
         self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
-        self.estimator = plan.estimator(leg.method, self.model)
         self.cost = plan.cost(self.model, leg.trials)
-        self.optimizer = make_optimizer(plan.record, self.model, self.cost)
+        self.optimizer = make_optimizer(plan.experiment, self.model, self.cost)
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.engine = plan.engine(engine or plan.settings.engine, self.model, self.cost, self.estimator, self.optimizer)
+        task = plan.task(leg.estimator, self.model, self.cost, self.optimizer)
+        assert task.estimator is not None, "a task of this run has one"
+        self.estimator = task.estimator
+        self.engine = plan.engine(engine or plan.settings.engine, task)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
         self.targets = one_hot(images.train_y, images.classes, plan.dtype)
-        self.start = make_start(plan.record, plan.settings, self.model, self.x)
+        self.start = make_start(plan.experiment, plan.settings, self.model, self.x)
         test_x = plan.inputs(images.test_x, self.model)
         # Made once: what they measure with is kept from epoch to epoch.
         self.test_measure, self.train_measure = (
-            Measure(self.engine, self.model, plan.record, x, y, self.networks, self.start, self.cost)
+            Measure(self.engine, self.model, plan.experiment, x, y, self.networks, self.start, self.cost)
             for x, y in ((test_x, images.test_y), (self.x, images.train_y))
         )
         self.position = Position()
@@ -140,11 +126,11 @@ class Trainer:
 
     @property
     def _seeds(self) -> tuple[int, ...]:
-        return tuple(self.plan.record.seed + trial for trial in self.leg.trials)
+        return tuple(self.plan.experiment.seed + trial for trial in self.leg.trials)
 
     @property
     def finished(self) -> bool:
-        return self.position.epoch >= self.plan.record.epochs or self.all_diverged
+        return self.position.epoch >= self.plan.experiment.epochs or self.all_diverged
 
     @property
     def all_diverged(self) -> bool:
@@ -168,7 +154,7 @@ class Trainer:
     def _batches(self, epoch: int) -> Tensor:
         """(n, B), or (n, R, B) for stacked networks."""
         if self._order_epoch != epoch:
-            order = stacked_order(self._seeds, epoch, len(self.x), self.plan.record.batch)
+            order = stacked_order(self._seeds, epoch, len(self.x), self.plan.experiment.batch)
             self._order_epoch, self._order = epoch, order if self.networks else order[:, 0]
         return self._order
 
@@ -195,11 +181,11 @@ class Trainer:
         begun = None if self.start is None else self.start.begin(self.x[rows], rows)
         if self.networks:
             rows, begun = rows[r], None if begun is None else tuple(layer[r] for layer in begun)
-        subject = Subject(self._network(r), self._cost(r), self.x[rows], self.targets[rows], begun)
+        problem = Problem(self._network(r), self._cost(r), self.x[rows], self.targets[rows])
         estimator = self.estimator
         if isinstance(estimator, EP) and estimator.nudging == "random-sign":
             estimator = estimator.with_sign(sign)
-        return diagnose(subject, estimator)
+        return diagnose(problem, begun, estimator)
 
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
@@ -256,14 +242,14 @@ class Trainer:
         self.runner.reset()
         self.position = Position(epoch, 0)
         self.epoch_seconds = 0.0
-        if self.plan.record.decay != "none":
+        if self.plan.experiment.decay != "none":
             self._let_rates_fall()
             self.runner.take_rates()
         return [*lines, *self._repeated(lines)]
 
     def _let_rates_fall(self) -> None:
         """To those of the present epoch, from the first ones: a run that was resumed has the same bits."""
-        factor = self.plan.record.rate_factor(self.position.epoch)
+        factor = self.plan.experiment.rate_factor(self.position.epoch)
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = rate * factor
 
@@ -276,7 +262,7 @@ class Trainer:
         """
         now = self._weights()
         still, self._at_epoch = self._are_still(now), now
-        epoch, last = self.position.epoch, self.plan.record.epochs
+        epoch, last = self.position.epoch, self.plan.experiment.epochs
         measured = lines and lines[0]["train_error_measured"] is not None
         if (
             epoch + 1 >= last
@@ -301,16 +287,16 @@ class Trainer:
     @property
     def _only_weights_decide(self) -> bool:
         """Whether an epoch sees every sample and knows nothing of those before it but the weights they left."""
-        record = self.plan.record
+        experiment = self.plan.experiment
         drawn = isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"
         # Weights that falling rates leave as they were say nothing of the gradient.
-        plain = record.optimizer == "SGD" and not record.optimizer_options and record.decay == "none"
-        whole = len(self.x) % record.batch == 0
-        return plain and whole and not drawn and self.start is None and not self.diverged
+        bare = experiment.optimizer == "SGD" and not experiment.optimizer_options and experiment.decay == "none"
+        whole = len(self.x) % experiment.batch == 0
+        return bare and whole and not drawn and self.start is None and not self.diverged
 
     def _train_error_due(self, epoch: int) -> bool:
         every = self.plan.settings.train_error_every
-        return epoch == self.plan.record.epochs or bool(every and epoch % every == 0)
+        return epoch == self.plan.experiment.epochs or bool(every and epoch % every == 0)
 
     def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[list[float | None], list[float | None]]:
         """The errors on the test set, and on the training set where they are due, a value a trial."""
@@ -326,9 +312,9 @@ class Trainer:
         trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
         stopped = self.diverged.get(trial)
         line: Line = {
-            "method": self.leg.method,
+            "estimator": self.leg.estimator,
             "trial": trial,
-            "seed": self.plan.record.seed + trial,
+            "seed": self.plan.experiment.seed + trial,
             "epoch": epoch,
             "test_error": measured[0],
             "train_error": 100.0 * counts["errors"] / samples,
@@ -340,7 +326,7 @@ class Trainer:
         }
         if stopped is not None:
             line.update(dict.fromkeys(list(line)[4:]))
-        diverged = stopped.plain() if stopped else None
+        diverged = asdict(stopped) if stopped else None
         return {**line, "seconds": self.epoch_seconds, "repeated": False, "diverged": diverged}
 
     def checkpoint(self) -> Checkpoint:
@@ -354,7 +340,7 @@ class Trainer:
             weights=self._good,
             optimizer=self.optimizer.state_dict(),
             tally=self.runner.tally.read(),
-            diverged={str(trial): d.plain() for trial, d in self.diverged.items()},
+            diverged={str(trial): asdict(d) for trial, d in self.diverged.items()},
             seconds=self.seconds,
             epoch_seconds=self.epoch_seconds,
             engine=self.engine.name,

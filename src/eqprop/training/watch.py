@@ -1,4 +1,4 @@
-"""What a run tells while it goes: the interface, silence, plain lines, TensorBoard events."""
+"""What a run tells while it goes: the interface, silence, lines of text, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from eqprop.experiments.experiment import label
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
 
@@ -75,7 +76,7 @@ class Several(Watch):
 
 
 class Lines(Watch):
-    """One plain line an epoch, for logs and pipes."""
+    """One line per epoch, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
@@ -83,19 +84,19 @@ class Lines(Watch):
         self.labels: dict[str, str] = {}
 
     def begin(self, plan: Plan, folder: Path) -> None:
-        self.epochs = plan.record.epochs
-        self.labels = {method: plan.record.label(method) for method in plan.settings.methods}
+        self.epochs = plan.experiment.epochs
+        self.labels = {estimator: label(estimator) for estimator in plan.settings.estimators}
         settings = plan.settings
         together = "side by side" if settings.stacked else "one after the other"
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
         self._say(
-            f"{plan.record.name} ({plan.record.preset}), {', '.join(settings.methods)}, {trials}, {self.epochs} epochs "
-            f"of {plan.iterations} iterations on {settings.device} -> {folder}"
+            f"{plan.experiment.name} ({plan.experiment.preset}), {', '.join(settings.estimators)}, {trials}, "
+            f"{self.epochs} epochs of {plan.iterations} iterations on {settings.device} -> {folder}"
         )
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
-        label, begun = self.labels[leg.method], f", from epoch {epoch + 1}" if epoch else ""
+        label, begun = self.labels[leg.estimator], f", from epoch {epoch + 1}" if epoch else ""
         self._say(f"{label}, {trials}, engine {engine}{begun}")
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
@@ -103,7 +104,7 @@ class Lines(Watch):
             return
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
         self._say(
-            f"{lines[0]['method']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
+            f"{lines[0]['estimator']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
             f"{progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
         )
 

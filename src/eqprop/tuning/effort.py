@@ -17,7 +17,7 @@ from eqprop.cost import Cost
 from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.files import write_json
 from eqprop.training.api import begin_or_resume
 from eqprop.training.evaluate import load
@@ -53,8 +53,8 @@ class Work:
     fixed: float
     step: float
 
-    def seconds(self, record: Record, pace: Pace) -> float:
-        steps = record.T + record.K
+    def seconds(self, experiment: Experiment, pace: Pace) -> float:
+        steps = experiment.T + experiment.K
         return steps * (pace.latency + self.step / pace.operations) + self.fixed / pace.operations
 
 
@@ -67,21 +67,18 @@ class Effort:
     validation: int
     seconds: float
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def count_work(plan: Plan) -> Work:
     """Of an EP iteration, by running two short ones on the CPU and counting."""
-    model = plan.record.build(0, plan.dtype, plan.own).cpu()
-    x = plan.inputs(plan.images.train_x[: plan.record.batch].cpu(), model)
-    y = one_hot(plan.images.train_y[: plan.record.batch].cpu(), plan.images.classes, plan.dtype)
+    model = plan.experiment.build(0, plan.dtype, plan.own).cpu()
+    x = plan.inputs(plan.images.train_x[: plan.experiment.batch].cpu(), model)
+    y = one_hot(plan.images.train_y[: plan.experiment.batch].cpu(), plan.images.classes, plan.dtype)
     neurons = sum(layer.numel() for layer in model.init_state(x))
     cost = copy.deepcopy(plan.cost(model)).cpu()
     counts = []
     for T in (1, 2):
-        record = looked_through(replace(plan.record, T=T, K=1))
-        estimator = replace(record.make_estimator("ep"), checked=False)
+        experiment = looked_through(replace(plan.experiment, T=T, K=1))
+        estimator = replace(experiment.make_estimator(experiment.estimator), checked=False)
         with FlopCounterMode(display=False) as counter:
             estimator.gradient(copy.deepcopy(model), copy.deepcopy(cost), x, y)
         counts.append(float(counter.get_total_flops()))
@@ -91,11 +88,11 @@ def count_work(plan: Plan) -> Work:
 
 
 def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Effort:
-    """The samples and epochs of which so many trainings fit into a budget of seconds, at the record's T and K."""
+    """The samples and epochs of which so many trainings fit into a budget of seconds, at the experiment's T and K."""
     check_budget(budget)
     pace = PACES.get(torch.device(plan.settings.device).type, PACES["cpu"])
-    each = count_work(plan).seconds(plan.record, pace)
-    batch, total = plan.record.batch, len(plan.images.train_x)
+    each = count_work(plan).seconds(plan.experiment, pace)
+    batch, total = plan.experiment.batch, len(plan.images.train_x)
     # Every sample held out is relaxed once an epoch, half as much again as a tenth of the iterations.
     iterations = budget / trainings / each / 1.2
     validation = held_out(total)
@@ -103,7 +100,7 @@ def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Eff
     least = min(max(LEAST_SAMPLES, batch), most)
     samples = int(min(max(iterations * batch / LEAST_EPOCHS, least), most)) // batch * batch
     samples = max(_two_digits_down(samples) // batch * batch, batch)
-    epochs = max(min(int(iterations * batch / samples), plan.record.epochs), LEAST_EPOCHS)
+    epochs = max(min(int(iterations * batch / samples), plan.experiment.epochs), LEAST_EPOCHS)
     validation = min(validation, max(samples // 2, batch))
     return Effort(samples, epochs, validation, epochs * samples / batch * each * 1.2)
 
@@ -157,13 +154,10 @@ class Outcome:
     seconds: float
     folder: str
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class Trainings:
-    """Trains variants of a record for a short time on part of the training set; the test set is not in its reach."""
+    """Trains variants of an experiment for a short time on part of the training set, never on the test set."""
 
     images: Images
     effort: Effort
@@ -173,32 +167,34 @@ class Trainings:
     tell: Callable[[str], None] = lambda text: None
     done: list[Outcome] = field(default_factory=list)
 
-    def run(self, record: Record, stage: str) -> Outcome:
+    def run(self, experiment: Experiment, stage: str) -> Outcome:
         """Train, or take what a training of the same settings gave before."""
-        rates = dict(record.learning_rates)
-        same = next((o for o in self.done if _settings(o) == (record.T, record.K, record.beta, rates)), None)
+        rates = dict(experiment.learning_rates)
+        same = next(
+            (o for o in self.done if _settings(o) == (experiment.T, experiment.K, experiment.beta, rates)), None
+        )
         if same is not None:
             return same
         folder = self.out / stage
         self.tell(f"training {stage}")
         result = begin_or_resume(
-            replace(record, epochs=self.effort.epochs),
+            replace(experiment, epochs=self.effort.epochs),
             folder,
             watch=_Said(self.tell, f"training {stage}: epoch {{}}/{self.effort.epochs}"),
-            methods="ep",
+            estimators=(experiment.estimator,),
             samples=self.effort.samples,
             validation=self.effort.validation,
             data=self.images,
             model=self.own,
             **asdict(self.machine),
         )
-        trial = result.summary["methods"]["ep"]["trials"][0]
+        trial = result.summary["estimators"][experiment.estimator]["trials"][0]
         diverged = bool(trial["diverged"])
         outcome = Outcome(
             stage=stage,
-            T=record.T,
-            K=record.K,
-            beta=record.beta,
+            T=experiment.T,
+            K=experiment.K,
+            beta=experiment.beta,
             rates=rates,
             train=FAILED if diverged else trial["train_error"][-1],
             held_out=FAILED if diverged else trial["test_error"][-1],
@@ -212,8 +208,8 @@ class Trainings:
 
     def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:
         """The network a training left, and its cost."""
-        network = load(self.out.parent / outcome.folder, "ep", model=self.own, device=self.machine.device)
-        return network, vars(network)["cost"]
+        found = load(self.out.parent / outcome.folder, model=self.own, device=self.machine.device)
+        return found.model, found.cost
 
 
 def _settings(outcome: Outcome) -> tuple[int, int, float, dict[str, float]]:

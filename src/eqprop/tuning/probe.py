@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import trainable
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.relax import Phase, Schedule, prepare, relax
 from eqprop.state import distance
 
@@ -75,9 +74,6 @@ class Look:
     agreement: Agreement
     scales: Scales
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 MOST = 0.9
 """The share of the samples that must have settled: single ones may never, in a 2-cycle."""
@@ -118,7 +114,7 @@ def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> R
             "(--init default)."
         )
     most = table.sort(1).values[:, min(int(MOST * table.shape[1]), table.shape[1] - 1)]
-    return Residuals(_plain(table.median(1).values), _plain(most), _plain(table.max(1).values))
+    return Residuals(_tuple(table.median(1).values), _tuple(most), _tuple(table.max(1).values))
 
 
 @dataclass(frozen=True)
@@ -148,18 +144,18 @@ def exact_gradients(model: Dynamics, cost: Cost, batches: Batches, longest: int,
             mean = torch.stack(values).square() / len(batches.x)
             squares[name] = squares[name] + mean if name in squares else mean
     shown = weight_names(model)
-    return Exact(Sizes({name: _plain(squares[name].sqrt()) for name in shown}), tuple(gradients))
+    return Exact(Sizes({name: _tuple(squares[name].sqrt()) for name in shown}), tuple(gradients))
 
 
 def agreement(
-    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, record: Record, betas: Sequence[float]
+    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, experiment: Experiment, betas: Sequence[float]
 ) -> Agreement:
-    """EP as the record trains, at each of these betas, against the exact gradients."""
+    """EP as the experiment trains, at each of these betas, against the exact gradients."""
     names = weight_names(model)
     sign: dict[str, list[float]] = {name: [] for name in names}
     cosine: dict[str, list[float]] = {name: [] for name in names}
     for beta in betas:
-        found = gradients(model, cost, batches, replace(record, beta=beta))
+        found = gradients(model, cost, batches, replace(experiment, beta=beta))
         for name in names:
             pairs = [(f[name].double(), g[name]) for f, g in zip(found, exact.gradients, strict=True)]
             sign[name].append(sum(_same_sign(f, g) for f, g in pairs) / len(pairs))
@@ -167,10 +163,11 @@ def agreement(
     return Agreement(tuple(betas), {n: tuple(v) for n, v in sign.items()}, {n: tuple(v) for n, v in cosine.items()})
 
 
-def gradients(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> list[dict[str, Tensor]]:
+def gradients(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> list[dict[str, Tensor]]:
     """EP's gradient of each mini-batch by parameter name, the cost's own among them, from copies of both."""
     found = []
-    estimator = replace(looked_through(record).make_estimator("ep"), checked=False)
+    steady = looked_through(experiment)
+    estimator = replace(steady.make_estimator(steady.estimator), checked=False)
     for x, y in zip(batches.x, batches.y, strict=True):
         own, own_cost = copy.deepcopy(model), copy.deepcopy(cost)
         _, grads = estimator.gradient(own, own_cost, x, y)
@@ -179,18 +176,19 @@ def gradients(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> 
     return found
 
 
-def looked_through(record: Record) -> Record:
-    """The record with a form of EP that gives the same gradient every time and needs no learning rates.
+def looked_through(experiment: Experiment) -> Experiment:
+    """The experiment with a form of EP that gives the same gradient every time and needs no learning rates.
 
     Random signs have the mean of both; continual EP has one-sided EP as its limit for small rates, which are not
     known yet.
     """
-    return replace(record, estimator="one-sided") if record.estimator in ("random-sign", "continual") else record
+    changing = experiment.estimator in ("ep-random-sign", "ep-continual")
+    return replace(experiment, estimator="ep") if changing else experiment
 
 
-def scales(model: Dynamics, cost: Cost, batches: Batches, record: Record) -> Scales:
+def scales(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> Scales:
     """How large each parameter is and how large its gradient, over the mini-batches."""
-    found = gradients(model, cost, batches, record)
+    found = gradients(model, cost, batches, experiment)
     mean = {name: sum(float(g[name].double().square().sum()) for g in found) / len(found) for name in found[0]}
     return Scales(
         {name: float(p.detach().double().norm()) for name, p in (trainable(model) | trainable(cost)).items()},
@@ -214,5 +212,5 @@ def _cosine(f: Tensor, g: Tensor) -> float:
     return float((f * g).sum()) / lengths if 0.0 < lengths < math.inf else 0.0
 
 
-def _plain(values: Tensor) -> tuple[float, ...]:
+def _tuple(values: Tensor) -> tuple[float, ...]:
     return tuple(float(v) for v in values.tolist())

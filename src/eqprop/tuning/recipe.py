@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from eqprop.cost import Cost
 from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import EVERY_OTHER, Record
-from eqprop.experiments.io import to_plain
-from eqprop.experiments.paper import printed_record
+from eqprop.experiments.experiment import EVERY_OTHER, Experiment
+from eqprop.experiments.io import to_dict
+from eqprop.experiments.paper import printed_experiment
 from eqprop.provenance import provenance
 from eqprop.training.plan import Plan, Settings, describe, make_plan, read_images
 from eqprop.tuning.effort import Effort, Machine, Outcome, Trainings, check_budget, held_out, short_training
@@ -61,7 +61,7 @@ NOISE = 2.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, in one field of the record, and why."""
+    """What was decided, in one field of the experiment, and why."""
 
     name: str
     value: Any
@@ -197,12 +197,12 @@ TRAININGS = "trainings"
 class Request:
     """What is tuned and with what means.
 
-    record      gives the network, its initial weights, batch, optimizer, epochs, schedule and seed; its T, K, beta and
+    experiment  gives the network, its initial weights, batch, optimizer, epochs, schedule and seed; its T, K, beta and
                 learning rates are where nothing starts from
     budget      seconds for the short trainings, about: they are turned into samples by counting operations
     """
 
-    record: Record
+    experiment: Experiment
     out: Path
     images: Images
     own: Factory | None = None
@@ -213,9 +213,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The record that came out, and the document with everything it was decided from."""
+    """The experiment that came out, and the document with everything it was decided from."""
 
-    record: Record
+    experiment: Experiment
     document: dict[str, Any]
 
 
@@ -225,7 +225,7 @@ class Recipe:
 
     request: Request
     plan: Plan
-    record: Record
+    experiment: Experiment
     looks: list[Look] = field(default_factory=list)
     decisions: dict[str, Decision] = field(default_factory=dict)
     trainings: Trainings | None = None
@@ -233,12 +233,12 @@ class Recipe:
     def decide(self, decision: Decision) -> None:
         self.decisions[decision.name] = decision
         if decision.name != "learning_rates":
-            self.record = self.record.override(**{decision.name: decision.value})
+            self.experiment = self.experiment.override(**{decision.name: decision.value})
 
     def batches(self, model: Dynamics) -> Batches:
         """The same training samples every time, none of those that may be held out."""
-        n, images = self.record.batch, self.plan.images
-        x, labels = images.sample(min(MINI_BATCHES * n, len(images.train_x) // n * n), self.record.seed)
+        n, images = self.experiment.batch, self.plan.images
+        x, labels = images.sample(min(MINI_BATCHES * n, len(images.train_x) // n * n), self.experiment.seed)
         y = one_hot(labels, images.classes, self.plan.dtype)
         return Batches(self.plan.inputs(x, model).split(n), y.split(n))
 
@@ -246,16 +246,16 @@ class Recipe:
         """Measure at these weights; T, K and beta follow from all looks so far."""
         batches, tell = self.batches(model), self.request.tell
         tell(f"residuals at the {weights}")
-        settling = residuals(model, batches.all_x(), self.record.schedule, T_RANGE[1])
+        settling = residuals(model, batches.all_x(), self.experiment.schedule, T_RANGE[1])
         self.decide(free_steps([*(look.residuals for look in self.looks), settling]))
         tell(f"processes at the {weights}")
-        longest = min(4 * self.record.T, T_RANGE[1])
+        longest = min(4 * self.experiment.T, T_RANGE[1])
         exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest))
-        self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.record.T))
+        self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.experiment.T))
         tell(f"sign agreement at the {weights}")
-        signs = agreement(model, cost, batches, exact, self.record, BETAS)
+        signs = agreement(model, cost, batches, exact, self.experiment, BETAS)
         self.decide(nudge([*(look.agreement for look in self.looks), signs]))
-        sizes = scales(model, cost, batches, self.record)
+        sizes = scales(model, cost, batches, self.experiment)
         self.looks.append(Look(weights, settling, exact.sizes, signs, sizes))
 
 
@@ -268,22 +268,22 @@ def tune(request: Request) -> Tuned:
     plan = _plan(request)
     model = plan.network((0,))
     cost = plan.cost(model)
-    recipe = Recipe(request, plan, plan.record)
+    recipe = Recipe(request, plan, plan.experiment)
     recipe.look(model, cost, "initial weights")
-    effort = short_training(replace(plan, record=recipe.record), request.budget)
+    effort = short_training(replace(plan, experiment=recipe.experiment), request.budget)
     recipe.trainings = trainings = Trainings(
         request.images, effort, request.machine, request.out / TRAININGS, request.own, request.tell
     )
     pilot = _choose_rates(recipe, trainings, weight_names(model, cost))
     recipe.look(*trainings.trained(pilot), "trained weights")
     _shrink(recipe, trainings)
-    return Tuned(_named(recipe.record), _document(recipe, effort, time.monotonic() - began))
+    return Tuned(_named(recipe.experiment), _document(recipe, effort, time.monotonic() - began))
 
 
 def _plan(request: Request) -> Plan:
     images = _split(request, held_out(len(request.images.train_x)))
     settings = Settings(device=request.machine.device, engine=request.machine.engine)
-    return make_plan(request.record, settings, images, request.own)
+    return make_plan(request.experiment, settings, images, request.own)
 
 
 def _split(request: Request, validation: int) -> Images:
@@ -293,12 +293,12 @@ def _split(request: Request, validation: int) -> Images:
 
 def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) -> Outcome:
     """The rates of the weights in the proportion of their gradients' sizes, their height by short trainings."""
-    wanted, why = relative_rates(recipe.looks[0].scales, names, recipe.record.optimizer)
+    wanted, why = relative_rates(recipe.looks[0].scales, names, recipe.experiment.optimizer)
     outcomes: dict[float, Outcome] = {}
 
     def error(height: float) -> float:
-        record = replace(recipe.record, learning_rates=_rates(recipe, wanted, height))
-        outcomes[height] = trainings.run(record, f"rates-{height:.2g}")
+        experiment = replace(recipe.experiment, learning_rates=_rates(recipe, wanted, height))
+        outcomes[height] = trainings.run(experiment, f"rates-{height:.2g}")
         return outcomes[height].train
 
     best, tried = climb(error, LARGEST_RATE)
@@ -308,7 +308,7 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
             "weights that settle (--init default), or a smaller step eps."
         )
     chosen = _rates(recipe, wanted, best)
-    recipe.record = replace(recipe.record, learning_rates=chosen)
+    recipe.experiment = replace(recipe.experiment, learning_rates=chosen)
     listing = ", ".join(f"{tried[c]:.1f} % at {c:g}" for c in sorted(tried))
     recipe.decide(Decision("learning_rates", chosen, f"{why}; the largest by training error: {listing}"))
     return outcomes[best]
@@ -317,9 +317,10 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
 def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str, float]:
     """Rates of the weights; a bias takes its weight's, and what has neither the smallest of them."""
     rates = rounded_rates(wanted, height)
-    named = [name for name, _ in recipe.plan.network((0,)).named_parameters()]
+    network = recipe.plan.network((0,))
+    named, layers = [name for name, _ in network.named_parameters()], network.layer_parameters
     try:
-        replace(recipe.record, learning_rates=rates).rates([*named, *recipe.record.readout_names])
+        replace(recipe.experiment, learning_rates=rates).rates([*named, *recipe.experiment.readout_names], layers)
     except ValueError:
         return {**rates, EVERY_OTHER: min(rates.values())}
     return rates
@@ -327,61 +328,61 @@ def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str,
 
 def _shrink(recipe: Recipe, trainings: Trainings) -> None:
     """T and K in turn to seven tenths, until for each the training error rises."""
-    first = trainings.run(recipe.record, f"T-{recipe.record.T}-K-{recipe.record.K}")
+    first = trainings.run(recipe.experiment, f"T-{recipe.experiment.T}-K-{recipe.experiment.K}")
     lowest, samples = first.train, trainings.effort.samples
     stopped: dict[str, str] = {}
     while len(stopped) < 2:
         for name in [n for n in ("T", "K") if n not in stopped]:
-            record = smaller(recipe.record, name)
-            if record is None:
+            experiment = smaller(recipe.experiment, name)
+            if experiment is None:
                 # K as large as T keeps T from shrinking until K does.
                 if name == "K" or "K" in stopped:
-                    stopped[name] = f"{getattr(recipe.record, name)} is the least"
+                    stopped[name] = f"{getattr(recipe.experiment, name)} is the least"
                 continue
-            tried = trainings.run(record, f"T-{record.T}-K-{record.K}")
+            tried = trainings.run(experiment, f"T-{experiment.T}-K-{experiment.K}")
             if has_risen(tried.train, lowest, samples):
-                here = f"{tried.train:.2f} % at {getattr(record, name)} against {lowest:.2f} %"
+                here = f"{tried.train:.2f} % at {getattr(experiment, name)} against {lowest:.2f} %"
                 stopped[name] = f"below it the training error rises: {here}"
                 continue
-            recipe.record, lowest = record, min(lowest, tried.train)
+            recipe.experiment, lowest = experiment, min(lowest, tried.train)
     for name in ("T", "K"):
-        before, now = recipe.decisions[name], getattr(recipe.record, name)
+        before, now = recipe.decisions[name], getattr(recipe.experiment, name)
         began = f"{before.value} at first: {before.reason}" if now < before.value else before.reason
         recipe.decide(Decision(name, now, f"{began}. Then {stopped[name]}"))
 
 
-def smaller(record: Record, name: str) -> Record | None:
-    """The record with seven tenths of T or K; None where that is no fewer: K is 1 at least, T no less than K."""
-    now = getattr(record, name)
-    below = max(int(now * SHRINK), record.K if name == "T" else 1)
-    return record.override(**{name: below}) if below < now else None
+def smaller(experiment: Experiment, name: str) -> Experiment | None:
+    """The experiment with seven tenths of T or K; None where that is no fewer: K is 1 at least, T no less than K."""
+    now = getattr(experiment, name)
+    below = max(int(now * SHRINK), experiment.K if name == "T" else 1)
+    return experiment.override(**{name: below}) if below < now else None
 
 
-def _named(record: Record) -> Record:
-    return replace(record, preset="own", reported={})
+def _named(experiment: Experiment) -> Experiment:
+    return replace(experiment, preset="own", paper_results={})
 
 
 def _document(recipe: Recipe, effort: Effort, seconds: float) -> dict[str, Any]:
     assert recipe.trainings is not None, "made before anything is trained"
     request = recipe.request
-    printed = printed_record(request.record)
+    printed = printed_experiment(request.experiment)
     return {
         "format": FORMAT,
-        "name": request.record.name,
-        "seed": request.record.seed,
+        "name": request.experiment.name,
+        "seed": request.experiment.seed,
         "budget": request.budget,
         "seconds": round(seconds, 1),
-        "effort": effort.plain(),
+        "effort": asdict(effort),
         "data": describe(request.images),
         "decisions": [{"name": d.name, "value": d.value, "reason": d.reason} for d in recipe.decisions.values()],
         "paper": None if printed is None else _beside(printed),
-        "record": to_plain(_named(recipe.record)),
-        "looks": [look.plain() for look in recipe.looks],
-        "trainings": [outcome.plain() for outcome in recipe.trainings.done],
+        "experiment": to_dict(_named(recipe.experiment)),
+        "looks": [asdict(look) for look in recipe.looks],
+        "trainings": [asdict(outcome) for outcome in recipe.trainings.done],
         "provenance": provenance(torch.device(request.machine.device)),
     }
 
 
-def _beside(printed: Record) -> dict[str, Any]:
+def _beside(printed: Experiment) -> dict[str, Any]:
     names = ("T", "K", "beta", "learning_rates")
     return {name: getattr(printed, name) for name in names}

@@ -11,8 +11,8 @@ import torch
 
 from eqprop.data import Images
 from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Record
-from eqprop.experiments.io import to_plain
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import to_dict
 from eqprop.provenance import provenance
 from eqprop.training.api import begin_or_resume
 from eqprop.training.checkpoint import digest
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 STEPS_FACTOR, RATES_FACTOR = 4, 10
-"""T and K from a quarter to four times the record's, rates from a tenth to ten times."""
+"""T and K from a quarter to four times the experiment's, rates from a tenth to ten times."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,14 @@ class Space:
     beta: tuple[float, float]
     rates: dict[str, tuple[float, float]]
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def space_around(record: Record, weights: Sequence[str]) -> Space:
-    """Ranges that hold the record's own values, and for beta the range the paper names."""
-    rates = {name: rate for name, rate in record.rates(weights).items() if rate > 0.0}
+def space_around(experiment: Experiment, weights: Sequence[str]) -> Space:
+    """Ranges that hold the experiment's own values, and for beta the range the paper names."""
+    rates = {name: rate for name, rate in experiment.rates(weights).items() if rate > 0.0}
     return Space(
-        T=_steps(record.T),
-        K=_steps(record.K),
-        beta=(min(BETA_RANGE[0], abs(record.beta)), max(BETA_RANGE[1], abs(record.beta))),
+        T=_steps(experiment.T),
+        K=_steps(experiment.K),
+        beta=(min(BETA_RANGE[0], abs(experiment.beta)), max(BETA_RANGE[1], abs(experiment.beta))),
         rates={name: (rate / RATES_FACTOR, rate * RATES_FACTOR) for name, rate in rates.items()},
     )
 
@@ -85,21 +82,21 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
     return values | {key: trial.suggest_float(key, *ends, log=True) for key, ends in _keyed(space.rates).items()}
 
 
-def own_values(record: Record, space: Space) -> dict[str, Any]:
-    """The record's own place in the space, where a search begins."""
-    rates = record.rates(space.rates)
-    return {"T": record.T, "K": record.K, "beta": abs(record.beta), **_keyed(rates)}
+def own_values(experiment: Experiment, space: Space) -> dict[str, Any]:
+    """The experiment's own place in the space, where a search begins."""
+    rates = experiment.rates(space.rates)
+    return {"T": experiment.T, "K": experiment.K, "beta": abs(experiment.beta), **_keyed(rates)}
 
 
-def to_record(record: Record, values: Mapping[str, Any]) -> Record:
-    """The record with these values; K is no more than T, as BPTT needs it."""
+def to_experiment(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with these values; K is no more than T, as BPTT needs it."""
     rates = {key.removeprefix("lr "): float(f"{v:.3g}") for key, v in values.items() if key.startswith("lr ")}
     return replace(
-        record,
+        experiment,
         T=values["T"],
         K=min(values["K"], values["T"]),
         beta=float(f"{values['beta']:.3g}"),
-        learning_rates={**record.learning_rates, **rates},
+        learning_rates={**experiment.learning_rates, **rates},
     )
 
 
@@ -118,7 +115,7 @@ class Search:
     storage     sqlite:///FILE or another database, or the path of a journal file
     """
 
-    record: Record
+    experiment: Experiment
     folder: Path
     images: Images
     trials: int
@@ -128,35 +125,35 @@ class Search:
     budget: float = 600.0
     tell: Callable[[str], None] = lambda text: None
 
-    def plan(self) -> tuple[Record, Space, Effort]:
-        """The record with its network, the ranges, and how long each trial trains."""
+    def plan(self) -> tuple[Experiment, Space, Effort]:
+        """The experiment with its network, the ranges, and how long each trial trains."""
         settings = Settings(device=self.machine.device, engine=self.machine.engine)
         part = replace(settings, validation=held_out(len(self.images.train_x)))
-        plan = make_plan(self.record, part, read_images(self.images, part), self.own)
+        plan = make_plan(self.experiment, part, read_images(self.images, part), self.own)
         model = plan.network((0,))
-        space = space_around(plan.record, weight_names(model, plan.cost(model)))
-        return plan.record, space, short_training(plan, self.budget, self.trials)
+        space = space_around(plan.experiment, weight_names(model, plan.cost(model)))
+        return plan.experiment, space, short_training(plan, self.budget, self.trials)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best trial as a record, and the document about all of them."""
+    """The best trial as an experiment, and the document about all of them."""
 
-    record: Record
+    experiment: Experiment
     document: dict[str, Any]
 
 
-def study_of(search: Search, record: Record, space: Space, effort: Effort) -> tuple[Study, Effort]:
-    """The study in the storage and how long its trials train; a new one begins with the record's own values.
+def study_of(search: Search, experiment: Experiment, space: Space, effort: Effort) -> tuple[Study, Effort]:
+    """The study in the storage and how long its trials train; a new one begins with the experiment's own values.
 
     A study that is there keeps its effort: more trials are then a larger number and nothing else.
     """
-    settings = {"record": digest(to_plain(record)), "space": digest(space.plain()), "data": search.images.sha256}
+    settings = {"experiment": digest(to_dict(experiment)), "space": digest(asdict(space)), "data": search.images.sha256}
     with alone(search.folder):
-        study = open_study(search.storage, f"eqprop {record.name}", record.seed, settings)
+        study = open_study(search.storage, f"eqprop {experiment.name}", experiment.seed, settings)
         if "effort" not in study.user_attrs:
-            study.set_user_attr("effort", effort.plain())
-        study.enqueue_trial(own_values(record, space), skip_if_exists=True)
+            study.set_user_attr("effort", asdict(effort))
+        study.enqueue_trial(own_values(experiment, space), skip_if_exists=True)
     return study, Effort(**study.user_attrs["effort"])
 
 
@@ -168,10 +165,10 @@ def search(wanted: Search) -> Found:
 
 def work(wanted: Search) -> None:
     """One worker: trial after trial until the study has as many as wanted."""
-    record, space, effort = wanted.plan()
-    study, effort = study_of(wanted, record, space, effort)
+    experiment, space, effort = wanted.plan()
+    study, effort = study_of(wanted, experiment, space, effort)
     with signed_on(wanted.folder) as worker:
-        objective = Objective(wanted, record, space, effort, worker)
+        objective = Objective(wanted, experiment, space, effort, worker)
         while (finished := count(study, *FINISHED)) < wanted.trials:
             for number in adopt_orphans(study, wanted.folder):
                 wanted.tell(f"trial {number} was left by a worker that ended; it goes on")
@@ -194,7 +191,7 @@ class Objective:
     """
 
     search: Search
-    record: Record
+    experiment: Experiment
     space: Space
     effort: Effort
     worker: str
@@ -202,17 +199,17 @@ class Objective:
     def __call__(self, trial: Trial) -> float:
         trial.set_user_attr(WORKER, self.worker)
         values = suggest(trial, self.space)
-        record = replace(to_record(self.record, values), epochs=self.effort.epochs)
-        folder = self.search.folder / TRIALS / digest(to_plain(record))[:16]
+        experiment = replace(to_experiment(self.experiment, values), epochs=self.effort.epochs)
+        folder = self.search.folder / TRIALS / digest(to_dict(experiment))[:16]
         trial.set_user_attr("folder", str(folder.relative_to(self.search.folder)))
         report = Report(trial, self.effort.epochs, self.search.tell)
         report.past(read_metrics(folder))
         try:
             result = begin_or_resume(
-                record,
+                experiment,
                 folder,
                 watch=report,
-                methods="ep",
+                estimators=(experiment.estimator,),
                 samples=self.effort.samples,
                 validation=self.effort.validation,
                 data=self.search.images,
@@ -224,7 +221,7 @@ class Objective:
             raise
         except BlockingIOError as error:
             raise TrialPruned("another worker has the same values") from error
-        trained = result.summary["methods"]["ep"]["trials"][0]
+        trained = result.summary["estimators"][experiment.estimator]["trials"][0]
         if trained["diverged"]:
             trial.set_user_attr("diverged", True)
             raise TrialPruned("diverged")
@@ -258,34 +255,34 @@ class Report(Watch):
 
 
 def result(wanted: Search) -> Found:
-    """The best of the finished trials, and all of them as plain values."""
-    record, space, effort = wanted.plan()
-    study, effort = study_of(wanted, record, space, effort)
+    """The best of the finished trials, and all of them, ready for JSON."""
+    experiment, space, effort = wanted.plan()
+    study, effort = study_of(wanted, experiment, space, effort)
     if count(study, TrialState.COMPLETE) == 0:
         raise ArithmeticError(
             f"None of the {count(study, *FINISHED)} trials was trained to its end: they diverged. Take initial weights "
-            "that settle (--init default), or a record with smaller learning rates to search around."
+            "that settle (--init default), or an experiment with smaller learning rates to search around."
         )
     best = study.best_trial
-    chosen = replace(to_record(record, best.params), preset="own", reported={})
+    chosen = replace(to_experiment(experiment, best.params), preset="own", paper_results={})
     document = {
-        "name": record.name,
-        "seed": record.seed,
+        "name": experiment.name,
+        "seed": experiment.seed,
         "budget": wanted.budget,
-        "effort": effort.plain(),
-        "space": space.plain(),
+        "effort": asdict(effort),
+        "space": asdict(space),
         "data": describe(wanted.images),
         "best": best.number,
         "held_out_error": best.value,
-        "record": to_plain(chosen),
-        "trials": [_plain_trial(trial) for trial in study.get_trials(deepcopy=False)],
+        "experiment": to_dict(chosen),
+        "trials": [_trial_dict(trial) for trial in study.get_trials(deepcopy=False)],
         "optuna": optuna_version(),
         "provenance": provenance(torch.device(wanted.machine.device)),
     }
     return Found(chosen, document)
 
 
-def _plain_trial(trial: FrozenTrial) -> dict[str, Any]:
+def _trial_dict(trial: FrozenTrial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": trial.state.name.lower(),

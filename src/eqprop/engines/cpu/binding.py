@@ -58,9 +58,9 @@ class AlignedRows:
 
     def give_back(self) -> None:
         if self.copied:
-            self.parameter.detach().copy_(self.plain(self.rows))
+            self.parameter.detach().copy_(self.unpadded(self.rows))
 
-    def plain(self, rows: Tensor) -> Tensor:
+    def unpadded(self, rows: Tensor) -> Tensor:
         """Rows without their padding, in the parameter's shape."""
         return self.restore(rows[..., : self.columns])
 
@@ -280,7 +280,7 @@ Net = LayeredNet | ConvNet
 
 
 def net_of(model: Dynamics, networks: int) -> Net:
-    """The model as the C code sees it; `refuses_model` has been asked."""
+    """The model as the C code sees it; the engine has not refused it."""
     if isinstance(model, Convolutional):
         return ConvNet(model, networks)
     assert isinstance(model, Layered), "others are refused"
@@ -301,14 +301,10 @@ def networks_of(model: Dynamics, x: Tensor) -> int | None:
     return first.shape[0] if len(lead) == 2 and lead[0] == first.shape[0] else None
 
 
-def refuses_model(model: Dynamics) -> str | None:
-    if not isinstance(model, Layered | Convolutional):
-        return f"it has the layered and convolutional nets written out, not {type(model).__name__}."
+def refuses_net(model: Layered | Convolutional) -> str | None:
     if isinstance(model, Convolutional) and not model.flat:
         return "its convolutional nets end in a flat layer, and this one has none."
     parameter = next(model.parameters())
-    if parameter.device.type != "cpu":
-        return f"the model is on {parameter.device}, not on the CPU."
     if parameter.dtype not in (torch.float32, torch.float64):
         return f"the model is {parameter.dtype}; it computes in float32 and float64."
     if model.activation not in KINDS:

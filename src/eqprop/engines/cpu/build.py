@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eqprop.cache import cache_folder
+
 SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
 """Set to anything but 0, this variable makes the engine behave as on a machine without a compiler."""
@@ -48,7 +50,7 @@ def library(unit: str, dtype: torch.dtype) -> Library:
     command = find_compiler()
     defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
     arguments = (*COMMON, *defines, str(SOURCES / f"{unit}.c"))
-    target = cache_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
+    target = library_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
     if not target.exists():
         _compile(command, arguments, target)
     try:
@@ -73,10 +75,9 @@ def find_compiler() -> tuple[str, ...]:
     return (found, *given[1:])
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/eqprop or ~/.cache/eqprop; a new folder if that is not ours."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "eqprop"
+def library_folder() -> Path:
+    """Where compiled code is kept: the cache folder, or a new one if that is not this user's alone."""
+    folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()

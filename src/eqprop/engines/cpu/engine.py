@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, Tally, needs_plain_sgd, nudges_otherwise
-from eqprop.engines.cpu.binding import Net, net_of, networks_of, refuses_model, unit_of
+from eqprop.engines.base import Engine, Job, Runner, Tally, Task, has_bare_sgd
+from eqprop.engines.cpu.binding import Net, net_of, networks_of, refuses_net, unit_of
 from eqprop.engines.cpu.build import NoLibraryError, library
 from eqprop.estimators import BPTT, EP, Estimator, Signs
+from eqprop.models import Convolutional, Layered
 from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State, first_bad_layer
 
@@ -26,7 +27,7 @@ CALL_SECONDS = 0.2
 
 
 class CpuRunner(Runner):
-    """Mini-batch, phases, gradient and plain SGD step in one loop of C.
+    """Mini-batch, phases, gradient and SGD step in one loop of C.
 
     Other optimizers get their gradients from C, one iteration at a time, and step in Python. One at a time are also the
     iterations whose nudge has a sign of its own, and those of a job with a `start`, which hands over the state to begin
@@ -40,7 +41,7 @@ class CpuRunner(Runner):
         self.tally = Tally.zeros(self.networks, torch.device("cpu"))
         self.iteration = 0
         self.targets, self.labels = job.targets.detach().contiguous(), job.labels.to(torch.int64).contiguous()
-        self.plain = needs_plain_sgd(job.optimizer) is None
+        self.bare = has_bare_sgd(job)
         drawn = isinstance(job.estimator, EP) and job.estimator.nudging == "random-sign"
         self.signs = (job.signs or Signs(tuple(range(self.networks)))) if drawn else None
         self.images = net_of(job.model, self.networks).images(job.images.detach())
@@ -55,7 +56,7 @@ class CpuRunner(Runner):
         self._describe(rows)
         counts = torch.stack([getattr(self.tally, name) for name in Tally.names()])  # (7, R)
         self.net.table.point("tally", counts)
-        if self.plain:
+        if self.bare:
             self._run_in_c(rows)
         else:
             self._run_with_optimizer(rows)
@@ -95,7 +96,7 @@ class CpuRunner(Runner):
 
     def _describe(self, rows: Tensor) -> None:
         """What may differ from one call of `run` to the next: batch size, threads, learning rates."""
-        self.net.table.set(batch=rows.shape[-1], threads=torch.get_num_threads(), gradients_only=not self.plain)
+        self.net.table.set(batch=rows.shape[-1], threads=torch.get_num_threads(), gradients_only=not self.bare)
         rates = {p: float(group["lr"]) for group in self.job.optimizer.param_groups for p in group["params"]}
         held = [w.parameter for w in self.net.held]
         self.net.describe_gradients([rates[p] if p in rates and p.requires_grad else math.nan for p in held])
@@ -159,7 +160,7 @@ class CpuRunner(Runner):
             optimizer.zero_grad(set_to_none=True)
             for held in self.net.held:
                 if held.parameter.requires_grad:
-                    held.parameter.grad = held.plain(held.gradient_rows()).clone()
+                    held.parameter.grad = held.unpadded(held.gradient_rows()).clone()
             optimizer.step()
 
 
@@ -170,7 +171,7 @@ def describe_estimator(net: Net, job: Job) -> None:
         T=estimator.T,
         K=estimator.K,
         bptt=isinstance(estimator, BPTT),
-        inside=net.model.nudge == "inside",
+        inside=net.model.nudge_site == "inside",
         alternating=estimator.schedule == "alternating",
         settled=estimator.stop == "settled",
         tolerance=settled_below(job.images.dtype, estimator.tolerance),
@@ -180,7 +181,7 @@ def describe_estimator(net: Net, job: Job) -> None:
 
 def describe_beta(net: Net, estimator: Estimator, each: Sequence[float]) -> None:
     """The strength of the nudge, with a sign for each network."""
-    beta = estimator.beta if isinstance(estimator, EP) else 1.0
+    beta = float(estimator.beta) if isinstance(estimator, EP) else 1.0
     net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
 
 
@@ -210,20 +211,20 @@ class Cpu(Engine):
     """
 
     name = "cpu"
+    device = "cpu"
+    models = (Layered, Convolutional)
+    costs = (SquaredError,)
+    estimators = (EP, BPTT)
+    nudgings = ("one-sided", "random-sign")
     starts = ("zero", "persistent", "initialised")
 
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        return (
-            refuses_model(model)
-            or _refuses_task(model, cost, estimator)
-            or _refuses_machine(unit_of(model), next(model.parameters()).dtype)
-        )
+    def refuses_more(self, task: Task) -> str | None:
+        model = task.model
+        assert isinstance(model, Layered | Convolutional), "refused otherwise"
+        alternates = task.estimator is not None and task.estimator.schedule == "alternating"
+        if alternates and not model.bipartite:
+            return "an energy-based net cannot alternate."
+        return refuses_net(model) or _refuses_machine(unit_of(model), next(model.parameters()).dtype)
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         start = prepare(model, x, state, None)
@@ -237,23 +238,10 @@ class Cpu(Engine):
         return Relaxation(end, int(steps.max()), residual, settled)
 
     def runner(self, job: Job) -> Runner:
-        reason = self.refuses(job.model, job.cost, job.estimator)
+        reason = self.refuses(job.task)
         if reason is not None:
             raise ValueError(f"The engine 'cpu' cannot serve: {reason} Use engine='auto'.")
         return CpuRunner(job)
-
-
-def _refuses_task(model: Dynamics, cost: Cost | None, estimator: Estimator | None) -> str | None:
-    if cost is not None and type(cost) is not SquaredError:
-        return f"it has the squared error written out, not {type(cost).__name__}."
-    if estimator is not None and not isinstance(estimator, EP | BPTT):
-        return f"it has EP and BPTT written out, not {type(estimator).__name__}."
-    drawn = isinstance(estimator, EP) and estimator.nudging == "random-sign"
-    if not drawn and (reason := nudges_otherwise(estimator)) is not None:
-        return reason
-    if estimator is not None and estimator.schedule == "alternating" and not model.bipartite:
-        return "an energy-based net cannot alternate."
-    return None
 
 
 def _refuses_machine(unit: str, dtype: torch.dtype) -> str | None:

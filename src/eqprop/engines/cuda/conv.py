@@ -7,14 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
-from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, full_precision, learning_rates, needs_plain_sgd, nudges_otherwise
+from eqprop.engines.base import Job, Runner, learning_rates
 from eqprop.engines.cuda import nvrtc
-from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner
+from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelEngine
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Convolutional
-from eqprop.relax import Phase, Relaxation, relax, settled_below
+from eqprop.relax import settled_below
 from eqprop.state import State
 
 ACTIVATIONS = {"sigmoid": 0, "tanh": 1, "hard-sigmoid": 2}
@@ -177,63 +175,37 @@ class ConvRunner(CapturedRunner):
         return free, last
 
 
-class Conv(Engine):
+class Conv(KernelEngine):
     name = "cuda-conv"
+    models = (Convolutional,)
+    activations = ACTIVATIONS
 
     # Measured on an H200 with the paper's net: torch in large batches takes 0.16 ms a sample and network, an iteration
     # 1.3 ms with up to a hundred of them.
     evaluated_from = 8
 
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        if (reason := nvrtc.unavailable()) is not None:
-            return reason
-        if type(model) is not Convolutional:
-            return f"it runs convolutional nets, and the model is {type(model).__name__}."
-        if (reason := _refuses_net(model)) is not None:
-            return reason
-        if cost is not None and type(cost) is not SquaredError:
-            return f"its cost is the squared error, and the cost is {type(cost).__name__}."
-        if estimator is not None and type(estimator) not in (EP, BPTT):
-            return f"it computes EP and BPTT, and the estimator is {type(estimator).__name__}."
-        if model.nudge == "inside" and not isinstance(estimator, BPTT):
-            return "its nudge stands outside sigma, and the model has it inside."
-        return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)
-
-    @full_precision()
-    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        return relax(model, x, phase, state)
+    def refuses_net(self, model: Convolutional, estimator: Estimator | None) -> str | None:
+        if torch.cuda.get_device_capability(next(model.parameters()).device)[0] != 9:
+            return f"it is written for Hopper's matrix units, and the device is {torch.cuda.get_device_name()}."
+        if len(model.maps) != 2 or len(model.flat) != 1:
+            found = f"{len(model.maps)} and {len(model.flat)}"
+            return f"it takes two convolutions and one flat layer, and the net has {found}."
+        if model.pool != 2 or model.padding != 0 or model.kernel > KERNEL:
+            return (
+                f"it takes zones of 2 x 2, no padding and filters of up to {KERNEL} x {KERNEL}, and the net has pool "
+                f"{model.pool}, padding {model.padding}, kernel {model.kernel}."
+            )
+        (c0, *sides), (c1, *below) = model.maps
+        fits = (
+            c0 <= MOST_CHANNELS and c1 <= MOST_BELOW and model.flat[0] <= MOST_OUTPUTS and model.image[0] <= MOST_IMAGES
+        )
+        if not fits or max(sides) > SIDE or max(below) > BELOW_SIDE:
+            return (
+                f"it takes up to {MOST_CHANNELS} x {SIDE} x {SIDE} over {MOST_BELOW} x {BELOW_SIDE} x {BELOW_SIDE} "
+                f"units, {MOST_OUTPUTS} outputs and {MOST_IMAGES} image channels, and the net has {model.maps}, "
+                f"{model.flat[0]} and {model.image[0]}."
+            )
+        return None
 
     def runner(self, job: Job) -> Runner:
         return ConvRunner(job)
-
-
-def _refuses_net(model: Convolutional) -> str | None:
-    parameter = model.get_parameter("Wconv01")
-    if parameter.device.type != "cuda" or parameter.dtype != torch.float32:
-        return f"it computes in float32 on a CUDA device, and the model is {parameter.dtype} on {parameter.device}."
-    if torch.cuda.get_device_capability(parameter.device)[0] != 9:
-        return f"it is written for Hopper's matrix units, and the device is {torch.cuda.get_device_name()}."
-    if model.activation.name not in ACTIVATIONS:
-        return f"it knows the activations {', '.join(ACTIVATIONS)}, and the model has {model.activation.name}."
-    if len(model.maps) != 2 or len(model.flat) != 1:
-        return f"it takes two convolutions and one flat layer, and the net has {len(model.maps)} and {len(model.flat)}."
-    if model.pool != 2 or model.padding != 0 or model.kernel > KERNEL:
-        return (
-            f"it takes zones of 2 x 2, no padding and filters of up to {KERNEL} x {KERNEL}, and the net has pool "
-            f"{model.pool}, padding {model.padding}, kernel {model.kernel}."
-        )
-    (c0, *sides), (c1, *below) = model.maps
-    fits = c0 <= MOST_CHANNELS and c1 <= MOST_BELOW and model.flat[0] <= MOST_OUTPUTS and model.image[0] <= MOST_IMAGES
-    if not fits or max(sides) > SIDE or max(below) > BELOW_SIDE:
-        return (
-            f"it takes up to {MOST_CHANNELS} x {SIDE} x {SIDE} over {MOST_BELOW} x {BELOW_SIDE} x {BELOW_SIDE} units, "
-            f"{MOST_OUTPUTS} outputs and {MOST_IMAGES} image channels, and the net has {model.maps}, {model.flat[0]} "
-            f"and {model.image[0]}."
-        )
-    return None

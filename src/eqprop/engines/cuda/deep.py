@@ -11,14 +11,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
-from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, learning_rates
+from eqprop.engines.base import Job, Runner, learning_rates
 from eqprop.engines.cuda import nvrtc
-from eqprop.engines.cuda.job import JobArgs, KernelRunner, refuses_job
+from eqprop.engines.cuda.job import JobArgs, KernelRunner, LayeredEngine
 from eqprop.estimators import BPTT, Estimator
 from eqprop.models import Layered
-from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
 LAYERS = 5
@@ -32,7 +29,7 @@ CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
 """Samples a cluster runs, at most. A tensor-core product has eight columns; for the paper's twenty samples seven do."""
 LARGEST_RANGE = 32
-"""Outputs are told relative to the largest they can be; beyond this, a state of ordinary size would lose digits."""
+"""Outputs are quantised relative to their bound; beyond this, a state of ordinary size would lose digits."""
 WORKERS = 4
 """Of a block that updates a tile of 64 x 64 weights (kernels/inner_weights.cuh)."""
 SCRATCH, OUTPUT_SCRATCH = 6 * 640 * 4, 16 * 36 * 4
@@ -54,7 +51,7 @@ class _Args(ctypes.Structure):
         ("job", JobArgs),
         ("W", ctypes.c_void_p * 4),
         ("b", ctypes.c_void_p * 4),
-        *((name, _Pointers) for name in ("rates", "errors", "states", "inputs", "s", "t")),
+        *((name, _Pointers) for name in ("activity", "errors", "states", "inputs", "s", "t")),
         ("moved", ctypes.c_void_p),
         ("roles", ctypes.c_void_p),
         ("moved_count", ctypes.c_int),
@@ -263,7 +260,7 @@ class DeepRunner(KernelRunner):
             return [self.buffer(slots, R, B, count * 16) for count in tiles] if wanted else []
 
         self.layers = {
-            "rates": layers(K if bptt else 2),
+            "activity": layers(K if bptt else 2),
             "errors": layers(K, bptt),
             "states": layers(K, bptt and model.energy_based),
             "inputs": layers(K, bptt and model.energy_based),
@@ -324,23 +321,14 @@ class DeepRunner(KernelRunner):
         return free, last
 
 
-class Deep(Engine):
+class Deep(LayeredEngine):
     name = "cuda-deep"
 
     # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
     # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.46, 0.10 and 0.41.
     evaluated_from = 80
 
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        if (reason := refuses_job(model, cost, estimator, optimizer)) is not None:
-            return reason
-        assert isinstance(model, Layered), "refused otherwise"
+    def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
         if not 3 <= model.depth <= LAYERS:
             return f"it runs nets with two to four hidden layers, and the sizes are {model.sizes}."
         if max(map(_tiles, model.sizes[:-1])) > WIDEST or any(size % 4 for size in model.sizes[1:]):
@@ -351,16 +339,13 @@ class Deep(Engine):
                 f"and the sizes are {model.sizes}."
             )
         if estimator is not None and output_range(model, estimator) > LARGEST_RANGE:
-            return "it tells states relative to the largest they can be, and with this beta outputs can be too large."
+            return "it quantises states relative to their bound, and with this beta outputs can be too large."
         properties = torch.cuda.get_device_properties(model.weight(0).device)
         if properties.major < 9:
             return f"{properties.name} has no clusters of blocks (compute capability 9.0 or newer is needed)."
         if getattr(properties, "shared_memory_per_block_optin", 0) < SHARED_BYTES:
             return f"{properties.name} has too little shared memory for its blocks."
-        return None
-
-    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        return relax(model, x, phase, state)
+        return super().refuses_net(model, estimator)
 
     def runner(self, job: Job) -> Runner:
         return DeepRunner(job)

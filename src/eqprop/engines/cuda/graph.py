@@ -7,11 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, full_precision
+from eqprop.engines.base import Engine, Job, Runner, Task, full_precision
 from eqprop.engines.eager import EagerRunner
-from eqprop.estimators import Estimator
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -107,20 +105,11 @@ class GraphRunner(EagerRunner):
 
 class Graph(Engine):
     name = "cuda-graph"
+    device = "cuda"
     starts = ("zero", "persistent", "initialised")
 
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        if not torch.cuda.is_available():
-            return "there is no CUDA device."
-        parameter = next(model.parameters())
-        if parameter.device.type != "cuda":
-            return f"it runs on a CUDA device, and the model is on {parameter.device}."
+    def refuses_more(self, task: Task) -> str | None:
+        optimizer = task.optimizer
         if optimizer is not None and type(optimizer) is not torch.optim.SGD:
             capturable = all(group.get("capturable", False) for group in optimizer.param_groups)
             if not capturable:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import ctypes
 import warnings
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Job, Runner, Tally, learning_rates, needs_plain_sgd, nudges_otherwise
+from eqprop.engines.base import Engine, Job, Runner, Tally, Task, full_precision, learning_rates
 from eqprop.engines.cuda import nvrtc
 from eqprop.engines.cuda.graph import GraphRunner
 from eqprop.estimators import BPTT, EP, Estimator
-from eqprop.models import Layered
-from eqprop.relax import settled_below
+from eqprop.models import Convolutional, Layered
+from eqprop.relax import Phase, Relaxation, relax, settled_below
 from eqprop.state import State
 
 LONGEST_RUN = 3000
@@ -114,7 +116,7 @@ class KernelRunner(CapturedRunner):
         assert isinstance(job.model, Layered), "refused otherwise"
         super().__init__(job)
         self.model = job.model
-        self.images = self.model.input_rate(self.images).contiguous()
+        self.images = self.model.input_activity(self.images).contiguous()
 
     def _run(self, rows: Tensor) -> None:
         count = len(rows)
@@ -201,28 +203,50 @@ class KernelRunner(CapturedRunner):
         """Compile the kernels and lay out what they need."""
 
 
-def refuses_job(
-    model: Dynamics, cost: Cost | None, estimator: Estimator | None, optimizer: torch.optim.Optimizer | None
-) -> str | None:
-    """What all kernels here ask of a job: a layered float32 net on a GPU, squared error, EP or BPTT, plain SGD."""
-    if (reason := nvrtc.unavailable()) is not None:
-        return reason
-    if type(model) is not Layered:
-        return f"it runs layered nets, and the model is {type(model).__name__}."
-    parameter = model.weight(0)
-    if parameter.device.type != "cuda" or parameter.dtype != torch.float32:
-        return f"it computes in float32 on a CUDA device, and the model is {parameter.dtype} on {parameter.device}."
-    if model.activation.name not in ACTIVATIONS:
-        return f"it knows the activations {', '.join(ACTIVATIONS)}, and the model has {model.activation.name}."
-    if model.sizes[0] > 16 or model.sizes[-2] % 4 or model.sizes[-1] % 4:
-        return (
-            "it takes up to 16 outputs, and sizes of the input and the layer next to it that are multiples of 4, and "
-            f"the sizes are {model.sizes}."
-        )
-    if model.nudge == "inside" and not isinstance(estimator, BPTT):
-        return "its nudge stands outside sigma, and the model has it inside."
-    if cost is not None and type(cost) is not SquaredError:
-        return f"its cost is the squared error, and the cost is {type(cost).__name__}."
-    if estimator is not None and type(estimator) not in (EP, BPTT):
-        return f"it computes EP and BPTT, and the estimator is {type(estimator).__name__}."
-    return nudges_otherwise(estimator) or needs_plain_sgd(optimizer)
+class KernelEngine(Engine):
+    """What all engines with kernels of their own ask for: float32 on a GPU, squared error, EP or BPTT, bare SGD."""
+
+    device = "cuda"
+    costs = (SquaredError,)
+    estimators = (EP, BPTT)
+    nudgings = ("one-sided",)
+    updates = True
+    activations: Mapping[str, int] = {}
+    """The activations the kernels know, and their numbers there."""
+
+    def refuses_more(self, task: Task) -> str | None:
+        if (reason := nvrtc.unavailable()) is not None:
+            return reason
+        model = task.model
+        assert isinstance(model, Layered | Convolutional), "refused otherwise"
+        parameter = next(model.parameters())
+        if parameter.dtype != torch.float32:
+            return f"it computes in float32, and the model is {parameter.dtype}."
+        if model.activation.name not in self.activations:
+            return f"it knows the activations {', '.join(self.activations)}, and the model has {model.activation.name}."
+        if model.nudge_site == "inside" and not isinstance(task.estimator, BPTT):
+            return "its nudge stands outside sigma, and the model has it inside."
+        return self.refuses_net(model, task.estimator)
+
+    @abstractmethod
+    def refuses_net(self, model: Any, estimator: Estimator | None) -> str | None:
+        """Whether sizes and phases fit the kernels."""
+
+    @full_precision()
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        return relax(model, x, phase, state)
+
+
+class LayeredEngine(KernelEngine):
+    """Kernels for layered nets."""
+
+    models = (Layered,)
+    activations = ACTIVATIONS
+
+    def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
+        if model.sizes[0] > 16 or model.sizes[-2] % 4 or model.sizes[-1] % 4:
+            return (
+                "it takes up to 16 outputs, and sizes of the input and the layer next to it that are multiples of 4, "
+                f"and the sizes are {model.sizes}."
+            )
+        return None

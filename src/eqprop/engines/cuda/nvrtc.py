@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import site
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from eqprop.cache import cache_folder
 from eqprop.files import write_bytes
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -136,7 +136,7 @@ def _compiled(source: str | Path, options: list[str]) -> bytes:
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     key = hashlib.sha256(b"\0".join([code, *headers.values(), *(o.encode() for o in options)]))
     key.update(f"{major.value}.{minor.value}".encode())
-    cached = _cache() / f"{Path(source).stem}-{key.hexdigest()[:24]}.cubin"
+    cached = cache_folder("kernels") / f"{Path(source).stem}-{key.hexdigest()[:24]}.cubin"
     if cached.is_file():
         return cached.read_bytes()
     image = _compile(Path(source).name, code, headers, options)
@@ -165,11 +165,6 @@ def _compile(source: str, code: bytes, headers: dict[str, bytes], options: list[
     nvrtc.nvrtcGetCUBIN(program, image)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return image.raw
-
-
-def _cache() -> Path:
-    home = os.environ.get("EQPROP_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "eqprop" / "kernels"
 
 
 @lru_cache(None)

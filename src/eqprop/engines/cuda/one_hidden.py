@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-from torch import Tensor
-
-from eqprop.cost import Cost
-from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, learning_rates
-from eqprop.engines.cuda.job import JobArgs, KernelRunner, refuses_job
+from eqprop.engines.base import Job, Runner, learning_rates
+from eqprop.engines.cuda.job import JobArgs, KernelRunner, LayeredEngine
 from eqprop.estimators import BPTT, Estimator
 from eqprop.models import Layered
-from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
 SHARED_LIMIT = 200 * 1024
@@ -82,27 +76,15 @@ def _trail_bytes(model: Layered, estimator: Estimator) -> int:
     return 4 * estimator.K * (padded + 16) * (2 if model.energy_based else 1)
 
 
-class OneHidden(Engine):
+class OneHidden(LayeredEngine):
     name = "cuda-one-hidden"
 
-    def refuses(
-        self,
-        model: Dynamics,
-        cost: Cost | None = None,
-        estimator: Estimator | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> str | None:
-        if (reason := refuses_job(model, cost, estimator, optimizer)) is not None:
-            return reason
-        assert isinstance(model, Layered), "refused otherwise"
+    def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
         if model.depth != 2 or model.sizes[1] > 2048:
             return f"it runs nets with one hidden layer of up to 2048 units, and the sizes are {model.sizes}."
         if estimator is not None and _trail_bytes(model, estimator) > SHARED_LIMIT:
             return f"K={estimator.K} states of {model.sizes[1]} units do not fit a block's shared memory."
-        return None
-
-    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        return relax(model, x, phase, state)
+        return super().refuses_net(model, estimator)
 
     def runner(self, job: Job) -> Runner:
         return OneHiddenRunner(job)

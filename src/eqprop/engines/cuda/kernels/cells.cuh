@@ -85,21 +85,21 @@ template <bool OF_OUTPUTS> struct Cells {
     const float eps = a.job.eps;
     const float4 in = base + coupled;
     float4 to = map4([&](float s, float r, float in) { return unclipped(s, r, in, eps, with_slope); }, s, rates(), in);
-    if (t >= course.plain) {
+    if (t >= course.free_steps) {
       if (t == course.star()) {
         report(spot, course.it, spot.only_real(map4([](float p, float q) { return fabsf(clip(p) - q); }, to, s)));
         spot.store(a.s[n], 0, s);
         if (OF_OUTPUTS) tell_outcome(spot, course.it, s, target);
       }
 #if METHOD == 0
-      if (t == course.plain) spot.store(a.rates[n], 0, rates());
+      if (t == course.free_steps) spot.store(a.rates[n], 0, rates());
       const float pull = a.job.beta * (ENERGY ? eps : 1.0f);
       if (OF_OUTPUTS) to = map4([&](float to, float y, float s) { return fmaf(pull, y - s, to); }, to, target, s);
 #else
       if (t == course.end) return false;
-      spot.store(a.rates[n], t - course.plain, rates());
-      spot.store(a.states[n], t - course.plain, s);
-      spot.store(a.inputs[n], t - course.plain, in);
+      spot.store(a.rates[n], t - course.free_steps, rates());
+      spot.store(a.states[n], t - course.free_steps, s);
+      spot.store(a.inputs[n], t - course.free_steps, in);
 #endif
     }
     to = map4([](float q) { return clip(q); }, to);

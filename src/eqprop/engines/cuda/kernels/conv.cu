@@ -55,8 +55,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   show_to_products();
   __syncthreads();
 
-  const int plain = METHOD ? T - K : T;
-  int used = plain;                              // steps of it that all others only repeat
+  const int free_steps = METHOD ? T - K : T;
+  int used = free_steps;                              // steps of it that all others only repeat
   float residual = 0.f;
   int bits = 0;                                  // what is told of h1
   unsigned where = 0;
@@ -94,12 +94,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       }
       if (tid < 16) m.error[tid] = METHOD ? m.s0[tid] - m.target[tid] : m.s0[tid];
     }
-    const bool keeps = METHOD ? t >= plain && t < T : t == T;
-    float *note = own + (METHOD ? max(t - plain, 0) * PRIVATE * THREADS : 0);
+    const bool keeps = METHOD ? t >= free_steps && t < T : t == T;
+    float *note = own + (METHOD ? max(t - free_steps, 0) * PRIVATE * THREADS : 0);
     if (keeps) {
 #if METHOD
-      leave_h(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 0, h1_now);
-      leave_u(pairs + (size_t)(t - plain) * PAIR_BYTES, seat, 1, [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; });
+      leave_h(pairs + (size_t)(t - free_steps) * PAIR_BYTES, seat, 0, h1_now);
+      leave_u(pairs + (size_t)(t - free_steps) * PAIR_BYTES, seat, 1, [&](int u, int k) { return (where >> 2 * u & 3) == k ? h0[u] : 0.f; });
       if (tid < 16) note[29 * THREADS] = m.s0[tid];
 #else
 #pragma unroll
@@ -110,8 +110,8 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       note[28 * THREADS] = __uint_as_float(where);
     }
 
-    const bool looks = t == T, all = t >= plain || !a.alternating;
-    const bool even = all || !((plain - 1 - t) & 1), odd = all || !even;
+    const bool looks = t == T, all = t >= free_steps || !a.alternating;
+    const bool even = all || !((free_steps - 1 - t) & 1), odd = all || !even;
     // The output and h1 see h0 as it is, then h0 moves.
     int tells = even ? tell_u(memory, seat, told, STATE_SCALE, care, h0, where) : 0;
     clear_borders(memory);
@@ -174,11 +174,11 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     bits = told_by_all(m.heard, seat.lane);
     if (METHOD && t == T) break;
     silent = (bits | tells) & MOVED ? 0 : silent + 1;
-    if (bits & AGAIN && repeats(silent) && t < plain && used == plain) {
+    if (bits & AGAIN && repeats(silent) && t < free_steps && used == free_steps) {
       // All further steps of the phase would go round the same states: whole rounds may be left out.
-      const int rest = (plain - 1 - t) % round_of(silent);
+      const int rest = (free_steps - 1 - t) % round_of(silent);
       used = t + 1 + rest;
-      if (a.stop) t = plain - 1 - rest;
+      if (a.stop) t = free_steps - 1 - rest;
     }
   }
 

@@ -49,11 +49,11 @@ __device__ __forceinline__ int tiles(int n) { return n ? (width(n) + 31) / 32 * 
 __device__ __forceinline__ int place_of(int n) { return n == 0 ? PLACE0 : n == 1 ? PLACE1 : n == 2 ? PLACE2 : n == 3 ? PLACE3 : PLACE4; }
 __device__ __forceinline__ u32 heard_by(int n) { return n == 0 ? HEARD0 : n == 1 ? HEARD1 : n == 2 ? HEARD2 : n == 3 ? HEARD3 : HEARD4; }
 
-// The steps of an iteration: `plain` free ones, then K more, nudged (EP) or recorded for the way back (BPTT, one more for the residual).
+// The steps of an iteration: `free_steps` free ones, then K more, nudged (EP) or recorded for the way back (BPTT, one more for the residual).
 struct Course {
-  int it, plain, end;
-  __device__ __forceinline__ Course(const Job &job, int it) : it(it), plain(METHOD == 1 ? job.T - job.K : job.T), end(plain + job.K) {}
-  __device__ __forceinline__ int star() const { return METHOD == 0 ? plain : end; }  // the step that begins at the free state
+  int it, free_steps, end;
+  __device__ __forceinline__ Course(const Job &job, int it) : it(it), free_steps(METHOD == 1 ? job.T - job.K : job.T), end(free_steps + job.K) {}
+  __device__ __forceinline__ int star() const { return METHOD == 0 ? free_steps : end; }  // the step that begins at the free state
 };
 
 #include "cells.cuh"
@@ -71,9 +71,9 @@ template <class Team> __device__ __forceinline__ void run(Team &team, const Spot
   int *moved = spot.a.moved + (spot.r * GROUPS + group) * spot.a.moved_count;
 #pragma unroll 1
   for (int t = 0; t < course.end + METHOD; t++) {
-    if (job.stop && t < course.plain && t % 16 == 0 && t && ((volatile int *)moved)[t / 16 - 1] == 0) t = course.plain;
-    const bool second = t >= course.plain, together = second || !job.alternating;
-    const bool turn = together || ((course.plain - 1 - t) & 1) == (spot.n & 1);
+    if (job.stop && t < course.free_steps && t % 16 == 0 && t && ((volatile int *)moved)[t / 16 - 1] == 0) t = course.free_steps;
+    const bool second = t >= course.free_steps, together = second || !job.alternating;
+    const bool turn = together || ((course.free_steps - 1 - t) & 1) == (spot.n & 1);
     const bool tells = METHOD == 1 ? t < course.end : t + 1 < course.end;
     if (turn) {
       // Where nobody has told anything since, the last round counts once more.

@@ -151,11 +151,11 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     return still;
   };
 
-  const int plain = METHOD == 1 ? T - K : T;
+  const int free_steps = METHOD == 1 ? T - K : T;
   bool quiet = false;
   int t = 0, at = 0;
-  for (; t < plain; t++, at ^= 1) {
-    bool outputs_turn = ((plain - 1 - t) & 1) == 0;
+  for (; t < free_steps; t++, at ^= 1) {
+    bool outputs_turn = ((free_steps - 1 - t) & 1) == 0;
     bool still = job.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
     // Half a step moves half of the net: an alternating phase may be left after two still halves.
     if (job.stop && (t & 7) >= 6) {

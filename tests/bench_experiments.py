@@ -1,4 +1,4 @@
-"""The paper's records made small, and an engine with something wrong about it, for the tests of the benchmarks."""
+"""The paper's experiments made small, and an engine with something wrong about it, for the tests of the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Record
+from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import PAPER
 from eqprop.relax import Phase, Relaxation
 from eqprop.state import State
 
-RECORDS = list(PAPER.values())
+EXPERIMENTS = list(PAPER.values())
 
 
 def few_images() -> Images:
@@ -27,18 +27,18 @@ def few_images() -> Images:
     return replace(full, train_x=full.train_x[:500], train_y=full.train_y[:500])
 
 
-def shrunk(record: Record, **fields: Any) -> Record:
-    """The record with small layers, still for MNIST."""
-    net = record.architecture
+def shrunk(experiment: Experiment, **fields: Any) -> Experiment:
+    """The experiment with small layers, still for MNIST."""
+    net = experiment.architecture
     if isinstance(net, LayeredNet):
         net = replace(net, sizes=(10, *(9 + n for n in range(len(net.sizes) - 2)), 784))
     elif isinstance(net, ConvolutionalNet):
         net = replace(net, channels=(4, 3))
-    return replace(record, architecture=net, **fields)
+    return replace(experiment, architecture=net, **fields)
 
 
-def brief(record: Record, **fields: Any) -> Record:
-    return shrunk(record, T=7, K=4, **fields)
+def brief(experiment: Experiment, **fields: Any) -> Experiment:
+    return shrunk(experiment, T=7, K=4, **fields)
 
 
 class Spoiled(Eager):

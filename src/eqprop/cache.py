@@ -1,0 +1,12 @@
+"""The cache folder: compiled kernels and downloaded data, under one rule."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder(*parts: str) -> Path:
+    """The folder eqprop in $EQPROP_CACHE, else in $XDG_CACHE_HOME, else in ~/.cache; `parts` lead to a folder in it."""
+    home = os.environ.get("EQPROP_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache").joinpath("eqprop", *parts)
