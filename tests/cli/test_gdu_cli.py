@@ -1,0 +1,366 @@
+"""`eqprop gdu` and `eqprop reproduce figures` as a user runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training_runs import SMALL, few_images
+from typer.testing import CliRunner
+
+from eqprop import SquaredError, gdu
+from eqprop.cli import load_commands, main
+from eqprop.cli import reproduce as reproduce_module
+from eqprop.cli.gdu import Asked, setup
+from eqprop.data import one_hot
+from eqprop.experiments.gdu import GDU_EXPERIMENTS, gdu_experiment, run, same_settings
+from eqprop.gdu import NeverSettlesError, Options
+from eqprop.training import Settings, load, train
+from eqprop.training.plan import read_images
+
+MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
+TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}
+BUDGET_KEYS = {
+    "residual",
+    "finite_beta",
+    "asymmetry",
+    "spectral_radius",
+    "output_slope",
+    "saturated",
+    "unsettled",
+    "verdict",
+}
+
+
+def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
+    command = [sys.executable, "-m", "eqprop", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "unknown experiment": (["EB-4h"], "Unknown GDU experiment 'EB-4h'.*Did you mean 'EB-"),
+    "near miss": (["pconv"], "Did you mean 'P-conv'"),
+    "unknown preset": (["toy", "--preset", "papers"], "Unknown preset 'papers'.*Did you mean 'paper'"),
+    "unknown dtype": (["toy", "--dtype", "float16"], "Unknown dtype 'float16'"),
+    "unknown init": (["toy", "--init", "zeros"], "init is 'zeros'; expected 'default'"),
+    "missing file": (["nowhere.py:f"], "There is no file nowhere.py"),
+    "missing function": ([f"{MODELS}:symetric"], "Unknown function 'symetric'.*Did you mean 'symmetric'"),
+    "not a function": ([f"{MODELS}:NUMBER"], "Unknown function 'NUMBER'"),
+    "no function named": ([str(MODELS)], "expected FILE.py:FUNCTION"),
+    "three values": ([f"{MODELS}:three"], "returned 3 values; expected the four values model, cost, x, y"),
+    "wrong model": ([f"{MODELS}:wrong_model"], "returned str as model; expected Dynamics"),
+    "error in the function": ([f"{MODELS}:broken"], r"gdu_models.py, line \d+: KeyError: 'nothing'"),
+    "error in the model": ([f"{MODELS}:broken_step"], r"gdu_models.py, line \d+: RuntimeError"),
+    "syntax error": (["syntax.py:f"], "syntax.py, line 2: SyntaxError"),
+    "never settles": ([f"{MODELS}:cycle"], "None of the 4 samples settles"),
+    "nan": ([f"{MODELS}:explode"], "not finite after step"),
+    "K larger than T": (["toy", "--T", "5", "--K", "6"], "K=6 steps: the free phase has only T=5. Lower K or raise T"),
+    "beta 0": (["toy", "--beta", "0"], "beta=0"),
+    "no samples": (["toy", "--batch", "0"], "batch is 0"),
+    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init belongs to experiments"),
+    "not a run": (["empty"], "not the folder of a run"),
+    "no such folder": (["runs/nowhere"], "There is no folder runs/nowhere"),
+    "no such device": (["toy", "--device", "cuda:99"], "Cannot use device 'cuda:99'"),
+    "json in no folder": (["toy", "--json", "nowhere/a.json"], "--json got 'nowhere/a.json'"),
+    "json into a folder": (["toy", "--json", "empty"], "--json got 'empty'"),
+}
+
+
+IN_PROCESSES = (
+    "unknown experiment",
+    "missing function",
+    "error in the model",
+    "never settles",
+    "nan",
+    "K larger than T",
+)
+"""Run as a user does, each in a process of its own; the others call `main` here, which saves loading torch again."""
+
+
+def prepare(folder: Path) -> list[Path]:
+    (folder / "empty").mkdir()
+    (folder / "syntax.py").write_text("def f():\n    return (\n")
+    return sorted(folder.rglob("*"))
+
+
+def check(name: str, code: object, stdout: str, stderr: str) -> None:
+    said = " ".join(stderr.replace("│", " ").split())
+    assert code not in (0, None)
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert re.search(BAD[name][1], said), said
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.CompletedProcess[str], bool]]:
+    """Bad commands, two at a time, and whether each left its folder as it was."""
+
+    def attempt(name: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], bool]:
+        before = prepare(folder)
+        done = eqprop("gdu", *BAD[name][0], "--out", "out", cwd=folder)
+        return done, sorted(folder.rglob("*")) == before
+
+    # Made here: the first folder of a session is no work for two threads at once.
+    folders = [tmp_path_factory.mktemp("bad") for _ in IN_PROCESSES]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(IN_PROCESSES, pool.map(attempt, IN_PROCESSES, folders), strict=True))
+
+
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_bad_input_gets_a_message_and_leaves_nothing(name: str, bad: Any) -> None:
+    done, untouched = bad[name]
+    check(name, done.returncode, done.stdout, done.stderr)
+    assert untouched
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name not in IN_PROCESSES])
+def test_other_bad_input_gets_a_message_and_leaves_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["eqprop", "gdu", *BAD[name][0], "--out", "out"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    check(name, ended.value.code, said.out, said.err)
+    assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in str(p)) == before
+
+
+def test_out_that_is_a_file_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    done = eqprop("gdu", "toy", "--out", "there", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "which is a file; expected a folder" in done.stderr
+    assert (tmp_path / "there").read_text() == "mine"
+
+
+def test_json_on_standard_output_is_alone_and_out_gets_the_rest(tmp_path: Path) -> None:
+    words = ["gdu", "TOY", "--T", "600", "--K", "5", "--batch", "3", "--seed", "2", "--json", "-", "--out", "o"]
+    done = eqprop(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["name"], document["preset"], document["dtype"]) == ("toy", "paper", "float64")
+    assert (document["T"], document["K"], document["beta"], document["batch"], document["seed"]) == (600, 5, 0.01, 3, 2)
+    assert document["seconds"] > 0
+    assert set(document["residual"]) >= {"max", "median", "unsettled"}
+    assert set(document["neurons"]) == {"s0", "s1"}
+    assert set(document["synapses"]) == {"W01", "W0x", "W1x"}
+    for kind in ("neurons", "synapses"):
+        assert all(set(m) >= TABLE_KEYS for m in document[kind].values())
+    assert set(document["budget"]) >= BUDGET_KEYS
+    assert document["provenance"]["torch"] == torch.__version__
+    # What is for people is on standard error, and ends with the verdict.
+    assert "Error budget" in done.stderr
+    assert done.stderr.rstrip().endswith(document["budget"]["verdict"])
+    found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    figures = [f"o/figures/{name}.{end}" for name in ("processes", "rmse") for end in ("pdf", "png")]
+    assert found == sorted(["o/gdu.json", "o/traces.json", *figures])
+    assert json.loads((tmp_path / "o/gdu.json").read_text()) == document
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["eqprop", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+
+
+def test_a_model_of_ones_own_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = eqprop("gdu", f"{MODELS}:asymmetric", "--json", "-", cwd=tmp_path)
+    assert failing.returncode == 0, failing.stderr
+    budget = json.loads(failing.stdout)["budget"]
+    assert budget["outcome"] == "fails"
+    assert budget["asymmetry"] > 0.1
+    parts = budget["parts"]["synapses"]
+    assert parts["asymmetry"] == max(v for name, v in parts.items() if name != "rmse" and v is not None)
+    assert "fails" in failing.stderr
+    assert "asymmetry" in budget["verdict"]
+
+    run_here(monkeypatch, "gdu", f"{MODELS}:symmetric", "--K", "5", "--json", str(tmp_path / "good.json"))
+    assert "The GDU property holds" in capsys.readouterr().out
+    good = json.loads((tmp_path / "good.json").read_text())
+    assert good["budget"]["outcome"] == "holds"
+    assert good["budget"]["asymmetry"] < 1e-9
+    assert (good["K"], good["dtype"]) == (5, "float64")
+
+
+def test_trained_weights_from_a_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(SMALL.override(epochs=1), tmp_path / "run", samples=200, engine="eager")
+    monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch, "gdu", "run", "--T", "300", "--json", "-")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["name"], document["T"], document["K"], document["beta"]) == ("small", 300, 4, 0.2)
+    assert set(document["synapses"]) == {"W01", "W12"}
+    assert document["batch"] == 20
+    # The weights are those that were trained, not those of a new network.
+    trained = load(tmp_path / "run").model.double()
+    x, labels = read_images(None, Settings(samples=200)).sample(20, 0)
+    report = gdu.compare(
+        trained, SquaredError(), x.double(), one_hot(labels, 10, torch.float64), 300, 4, 0.2, Options(shown=0)
+    )
+    for name, m in report.synapses.items():
+        assert document["synapses"][name]["norm"] == pytest.approx(m.norm, rel=1e-9)
+
+
+def test_any_network_of_a_run_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"estimators": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
+    train(SMALL.override(epochs=1), tmp_path / "run", **options)
+    monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch, "gdu", "run", "--estimator", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
+    assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"estimator": "bptt", "trial": 1, "epochs": 1}
+    chosen, first = (setup("run", asked).problem.model for asked in (Asked(estimator="bptt", trial=1), Asked()))
+    for name, p in load(tmp_path / "run", "bptt", 1).model.named_parameters():
+        assert torch.equal(chosen.get_parameter(name), p.double()), name
+        assert not torch.equal(first.get_parameter(name), p.double()), name
+
+
+def test_a_run_is_compared_with_the_steps_it_was_trained_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = SMALL.override(epochs=2, schedule="alternating", preset="tuned")
+    train(own, tmp_path / "run", samples=200, engine="eager")
+    monkeypatch.chdir(tmp_path)
+    run_here(monkeypatch, "gdu", "run", "--json", "one.json")
+    assert "small (tuned, trained by ep for 2 epochs, trial 0): T = 8 alternating" in capsys.readouterr().out
+    document = json.loads((tmp_path / "one.json").read_text())
+    assert (document["schedule"], document["preset"]) == ("alternating", "tuned")
+    assert document["convention"]["name"] == "paper"
+    run_here(monkeypatch, "gdu", "run", "--schedule", "synchronous", "--json", "two.json")
+    assert json.loads((tmp_path / "two.json").read_text())["schedule"] == "synchronous"
+
+
+def test_the_free_phase_of_a_record_can_alternate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
+    found = json.loads(capsys.readouterr().out)
+    assert found["schedule"] == "alternating"
+    assert not same_settings(found, gdu_experiment("P-1h").override(T=60), "float64", drop_unsettled=False)
+    with pytest.raises(ValueError, match="Unknown schedule 'alternate'.*Did you mean 'alternating'"):
+        setup("P-1h", Asked(schedule="alternate"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot alternate"):
+        run(setup("toy", Asked(schedule="alternating")))
+
+
+def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
+    options = {"estimators": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
+    train(SMALL.override(epochs=1), tmp_path / "run", **options)
+    with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
+        setup(str(tmp_path / "run"), Asked(estimator="rbp"))
+    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not begun"):
+        setup(str(tmp_path / "run"), Asked(estimator="bptt"))
+    with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
+        setup(str(tmp_path / "run"), Asked(trial=1))
+    for target in ("toy", f"{MODELS}:symmetric"):
+        with pytest.raises(ValueError, match="choose among the networks of a run, and .* is none"):
+            setup(target, Asked(trial=0))
+    with pytest.raises(FileNotFoundError, match="There is no folder runs/nowhere"):
+        setup("runs/nowhere", Asked(trial=0))
+
+
+def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
+    with pytest.raises(ValueError, match="trained on few, and these images .* are others"):
+        setup(str(tmp_path / "run"), Asked())
+
+
+def small() -> dict[str, Any]:
+    """The eight experiments, cut so short that all of them take seconds."""
+    cut = {}
+    for name, experiment in GDU_EXPERIMENTS["paper"].items():
+        hidden = tuple(16 for _ in experiment.hidden)
+        cut[name] = experiment.override(T=min(experiment.T, 400), K=3, batch=2, hidden=hidden or None)
+    return cut
+
+
+def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files as files, without drawing, which takes most of the time and has tests of its own."""
+    for module in ("gdu",):
+        monkeypatch.setattr(f"eqprop.report.{module}.save", lambda figure: {"png": b"png", "pdf": b"pdf"})
+
+
+def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": small()})
+    quick_figures(monkeypatch)
+    runner, out = CliRunner(), tmp_path / "figures of the paper"
+    made: list[str] = []
+    whole = reproduce_module.run
+
+    def stop_once(setup: Any, **rest: Any) -> Any:
+        made.append(setup.name)
+        if setup.name == "P-2h" and made.count("P-2h") == 1:
+            raise KeyboardInterrupt
+        return whole(setup, **rest)
+
+    def again() -> tuple[int, list[str]]:
+        """Run it; the exit code and what was computed."""
+        made.append("|")
+        done = runner.invoke(load_commands(), ["reproduce", "figures", "--out", str(out)])
+        begun = len(made) - made[::-1].index("|")
+        return done.exit_code, made[begun:]
+
+    monkeypatch.setattr(reproduce_module, "run", stop_once)
+    code, computed = again()
+    assert code != 0
+    assert computed == ["toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h"]
+    assert not (out / "P-2h").exists()
+    assert not (out / "figures").exists()
+
+    assert again() == (0, ["P-2h", "P-3h", "P-conv"])
+    names = {
+        "toy-model",
+        "th-conv",
+        "eb-1h",
+        "eb-2h",
+        "eb-3h",
+        "p-1h",
+        "p-2h",
+        "p-3h",
+        "rmse",
+        "rmse-conv",
+        "saw-teeth",
+    }
+    assert {p.name for p in (out / "figures").iterdir()} == {f"{n}.{end}" for n in names for end in ("png", "pdf")}
+
+    assert again() == (0, [])
+    # Other settings are another experiment.
+    changed = small()["toy"].override(T=77)
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {**small(), "toy": changed}})
+    assert again() == (0, ["toy"])
+    assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
+
+
+def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
+    quick_figures(monkeypatch)
+    whole = reproduce_module.run
+
+    def never(setup: Any, **rest: Any) -> Any:
+        if setup.name == "toy":
+            raise NeverSettlesError("None of the 2 samples settles.")
+        return whole(setup, **rest)
+
+    monkeypatch.setattr(reproduce_module, "run", never)
+    done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
+    assert isinstance(done.exception, NeverSettlesError)
+    assert "toy: None of the 2 samples" in str(done.exception)
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"p-1h.png", "p-1h.pdf"}

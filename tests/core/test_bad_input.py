@@ -1,0 +1,296 @@
+"""Bad input: every error says what was got, what is expected and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import F64, batch, convolutional, energy_based, prototypical, toy
+from torch import Tensor, nn
+
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    Cost,
+    Dynamics,
+    Estimator,
+    FunctionCost,
+    Nudge,
+    Phase,
+    PrimitiveDynamics,
+    SquaredError,
+    from_energy,
+    from_primitive,
+    from_transition,
+    limit_steps,
+    relax,
+)
+from eqprop.models import Convolutional, Layered, Toy, stack, unstack
+
+NET = prototypical(2)
+X, Y = batch(NET)
+STATE = NET.init_state(X)
+COST = SquaredError()
+W = {"W": torch.ones(2, 3, dtype=F64)}
+ROWS = torch.ones(4, 3, dtype=F64)
+
+
+def phi(x: Tensor, s: Any, theta: Any) -> Tensor:
+    return (s[0] @ theta["W"] * x).sum(-1)
+
+
+def bare(x: Tensor, s: Any, theta: Any) -> Any:
+    """A transition of one layer that forgets the tuple."""
+    return s[0] + theta["W"].sum()
+
+
+def pair() -> Layered:
+    return stack([prototypical(2, seed=seed) for seed in range(2)])
+
+
+CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "x of a wrong width": (
+        lambda: relax(NET, torch.ones(3, 7, dtype=F64), 1),
+        ["(3, 7)", "(B, 4)", "x.reshape(-1, 4)"],
+    ),
+    "x without samples": (lambda: relax(NET, torch.ones(4, dtype=F64), 1), ["(4,)", "(B, 4)", "reshape"]),
+    "x of too many dimensions": (lambda: relax(NET, torch.ones(2, 3, 4, dtype=F64), 1), ["(2, 3, 4)", "(B, 4)"]),
+    "x flat for a convolution": (
+        lambda: relax(convolutional(), torch.ones(2, 100, dtype=F64), 1),
+        ["(2, 100)", "(B, 1, 10, 10)", "x.reshape(-1, 1, 10, 10)"],
+    ),
+    "x empty": (lambda: relax(NET, torch.ones(0, 4, dtype=F64), 1), ["(0, 4)", "no sample", "at least one"]),
+    "x in float32": (lambda: relax(NET, X.float(), 1), ["torch.float32", "torch.float64", ".to("]),
+    "x on another device": (lambda: relax(NET, X.to("meta"), 1), ["meta", "cpu", ".to("]),
+    "x not a tensor": (lambda: relax(NET, X.numpy(), 1), ["ndarray", "expected a tensor", "as_tensor"]),  # type: ignore[arg-type]
+    "x of one network for two": (lambda: relax(pair(), X, 1), ["(3, 4)", "(2, B, 4)", "2 stacked networks"]),
+    "x of three networks for two": (
+        lambda: relax(pair(), torch.ones(3, 5, 4, dtype=F64), 1),
+        ["(3, 5, 4)", "(2, B, 4)", "2 stacked networks"],
+    ),
+    "y as labels": (lambda: EP(5, 2).backward(NET, COST, X, Y.argmax(1)), ["(3,)", "(3, 3)", "eqprop.data.one_hot"]),
+    "y of another batch": (lambda: BPTT(5, 2).backward(NET, COST, X, Y[:2]), ["(2, 3)", "(3, 3)"]),
+    "y of integers": (lambda: RBP(5, 2).backward(NET, COST, X, Y.long()), ["torch.int64", "torch.float64", ".to("]),
+    "y on another device": (lambda: EP(5, 2).backward(NET, COST, X, Y.to("meta")), ["meta", "cpu", ".to("]),
+    "y of a function cost on another device": (
+        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: s[0].sum(-1)), X, Y.to("meta")),
+        ["meta", "cpu", ".to("],
+    ),
+    "y in the exact limit": (
+        lambda: next(limit_steps(NET, COST, X, Y[:, :2], relax(NET, X, 5), 2)),
+        ["(3, 2)", "(3, 3)"],
+    ),
+    "s of another batch": (
+        lambda: relax(NET, X, 1, tuple(v[:2] for v in STATE)),
+        ["(2, 3)", "(2, 5)", "(3, 3)", "(3, 5)", "model.init_state(x)"],
+    ),
+    "s with a layer too few": (lambda: relax(NET, X, 1, STATE[:1]), ["[(3, 3)]", "[(3, 3), (3, 5)]"]),
+    "s in float32": (
+        lambda: relax(NET, X, 1, (STATE[0], STATE[1].float())),
+        ["Layer s1", "torch.float32", "torch.float64", ".to("],
+    ),
+    "s on another device": (lambda: relax(NET, X, 1, (STATE[0].to("meta"), STATE[1])), ["Layer s0", "meta", "cpu"]),
+    "K above T for BPTT": (lambda: BPTT(T=5, K=6), ["K=6", "T=5", "Lower K or raise T"]),
+    "K of 0": (lambda: EP(T=5, K=0), ["K=0", "1 or more"]),
+    "K not whole": (lambda: RBP(T=5, K=2.5), ["K=2.5", "1 or more"]),  # type: ignore[arg-type]
+    "T below 0": (lambda: EP(T=-1, K=2), ["T=-1", "0 or more"]),
+    "T not whole": (lambda: relax(NET, X, 1.5), ["1.5", "whole number"]),  # type: ignore[arg-type]
+    "a phase below 0": (lambda: Phase(-3), ["-3", "0 or more"]),
+    "an unknown schedule": (lambda: Phase(3, "random"), ["'random'", "'synchronous' or 'alternating'"]),  # type: ignore[arg-type]
+    "an unknown stop": (lambda: EP(T=3, K=2, stop="soon"), ["'soon'", "'never' or 'settled'"]),  # type: ignore[arg-type]
+    "a tolerance of 0": (lambda: Phase(3, tolerance=0.0), ["0.0", "positive", "1e-6"]),
+    "a negative stillness": (lambda: Phase(3, still=-1.0), ["-1.0", "0 (not one bit moves)"]),
+    "a trail below 0": (lambda: relax(NET, X, 3, keep=-1), ["keep is -1", "0 or more"]),
+    "a free phase that kept too little": (
+        lambda: next(BPTT(T=9, K=4).steps(NET, COST, X, Y, relax(NET, X, 9, keep=2))),
+        ["K=4", "kept 2", "relax(..., keep=4)"],
+    ),
+    "EP with beta 0": (lambda: EP(T=5, K=2, beta=0.0), ["beta=0.0", "non-zero", "0.1"]),
+    "EP with beta nan": (lambda: EP(T=5, K=2, beta=float("nan")), ["beta=nan", "non-zero", "0.1"]),
+    "a nudge with beta 0": (lambda: Nudge(COST, Y, 0.0), ["beta=0.0", "non-zero"]),
+    "eps of 0": (lambda: energy_based(2, eps=0.0), ["eps is 0.0", "(0, 1]", "0.2"]),
+    "eps above 1": (lambda: toy(eps=1.5), ["eps is 1.5", "(0, 1]"]),
+    "eps negative": (lambda: from_energy(phi, W, (2,), eps=-0.1), ["eps is -0.1", "(0, 1]"]),
+    "eps nan": (lambda: toy(eps=float("nan")), ["eps is nan", "(0, 1]"]),
+    "no eps": (lambda: Layered((2, 3), "energy-based"), ["energy-based", "eps", "0.2"]),
+    "eps for a prototypical net": (lambda: Layered((2, 3), eps=0.5), ["eps", "energy-based setting", "Leave them out"]),
+    "clip for a prototypical net": (lambda: Layered((2, 3), clip=True), ["clip", "energy-based"]),
+    "alternating with a leak": (
+        lambda: relax(energy_based(2), X, Phase(3, "alternating")),
+        ["Layered", "cannot alternate", "schedule='synchronous'"],
+    ),
+    "alternating while nudged": (
+        lambda: relax(NET, X, Phase(3, "alternating"), nudge=Nudge(COST, Y, 0.1)),
+        ["nudge", "depend on itself", "schedule='synchronous'"],
+    ),
+    "no sizes": (lambda: Layered(()), ["()", "at least two", "(10, 512, 784)"]),
+    "one size": (lambda: Layered((10,)), ["(10,)", "at least two"]),
+    "a size of 0": (lambda: Layered((10, 0, 784)), ["(10, 0, 784)", "positive"]),
+    "a size that is not whole": (lambda: Layered((10, 2.5)), ["(10, 2.5)", "positive"]),  # type: ignore[arg-type]
+    "a toy of two sizes": (lambda: Toy((5, 10)), ["(5, 10)", "(outputs, hidden, inputs)"]),  # type: ignore[arg-type]
+    "an unknown activation": (
+        lambda: Layered((2, 3), activation="sigmod"),
+        ["'sigmod'", "tanh, sigmoid, hard-sigmoid", "Did you mean 'sigmoid'?"],
+    ),
+    "an activation unlike any": (lambda: Toy(activation="xyz"), ["'xyz'", "tanh, sigmoid, hard-sigmoid", "function"]),
+    "an unknown setting": (lambda: Layered((2, 3), "eb"), ["'eb'", "'energy-based' or 'prototypical'"]),  # type: ignore[arg-type]
+    "an unknown init": (lambda: Layered((2, 3), init="zeros"), ["'zeros'", "'glorot', 'default' or a function"]),  # type: ignore[arg-type]
+    "an init of a wrong shape": (
+        lambda: Layered((2, 3), init=lambda name, shape, source: torch.ones(3, 2)),
+        ["W01", "(3, 2)", "(2, 3)"],
+    ),
+    "no channels": (lambda: Convolutional(channels=()), ["()", "channels=(64, 32)"]),
+    "a flat layer of 0": (lambda: Convolutional(flat=(0,)), ["flat is (0,)", "flat=(10,)"]),
+    "a kernel of 0": (lambda: Convolutional(kernel=0), ["kernel 0", "positive sizes"]),
+    "a padding as large as the kernel": (lambda: Convolutional(padding=5), ["padding 5", "below the kernel"]),
+    "an image without channels": (lambda: Convolutional((0, 8, 8)), ["(0, 8, 8)", "positive sizes"]),
+    "an image used up": (lambda: Convolutional((1, 8, 8)), ["(1, 8, 8)", "h0", "a smaller kernel or pool, or padding"]),
+    "nothing to stack": (lambda: stack([]), ["at least one"]),
+    "networks of two sizes": (lambda: stack([NET, prototypical(3)]), ["differ in type or shapes", "built alike"]),
+    "networks of two activations": (
+        lambda: stack([NET, prototypical(2, "sigmoid")]),
+        ["differ in activation", "built alike"],
+    ),
+    "a stack of stacks": (lambda: stack([pair(), pair()]), ["stacked already", "unstack"]),
+    "a network that is not there": (lambda: unstack(pair(), 2), ["Network 2", "2 stacked networks"]),
+    "a network of a single one": (lambda: unstack(NET, 0), ["a single network", "stacked model"]),
+    "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "the output first"]),
+    "a layer of size 0": (lambda: from_transition(phi, W, layers=(2, 0)), ["(2, 0)", "at least 1"]),  # type: ignore[arg-type]
+    "no parameters": (lambda: from_primitive(phi, {}, layers=(2,)), ["No parameters", "dictionary of named tensors"]),
+    "a parameter named like an estimator": (
+        lambda: from_primitive(phi, {"drive": torch.ones(1)}, layers=(2,)),
+        ["'drive'", "'W01'", "Rename it"],
+    ),
+    "a parameter named like an attribute": (
+        lambda: from_primitive(phi, {"sigma": torch.ones(1)}, layers=(2,)),
+        ["'sigma'", "Rename it"],
+    ),
+    "a primitive that is one number": (
+        lambda: relax(from_primitive(lambda x, s, theta: phi(x, s, theta).sum(), W, layers=(2,)), ROWS, 1),
+        ["shape ()", "(4,)", "Sum over the neurons, not over the samples"],
+    ),
+    "a primitive per neuron": (
+        lambda: relax(from_primitive(lambda x, s, theta: s[0] @ theta["W"] * x, W, layers=(2,)), ROWS, 1),
+        ["shape (4, 3)", "(4,)", "Sum over the neurons"],
+    ),
+    "a primitive cut off from the state": (
+        lambda: relax(from_primitive(lambda x, s, theta: s[0].detach().sum(-1), W, layers=(2,)), ROWS, 1),
+        ["does not depend on the state", "differentiable", "detach()"],
+    ),
+    "an energy that is one number": (
+        lambda: relax(from_energy(lambda x, s, theta: phi(x, s, theta).mean(), W, (2,), eps=0.5), ROWS, 1),
+        ["energy returned shape ()", "(4,)", "Sum over the neurons"],
+    ),
+    "a transition that returns a tensor": (
+        lambda: relax(from_transition(bare, W, layers=(2,)), ROWS, 1),
+        ["(4, 2) float64", "(2,) float64", "a tuple with one tensor a layer"],
+    ),
+    "a transition of other shapes": (
+        lambda: relax(from_transition(lambda x, s, theta: (s[0] @ theta["W"],), W, layers=(2,)), ROWS, 1),
+        ["(4, 2) float64", "(4, 3) float64", "the same again"],
+    ),
+    "a transition of another precision": (
+        lambda: relax(from_transition(lambda x, s, theta: (s[0].float(),), W, layers=(2,)), ROWS, 1),
+        ["float64", "float32", "the same again"],
+    ),
+    "a cost that is cut off from the state": (
+        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0].detach() - y).square().sum(-1)), X, Y),
+        ["does not depend on the state", "differentiable", "detach()"],
+    ),
+    "a cost that is a mean": (
+        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0] - y).square().mean()), X, Y),
+        ["shape ()", "one value per sample", "(3, 3)", "Sum over the neurons"],
+    ),
+    "a cost per neuron": (
+        lambda: BPTT(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0] - y).square()), X, Y),
+        ["shape (3, 3)", "one value per sample", "Sum over the neurons"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("mistake", "said"), CASES.values(), ids=CASES)
+def test_each_mistake_is_named_with_its_remedy(mistake: Callable[[], object], said: list[str]) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        mistake()
+    message = str(error.value)
+    assert all(part in message for part in said), message
+    assert message.endswith((".", "?")), message
+
+
+def test_a_class_of_ones_own_says_what_it_lacks() -> None:
+    class Nothing(PrimitiveDynamics):
+        pass
+
+    class NoPrimitive(PrimitiveDynamics):
+        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x,)
+
+    class NoTransition(Dynamics):
+        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x,)
+
+    for kind, missing in ((Nothing, "init_state"), (NoPrimitive, "primitive"), (NoTransition, "transition")):
+        with pytest.raises(NotImplementedError, match=rf"{kind.__name__} must define {missing}\("):
+            relax(kind(), torch.ones(2, 3), 1)
+    with pytest.raises(NotImplementedError, match=r"Cost must define forward\(s, y, theta\)"):
+        EP(1, 1).backward(NET, Cost(), X, Y)
+
+
+def test_no_alternating_without_a_half_step() -> None:
+    class Claims(Dynamics):
+        bipartite = True
+
+        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x,)
+
+    with pytest.raises(TypeError, match="Claims has no alternating schedule.*schedule='synchronous'"):
+        relax(Claims(), torch.ones(2, 3), Phase(2, "alternating"))
+
+
+@pytest.mark.parametrize("estimator", [EP(T=1000, K=2), BPTT(T=1000, K=2), RBP(T=1000, K=2)])
+def test_a_wrong_target_is_noticed_before_the_first_step(estimator: Estimator) -> None:
+    taken = []
+
+    def counted(x: Tensor, s: Any, theta: Any) -> Any:
+        taken.append(1)
+        return (s[0] + theta["W"].sum(),)
+
+    net = from_transition(counted, W, layers=(2,))
+    with pytest.raises(ValueError, match="The target y has shape"):
+        estimator.backward(net, COST, ROWS, ROWS)
+    assert taken == []
+
+
+def test_a_mistake_leaves_the_model_as_it_was() -> None:
+    net = prototypical(2)
+    for mistake in (
+        lambda: EP(5, 2).backward(net, COST, X, Y[:2]),
+        lambda: BPTT(5, 2).backward(net, COST, X[:, :2], Y),
+    ):
+        with pytest.raises(ValueError):
+            mistake()
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_messages_name_the_users_own_class() -> None:
+    class MyNet(PrimitiveDynamics):
+        input_shape = (3,)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.W = nn.Parameter(torch.ones(2, 3))
+
+        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x.new_zeros(len(x), 2),)
+
+        def primitive(self, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+            return (s[0] @ self.W * x).sum()
+
+    with pytest.raises(ValueError, match=re.escape("The primitive of MyNet returned shape ()")):
+        relax(MyNet(), torch.ones(4, 3), 1)
+    with pytest.raises(ValueError, match="one sample of MyNet"):
+        relax(MyNet(), torch.ones(4, 5), 1)

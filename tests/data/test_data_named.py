@@ -1,0 +1,358 @@
+"""Sets by name: found where they lie, downloaded from a local server that breaks, lies and resumes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import json
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_runs import SMALL, few_images, write_idx
+
+from eqprop import data, train
+from eqprop.data import sources
+from eqprop.data.images import FILES
+from eqprop.report.runs import read_run
+from eqprop.training import evaluate, resume
+
+pytest.importorskip("pooch")
+
+
+@dataclass
+class Web:
+    """A folder of the web on this machine.
+
+    breaks      how many bytes of an answer are sent before the connection is cut, attempt by attempt; None: all
+    ranges      whether a part of a file can be asked for
+    asked       the Range header of every request, in order
+    """
+
+    files: dict[str, bytes]
+    breaks: list[int | None] = field(default_factory=list)
+    ranges: bool = True
+    asked: list[str | None] = field(default_factory=list)
+    address: str = ""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    web: Web
+
+    def do_GET(self) -> None:
+        content, asked = self.web.files.get(self.path.strip("/")), self.headers.get("Range")
+        self.web.asked.append(asked)
+        if content is None:
+            self.send_error(404)
+            return
+        first = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.web.ranges else 0
+        if first and first >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Length", str(len(content) - first))
+        self.end_headers()
+        limit = self.web.breaks.pop(0) if self.web.breaks else None
+        self.wfile.write(content[first:] if limit is None else content[first : first + limit])
+        # Without keep-alive the connection ends here, whether or not all that was promised was sent.
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def tiny_files(seed: int = 0) -> dict[str, bytes]:
+    """A set of 30 + 20 images of 4 x 4 pixels, by name."""
+    source = np.random.default_rng(seed)
+    out = {}
+    for name in FILES:
+        count = 30 if name.startswith("train") else 20
+        if "images" in name:
+            head, values = struct.pack(">BBBBIII", 0, 0, 8, 3, count, 4, 4), source.integers(0, 256, count * 16)
+        else:
+            head, values = struct.pack(">BBBBI", 0, 0, 8, 1, count), np.arange(count) % 10
+        out[name] = head + values.astype(np.uint8).tobytes()
+    return out
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    served = Web({f"{name}.gz": gzip.compress(content, mtime=0) for name, content in tiny_files().items()})
+    handler = type("Bound", (Handler,), {"web": served})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    served.address = f"http://127.0.0.1:{server.server_port}/"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield served
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where fashion-mnist is kept, its host being the local one and its files the tiny ones."""
+    monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    tiny = replace(
+        sources.FASHION_MNIST,
+        hosts=(web.address,),
+        archives={name.removesuffix(".gz"): digest_of(content) for name, content in web.files.items()},
+        contents={name.removesuffix(".gz"): digest_of(gzip.decompress(c)) for name, c in web.files.items()},
+        places=(),
+    )
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", tiny)
+    monkeypatch.setattr(sources, "RETRIES", 0)
+    monkeypatch.setattr(sources, "CHUNK", 20)  # the files are small, and a broken piece is lost
+    return tmp_path / "eqprop" / "data" / "fashion-mnist"
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def first_file() -> str:
+    return f"{FILES[0]}.gz"
+
+
+def test_a_set_is_downloaded_once(cache: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:
+    images = data.open_set("Fashion-MNIST")
+    assert (len(images.train_x), len(images.test_x), images.shape, images.name) == (30, 20, (4, 4), "fashion-mnist")
+    assert len(web.asked) == 4
+    assert {path.name for path in cache.iterdir()} == {*web.files, ".lock"}
+    assert capsys.readouterr().err.count("Downloading") == 4
+    again = data.open_set("fashion-mnist")
+    assert torch.equal(images.train_x, again.train_x)
+    assert len(web.asked) == 4
+
+
+def test_progress_is_told(cache: Path, web: Web) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    files = {name: digest_of(content) for name, content in web.files.items()}
+    sources.download(sources.Source("tiny", (web.address,), files), cache, lambda *told: seen.append(told))
+    assert {name for name, _, _ in seen} == set(web.files)
+    for name, content in web.files.items():
+        ours = [(have, total) for told, have, total in seen if told == name]
+        assert ours[-1] == (len(content), len(content))
+        assert all(total == len(content) for _, total in ours)
+
+
+def test_a_download_that_broke_is_gone_on_with(cache: Path, web: Web) -> None:
+    whole = web.files[first_file()]
+    web.breaks = [100]
+    with pytest.raises(sources.DownloadError) as told:
+        data.open_set("fashion-mnist")
+    words = str(told.value)
+    assert "100 of" in words or "100 bytes" in words
+    assert "goes on from there" in words
+    assert str(cache) in words
+    assert "dataset-fashion-mnist" in words
+    part = cache / f"{first_file()}.part"
+    assert part.read_bytes() == whole[:100]
+    assert not (cache / first_file()).exists()
+    data.open_set("fashion-mnist")
+    assert web.asked[:2] == [None, "bytes=100-"]
+    assert (cache / first_file()).read_bytes() == whole
+    assert not part.exists()
+
+
+def test_a_break_is_taken_up_again_within_one_call(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "RETRIES", 1)
+    web.breaks = [200]
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+    assert web.asked[:2] == [None, "bytes=200-"]
+
+
+def test_a_host_that_gives_only_whole_files_is_asked_from_the_start(cache: Path, web: Web) -> None:
+    cache.mkdir(parents=True)
+    (cache / f"{first_file()}.part").write_bytes(b"x" * 50)
+    web.ranges = False
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+    assert (cache / first_file()).read_bytes() == web.files[first_file()]
+
+
+def test_a_whole_part_needs_no_more(cache: Path, web: Web) -> None:
+    """The process was killed between the last byte and the check."""
+    cache.mkdir(parents=True)
+    (cache / f"{first_file()}.part").write_bytes(web.files[first_file()])
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+
+
+def test_a_wrong_file_is_refused_and_not_kept(cache: Path, web: Web) -> None:
+    right = web.files[first_file()]
+    web.files[first_file()] = right[:-1] + bytes([right[-1] ^ 1])
+    with pytest.raises(sources.DownloadError, match="not the published one") as told:
+        data.open_set("fashion-mnist")
+    assert digest_of(right) in str(told.value)
+    assert {path.name for path in cache.iterdir()} == {".lock"}
+    web.files[first_file()] = right
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+
+
+def test_a_part_of_another_file_does_not_spoil_the_right_one(
+    cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "RETRIES", 1)
+    cache.mkdir(parents=True)
+    (cache / f"{first_file()}.part").write_bytes(b"x" * 50)
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+    assert web.asked[:2] == ["bytes=50-", None]
+
+
+def test_the_second_host_stands_in_for_the_first(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = sources.NAMED["fashion-mnist"]
+    hosts = (f"{web.address}nowhere/", web.address)
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(tiny, hosts=hosts))
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+
+
+def test_offline_it_says_where_to_put_the_files(cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = replace(sources.NAMED["fashion-mnist"], hosts=("http://127.0.0.1:9/",))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", tiny)
+    with pytest.raises(sources.DownloadError) as told:
+        data.open_set("fashion-mnist")
+    for word in (*web.files, str(cache), "127.0.0.1", "refused"):
+        assert word in str(told.value)
+
+
+def test_without_pooch_it_says_how_to_get_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pip install 'eqprop\[download\]'") as told:
+        data.open_set("fashion-mnist")
+    assert str(cache) in str(told.value)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_put_there_by_hand_are_taken(cache: Path, web: Web, compressed: bool) -> None:
+    cache.mkdir(parents=True)
+    for name, content in tiny_files().items():
+        # Another compression of the same content, as a package of an operating system has it.
+        path = cache / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(content, 1) if compressed else content)
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+    assert web.asked == []
+
+
+def test_only_what_is_missing_is_downloaded(cache: Path, web: Web) -> None:
+    cache.mkdir(parents=True)
+    (cache / FILES[0]).write_bytes(tiny_files()[FILES[0]])
+    data.open_set("fashion-mnist")
+    assert len(web.asked) == 3
+
+
+def test_the_folder_of_a_package_is_looked_at(
+    cache: Path, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "share"
+    place.mkdir()
+    for name, content in tiny_files().items():
+        (place / f"{name}.gz").write_bytes(gzip.compress(content, 1))
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(sources.NAMED["fashion-mnist"], places=(place,)))
+    assert len(data.open_set("fashion-mnist").train_x) == 30
+    assert web.asked == []
+
+
+def test_other_files_put_there_by_hand_are_refused(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for name, content in tiny_files(seed=1).items():
+        (cache / name).write_bytes(content)
+    with pytest.raises(ValueError, match="is not the expected file"):
+        data.open_set("fashion-mnist")
+
+
+def test_where_only_compressed_files_are_known_they_are_checked(
+    cache: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sources.NAMED, "fashion-mnist", replace(sources.NAMED["fashion-mnist"], contents={}))
+    data.open_set("fashion-mnist")
+    (cache / first_file()).write_bytes(gzip.compress(tiny_files(seed=1)[FILES[0]], mtime=0))
+    with pytest.raises(ValueError, match="is not the published file of Fashion-MNIST"):
+        data.open_set("fashion-mnist")
+
+
+def test_a_folder_that_cannot_be_made_is_told(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file in the way")
+    with pytest.raises(OSError, match="EQPROP_CACHE"):
+        data.open_set("fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("digits", "expected mnist, fashion-mnist, kmnist, or a dir")],
+)
+def test_an_unknown_name_is_told(name: str, words: str) -> None:
+    with pytest.raises(FileNotFoundError, match=words):
+        data.open_set(name)
+
+
+def test_every_named_set_is_pinned() -> None:
+    for known in sources.NAMED.values():
+        assert set(known.archives) == set(FILES)
+        assert all(len(d) == 64 for d in (*known.archives.values(), *known.contents.values()))
+        assert all(host.startswith("https://") and host.endswith("/") for host in known.hosts)
+    assert data.NAMES == ("mnist", "fashion-mnist", "kmnist")
+
+
+def test_the_package_of_debian_is_fashion_mnist() -> None:
+    place = sources.FASHION_MNIST.places[0]
+    if not place.is_dir():
+        pytest.skip("dataset-fashion-mnist is not installed")
+    images = data.idx_directory(place, sha256=sources.FASHION_MNIST.contents)
+    assert (len(images.train_x), len(images.test_x)) == (60000, 10000)
+    assert torch.bincount(images.train_y).tolist() == [6000] * 10
+
+
+def small_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few digits that go by the name of kmnist."""
+    monkeypatch.setenv("EQPROP_CACHE", str(folder))
+    place = write_idx(folder / "eqprop" / "data" / "kmnist", few_images(200, 50))
+    assert (place / FILES[0]).is_file()
+
+
+def test_a_run_knows_its_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_set(tmp_path, monkeypatch)
+    folder = tmp_path / "run"
+    train(SMALL.override(epochs=1), folder, data="KMNIST")
+    written = json.loads((folder / "experiment.json").read_text())["data"]
+    assert (written["name"], written["set"], written["directory"]) == ("kmnist", "kmnist", None)
+    assert written["sha256"] == data.open_set("kmnist").sha256
+    assert resume(folder).summary["estimators"]["ep"]["trials"][0]["test_error"]
+    assert len(evaluate(folder)["ep"]) == 1
+    # Other files under that name are noticed.
+    write_idx(tmp_path / "eqprop" / "data" / "kmnist", few_images(210, 50))
+    with pytest.raises(ValueError, match="was trained on other data"):
+        resume(folder)
+
+
+def test_the_shipped_set_is_recorded_by_name(tmp_path: Path) -> None:
+    train(SMALL.override(epochs=1, T=1, K=1), tmp_path / "run", samples=40)
+    written = json.loads((tmp_path / "run" / "experiment.json").read_text())["data"]
+    assert (written["set"], written["directory"]) == ("mnist", None)
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "eqprop", "train", "P-1h", "--data", "kmnst", "--out", str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean 'kmnist'?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_papers_numbers_do_not_stand_beside_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_set(tmp_path, monkeypatch)
+    options = {"epochs": 1, "T": 2, "K": 1, "samples": 40}
+    train("P-1h", tmp_path / "other", data="kmnist", **options)
+    train("P-1h", tmp_path / "digits", **options)
+    other, digits = (read_run(tmp_path / name) for name in ("other", "digits"))
+    assert other.paper_results == {}
+    assert "kmnist" in other.title
+    assert digits.paper_results["ep"].test == 2.00

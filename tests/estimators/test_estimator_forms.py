@@ -1,0 +1,434 @@
+"""The forms of EP: each against its own limit, with the order of its bias; what each asks of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import (
+    F64,
+    asymmetric,
+    batch,
+    convolutional,
+    energy_based,
+    gather,
+    named,
+    prototypical,
+    random_like,
+    settle,
+    sums,
+    toy,
+)
+from helpers.tolerances import HOLOMORPHIC, NOT_EQUAL, ORDER_IN_BETA, SAME_FORMULA, SETTLED_GRADIENT
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    ContinualEP,
+    Cost,
+    Dynamics,
+    Estimator,
+    FunctionCost,
+    HolomorphicEP,
+    Phase,
+    SquaredError,
+    from_energy,
+    from_primitive,
+    limit_steps,
+    relax,
+)
+from eqprop.models import stack
+from eqprop.state import State
+
+COST = SquaredError()
+K = 10
+
+
+def own_phi(squash: Callable[[Tensor], Tensor] | None = None) -> Dynamics:
+    """A Phi with sines and a fourth power, everything by automatic differentiation."""
+
+    def phi(x: Tensor, s: State, theta: Any) -> Tensor:
+        coupled = (torch.sin(s[1]) @ theta["W"].T * s[0]).sum(-1)
+        return 0.4 * (coupled + (torch.tanh(x @ theta["V"].T) * s[1]).sum(-1)) - 0.05 * (s[0] ** 4).sum(-1)
+
+    model = from_primitive(phi, {"W": random_like((2, 4), 0), "V": random_like((4, 3), 1)}, (2, 4), squash)
+    model.input_shape = (3,)
+    return model
+
+
+ANALYTIC: dict[str, Callable[[], Dynamics]] = {
+    "toy": toy,
+    "EB depth 3": lambda: energy_based(3, "tanh"),
+    "P depth 3": lambda: prototypical(3, "sigmoid"),
+    "own Phi": own_phi,
+    "own Phi squashed": lambda: own_phi(torch.tanh),
+    "bare transition": asymmetric,
+}
+SMOOTH = ANALYTIC | {"conv": lambda: convolutional(activation="sigmoid")}
+
+
+def gradient(
+    form: Estimator, net: Dynamics, x: Tensor, y: Tensor, state: State, cost: Cost = COST
+) -> dict[str, Tensor]:
+    return named(net, form.gradient(net, cost, x, y, state)[1])
+
+
+def limit(net: Dynamics, x: Tensor, y: Tensor, K: int = K, cost: Cost = COST) -> tuple[State, dict[str, Tensor]]:
+    """The steady state, and EP's gradient there as beta -> 0, by forward mode."""
+    free = settle(net, x)
+    return free.state, {n: -g for n, g in sums(gather(limit_steps(net, cost, x, y, free, K))).items()}
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in b)
+
+
+def errors(net: Dynamics, forms: list[Estimator]) -> list[float]:
+    x, y = batch(net)
+    state, target = limit(net, x, y)
+    return [distance(gradient(form, net, x, y, state), target) for form in forms]
+
+
+def test_the_order_in_beta_of_one_sided_and_symmetric_nudging() -> None:
+    for name, build in SMOOTH.items():
+        for nudging, order in (("one-sided", 1), ("symmetric", 2)):
+            forms: list[Estimator] = [EP(0, K, beta=beta, nudging=nudging) for beta in (4e-3, 2e-3, 1e-3)]  # type: ignore[arg-type]
+            for coarse, fine in pairwise(errors(build(), forms)):
+                assert fine > 1e-12, (name, nudging)
+                assert coarse / fine == pytest.approx(2.0**order, rel=ORDER_IN_BETA), (name, nudging)
+
+
+@pytest.mark.parametrize("points", [2, 3, 4, 6])
+def test_the_order_in_beta_of_holomorphic_ep_is_its_number_of_points(points: int) -> None:
+    for name, build in ANALYTIC.items():
+        coarse, fine = errors(build(), [HolomorphicEP(0, K, beta=beta, points=points) for beta in (0.06, 0.03)])
+        assert fine > 1e-13, name
+        assert coarse / fine == pytest.approx(2.0**points, rel=ORDER_IN_BETA), name
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_the_bias_of_holomorphic_ep_is_exponentially_small_in_its_points(name: str) -> None:
+    found = errors(ANALYTIC[name](), [HolomorphicEP(0, K, beta=0.1, points=n) for n in range(4, 25, 4)])
+    for few, more in pairwise(found):
+        assert more < 0.2 * few or more < HOLOMORPHIC
+    assert found[0] > 1e-6
+    assert found[-1] < HOLOMORPHIC
+
+
+@pytest.mark.parametrize("name", ["toy", "EB depth 3", "own Phi"])
+def test_holomorphic_ep_is_the_true_gradient_at_a_finite_beta(name: str) -> None:
+    """Where F = dPhi/ds: against recurrent backprop at the steady state, and BPTT; symmetric EP is not there."""
+    net = ANALYTIC[name]()
+    x, y = batch(net)
+    state = settle(net, x).state
+    true = gradient(RBP(0, 150), net, x, y, state)
+    assert distance(gradient(BPTT(150, 150), net, x, y, state), true) < SETTLED_GRADIENT
+    assert distance(gradient(HolomorphicEP(0, 150, beta=0.1, points=24), net, x, y, state), true) < SETTLED_GRADIENT
+    assert distance(gradient(EP(0, 150, beta=0.1, nudging="symmetric"), net, x, y, state), true) > 1e-6
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_at_two_points_holomorphic_ep_is_symmetric_ep(name: str) -> None:
+    net = ANALYTIC[name]()
+    x, y = batch(net)
+    state = relax(net, x, 15).state
+    both = [HolomorphicEP(0, K, beta=0.2, points=2), EP(0, K, beta=0.2, nudging="symmetric")]
+    one, other = (gradient(form, net, x, y, state) for form in both)
+    assert_close(one, other, rtol=0.0, atol=SAME_FORMULA)
+
+
+def test_what_moves_without_the_nudge_drops_out_of_both_but_not_of_one_sided_nudging() -> None:
+    """Five free steps are not enough; the limit of the nudged phase is still that of a derivative along beta."""
+    net = energy_based(3)
+    x, y = batch(net)
+    free = relax(net, x, 5)
+    assert not bool(free.settled.any())
+    target = {n: -g for n, g in sums(gather(limit_steps(net, COST, x, y, free, K))).items()}
+    assert distance(gradient(EP(0, K, beta=1e-3), net, x, y, free.state), target) > 1.0
+    assert distance(gradient(EP(0, K, beta=1e-3, nudging="symmetric"), net, x, y, free.state), target) < 1e-4
+    assert distance(gradient(HolomorphicEP(0, K, points=24), net, x, y, free.state), target) < HOLOMORPHIC
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_mean_over_signs_is_the_symmetric_gradient(name: str) -> None:
+    net = SMOOTH[name]()
+    x, y = batch(net)
+    state = relax(net, x, 25).state
+    form = EP(0, K, beta=0.3, nudging="random-sign")
+    plus, minus = (named(net, form.with_sign(sign).gradient(net, COST, x, y, state)[1]) for sign in (1.0, -1.0))
+    mean = {n: 0.5 * (plus[n] + minus[n]) for n in plus}
+    assert_close(mean, gradient(EP(0, K, beta=0.3, nudging="symmetric"), net, x, y, state), rtol=0.0, atol=SAME_FORMULA)
+    assert_close(minus, gradient(EP(0, K, beta=-0.3), net, x, y, state), rtol=0.0, atol=0.0)
+    assert_close(plus, gradient(form.with_sign(1), net, x, y, state), rtol=0.0, atol=0.0)
+
+
+def test_an_own_loop_draws_its_signs_from_torch() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    form = EP(10, 3, beta=0.3, nudging="random-sign")
+
+    def drawn(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        return [float(gradient(form, net, x, y, net.init_state(x))["W01"].sum()) for _ in range(20)]
+
+    one, again, other = drawn(0), drawn(0), drawn(1)
+    assert one == again != other
+    sides = {float(gradient(form.with_sign(s), net, x, y, net.init_state(x))["W01"].sum()) for s in (1, -1)}
+    assert set(one) == sides
+
+
+def test_stacked_networks_have_each_their_own_sign() -> None:
+    nets = [prototypical(2, seed=seed) for seed in range(3)]
+    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
+    x, y = (torch.stack(v) for v in zip(*pairs, strict=True))
+    form, signs = EP(20, 4, beta=0.2, nudging="random-sign"), torch.tensor([1.0, -1.0, -1.0], dtype=F64)
+    together = stack(nets)
+    free = form.with_sign(signs).backward(together, COST, x, y)
+    for r, net in enumerate(nets):
+        alone = gradient(form.with_sign(int(signs[r])), net, *pairs[r], net.init_state(pairs[r][0]))
+        for name, g in alone.items():
+            assert_close(together.get_parameter(name).grad[r], g, rtol=0.0, atol=SAME_FORMULA)  # type: ignore[index]
+    steps = gather(form.with_sign(signs).steps(together, COST, x, y, free))
+    total = {name: -g for name, g in sums(steps).items()}
+    assert_close(total, {n: p.grad for n, p in together.named_parameters()}, rtol=0.0, atol=SAME_FORMULA)
+    torch.manual_seed(0)
+    form.gradient(together, COST, x, y)  # one drawn for each
+
+
+@pytest.mark.parametrize(
+    "form",
+    [EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4, points=5), ContinualEP(20, 4, rates=0.05)],
+    ids=lambda form: type(form).__name__,
+)
+def test_stacked_networks_do_not_mix(form: Estimator) -> None:
+    nets = [energy_based(3, seed=seed) for seed in range(2)]
+    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
+    x, y = (torch.stack(v) for v in zip(*pairs, strict=True))
+    together = stack(nets)
+    stacked = named(together, form.gradient(together, COST, x, y)[1])
+    for r, net in enumerate(nets):
+        alone = named(net, form.gradient(net, COST, *pairs[r])[1])
+        assert_close({n: g[r] for n, g in stacked.items()}, alone, rtol=0.0, atol=SAME_FORMULA)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_continual_ep_tends_to_ep_in_the_first_order_of_the_rate(name: str) -> None:
+    net = SMOOTH[name]()
+    x, y = batch(net)
+    state = settle(net, x).state
+    target = gradient(EP(0, K, beta=0.1), net, x, y, state)
+    assert distance(gradient(ContinualEP(0, K, beta=0.1, rates=0.0), net, x, y, state), target) < SAME_FORMULA
+    found = [distance(gradient(ContinualEP(0, K, beta=0.1, rates=eta), net, x, y, state), target) for eta in ETAS]
+    for coarse, fine in pairwise(found):
+        assert fine > 1e-12
+        assert coarse / fine == pytest.approx(2.0, rel=ORDER_IN_BETA)
+
+
+ETAS = (4e-5, 2e-5, 1e-5)
+
+
+def test_a_step_of_sgd_ends_where_continual_ep_moved_the_parameters() -> None:
+    """Against the loop written out: every step of the second phase moves the parameters of a net of its own."""
+    net = prototypical(3, "sigmoid")
+    x, y = batch(net)
+    rates = {name: 0.01 * (n + 1) for n, (name, _) in enumerate(net.named_parameters())}
+    moving, beta = copy.deepcopy(net), 0.2
+    s = relax(net, x, 30).state
+    with torch.no_grad():
+        for _ in range(K):
+            new = moving.transition(x, s)
+            new = (new[0] + beta * (y - s[0]), *new[1:])
+            contrast = moving.contrast(x, new, s)
+            for name, p in moving.named_parameters():
+                p += rates[name] / beta * contrast[name]
+            s = new
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    form = ContinualEP(30, K, beta=beta, rates=rates)
+    form.backward(net, COST, x, y)
+    for name, p in net.named_parameters():
+        assert torch.equal(p, before[name])  # until the optimizer moves it
+    torch.optim.SGD([{"params": [p], "lr": rates[name]} for name, p in net.named_parameters()]).step()
+    for name, p in net.named_parameters():
+        assert_close(p, moving.get_parameter(name), rtol=0.0, atol=SAME_FORMULA)
+        assert float((p.detach() - before[name]).abs().max()) > 1e-6
+
+
+def test_continual_ep_asks_for_a_rate_of_every_parameter_that_learns() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    net.b0.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"no rate for b1; it has one for W01, W12\. Give every parameter"):
+        ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1}).backward(net, COST, x, y)
+    ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1, "b1": 0.0}).backward(net, COST, x, y)
+    assert net.b0.grad is None
+
+
+class Readout(Cost):
+    """l = 1/2 |A s0 - y|^2, A learnt too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.A = nn.Parameter(random_like((3, 3), 5))
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (s[0] @ self.A.mT - y).square().sum(-1)
+
+
+def test_a_cost_with_parameters_of_its_own_or_of_the_model_may_be_analytic_too() -> None:
+    costs = [
+        Readout(),
+        FunctionCost(_decayed, parametric=True),
+        FunctionCost(lambda s, y: torch.cosh(s[0] - y).sum(-1)),
+    ]
+    for cost in costs:
+        net = energy_based(2, "sigmoid")
+        x, y = batch(net)
+        state = settle(net, x).state
+        true = RBP(0, 100).gradient(net, cost, x, y, state)[1]
+        found = HolomorphicEP(0, 100, beta=0.05, points=16).gradient(net, cost, x, y, state)[1]
+        assert found.keys() == true.keys()
+        assert len(true) == 4 + len(list(cost.parameters()))
+        for p, g in true.items():
+            assert_close(found[p], g, rtol=0.0, atol=SETTLED_GRADIENT)
+
+
+def _decayed(s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+    return 0.5 * (s[0] @ theta["W01"] ** 2).sum(-1) + 0.5 * (s[0] - y).square().sum(-1)
+
+
+def conjugating() -> Dynamics:
+    """|s|^2 by abs, as on the real axis s * s is."""
+
+    def energy(x: Tensor, s: State, theta: Any) -> Tensor:
+        return 0.5 * s[0].abs().pow(2).sum(-1) - (torch.tanh(s[0]) * (x @ theta["V"].T)).sum(-1)
+
+    model = from_energy(energy, {"V": random_like((2, 3), 0)}, layers=(2,), eps=0.5)
+    model.input_shape = (3,)
+    return model
+
+
+NOT_ANALYTIC: dict[str, tuple[Callable[[], Dynamics], str]] = {
+    "clip": (lambda: energy_based(2, "sigmoid", clip=True), "clamp"),
+    "hard sigmoid": (lambda: energy_based(2, "hard-sigmoid"), "clamp"),
+    "max-pooling": (lambda: convolutional(activation="tanh"), "max_pool2d"),
+    "rectified": (lambda: prototypical(2, torch.relu), "relu|clamp|complex"),
+    "conjugation": (conjugating, "The primitive of _Primitive with SquaredError is not analytic"),
+    "conjugation inside sigma": (
+        lambda: prototypical(2, lambda v: torch.tanh(v.real) + 0.0 * v),
+        "The nudged step of Layered with SquaredError is not analytic",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ANALYTIC)
+def test_a_model_that_is_not_analytic_is_refused_in_words(name: str) -> None:
+    build, why = NOT_ANALYTIC[name]
+    net = build()
+    x, y = batch(net)
+    with pytest.raises(ValueError, match=f"(?s){why}.*Holomorphic EP needs an analytic model.*nudging='symmetric'"):
+        HolomorphicEP(5, 3).backward(net, COST, x, y)
+    assert all(p.grad is None and p.dtype == F64 for p in net.parameters())
+    EP(5, 3, nudging="symmetric").backward(net, COST, x, y)
+    ContinualEP(5, 3, rates=0.1).backward(net, COST, x, y)
+
+
+def test_a_cost_that_is_not_analytic_is_refused_in_words() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    cost = FunctionCost(lambda s, y: (s[0] - y).abs().pow(2).sum(-1))
+    with pytest.raises(ValueError, match=r"FunctionCost.*needs an analytic model and cost"):
+        HolomorphicEP(5, 3).backward(net, cost, x, y)
+
+
+def test_single_precision_stays_single() -> None:
+    net = prototypical(2).float()
+    x, y = (v.float() for v in batch(net.double()))
+    net = net.float()
+    forms: list[Estimator] = [HolomorphicEP(20, 4), EP(20, 4, nudging="symmetric"), ContinualEP(20, 4, rates=0.1)]
+    for form in forms:
+        rough = gradient(form, net, x, y, net.init_state(x))
+        exact = gradient(form, net.double(), x.double(), y.double(), net.double().init_state(x.double()))
+        net = net.float()
+        assert all(g.dtype == torch.float32 for g in rough.values())
+        assert_close({n: g.double() for n, g in rough.items()}, exact, rtol=1e-3, atol=1e-4)
+
+
+def test_a_state_that_explodes_is_told_with_its_step() -> None:
+    """s -> s^3 rests at 0 and runs away from wherever a strong nudge puts it."""
+    net = from_primitive(
+        lambda x, s, theta: (theta["a"] * s[0] ** 4).sum(-1) / 4 + 0.0 * x.sum(-1),
+        {"a": torch.ones(2, dtype=F64)},
+        layers=(2,),
+    )
+    x, y = torch.zeros(3, 2, dtype=F64), torch.ones(3, 2, dtype=F64)
+    forms = [HolomorphicEP(2, 20, beta=5.0), ContinualEP(2, 20, beta=5.0), EP(2, 20, beta=5.0, nudging="symmetric")]
+    for form in forms:
+        with pytest.raises(ArithmeticError, match=r"Layer s0 of _Primitive is not finite after nudged step \d"):
+            form.backward(net, COST, x, y)
+        assert net.a.grad is None
+
+
+def test_the_forms_are_values() -> None:
+    assert EP(3, 2, nudging="symmetric") != EP(3, 2) == EP(3, 2, nudging="one-sided")
+    assert "points=6" in repr(HolomorphicEP(3, 2, points=6))
+    assert len({HolomorphicEP(3, 2), HolomorphicEP(3, 2), HolomorphicEP(3, 2, points=6)}) == 2
+    assert ContinualEP(3, 2, rates={"W": 0.1}) == ContinualEP(3, 2, rates={"W": 0.1}) != ContinualEP(3, 2, rates=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: EP(3, 2, nudging="both"), "nudging is 'both'; expected 'one-sided', 'symmetric' or 'random-sign'"),
+        (lambda: EP(3, 2, nudging="symmetric", beta=0.0), "beta=0.0"),
+        (lambda: HolomorphicEP(3, 2, points=1), "points is 1; expected how many points on the circle, 2 or more"),
+        (lambda: HolomorphicEP(3, 2, beta=-0.1), "beta is -0.1; expected the radius of a circle"),
+        (lambda: HolomorphicEP(3, 2, beta=float("nan")), "beta is nan; expected the radius"),
+        (lambda: ContinualEP(3, 2, beta=0.0), "beta=0.0"),
+        (lambda: ContinualEP(3, 2, rates=-0.1), "rate -0.1; expected a learning rate, 0 or more"),
+        (lambda: ContinualEP(3, 2, rates={"W": float("inf")}), "rate inf; expected a learning rate"),
+    ],
+)
+def test_bad_settings_are_told(make: Callable[[], Estimator], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem.replace("(", r"\(")):
+        make()
+
+
+def test_a_sign_is_for_random_sign_nudging_only() -> None:
+    with pytest.raises(ValueError, match="A sign of beta was given to symmetric nudging"):
+        EP(3, 2, nudging="symmetric").with_sign(-1.0)
+    with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of them, one per network"):
+        EP(3, 2, nudging="random-sign").with_sign(0.5)
+    net = prototypical(2)
+    x, y = batch(net)
+    with pytest.raises(ValueError, match="one per network"):
+        EP(3, 2, nudging="random-sign").with_sign(torch.ones(2)).gradient(net, COST, x, y)
+
+
+def test_the_free_phase_is_that_of_the_estimator() -> None:
+    net = prototypical(3)
+    x, y = batch(net)
+    expected = relax(net, x, Phase(21, "alternating")).state
+    for form in (
+        HolomorphicEP(21, 2, "alternating"),
+        ContinualEP(21, 2, "alternating"),
+        EP(21, 2, "alternating", nudging="symmetric"),
+    ):
+        assert_close(form.gradient(net, COST, x, y)[0].state, expected, rtol=0.0, atol=0.0)
+
+
+def test_holomorphic_ep_on_a_prototypical_net_is_not_the_true_gradient() -> None:
+    """What the circle removes is the bias of beta; the sigma' that EP lacks at the output stays."""
+    net = prototypical(3)
+    x, y = batch(net)
+    state = settle(net, x).state
+    true = gradient(RBP(0, 60), net, x, y, state)
+    found = gradient(HolomorphicEP(0, 60, points=16), net, x, y, state)
+    assert max(float((found[n] - true[n]).abs().max() / true[n].abs().max()) for n in true) > NOT_EQUAL

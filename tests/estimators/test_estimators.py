@@ -1,0 +1,369 @@
+"""EP, BPTT and RBP: one gradient where they should give one, checked against finite differences of the loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import (
+    LONG,
+    asymmetric,
+    batch,
+    convolutional,
+    energy_based,
+    ep_processes,
+    gather,
+    named,
+    prototypical,
+    random_like,
+    settle,
+    sums,
+    toy,
+)
+from helpers.tolerances import EXACT_LIMIT, FINITE_DIFFERENCE, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA, SETTLED_GRADIENT
+from torch import Tensor
+from torch.testing import assert_close
+
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    Dynamics,
+    Estimator,
+    GrowingAdjointError,
+    Phase,
+    SquaredError,
+    from_transition,
+    limit_steps,
+    relax,
+)
+from eqprop.data import one_hot
+from eqprop.models import Layered
+from eqprop.state import State
+
+COST = SquaredError()
+ENOUGH = 100
+"""Steps after which BPTT's and RBP's sums no longer change: their terms fall like the residual of the free phase."""
+
+GRADIENT_NETS: dict[str, Callable[[], Dynamics]] = {
+    "toy": toy,
+    "EB depth 1": lambda: energy_based(1),
+    "EB depth 2": lambda: energy_based(2, "sigmoid"),
+    "EB depth 3": lambda: energy_based(3, "sigmoid"),
+}
+PROTOTYPICAL_NETS: dict[str, Callable[[], Dynamics]] = {
+    "P depth 1": lambda: prototypical(1),
+    "P depth 2": lambda: prototypical(2, "sigmoid"),
+    "P depth 3": lambda: prototypical(3),
+    "conv": lambda: convolutional(activation="sigmoid"),
+}
+ARBITRARY: dict[str, Callable[[], Dynamics]] = {"asymmetric": asymmetric}
+ALL = GRADIENT_NETS | PROTOTYPICAL_NETS | ARBITRARY
+
+
+def steady_loss(net: Dynamics, x: Tensor, y: Tensor, start: State) -> float:
+    free = relax(net, x, Phase(LONG, stop="settled", still=1e-15), start)
+    return float(COST(free.state, y, {}).mean())
+
+
+def finite_difference(net: Dynamics, x: Tensor, y: Tensor, start: State, name: str, seed: int) -> tuple[float, Tensor]:
+    """(L*(theta + h u) - L*(theta - h u)) / 2h along a random direction u of one parameter, and u."""
+    h = 1e-5
+    u = random_like(tuple(net.get_parameter(name).shape), seed)
+    losses = []
+    for sign in (1.0, -1.0):
+        moved = copy.deepcopy(net)
+        with torch.no_grad():
+            moved.get_parameter(name).add_(sign * h * u)
+        losses.append(steady_loss(moved, x, y, start))
+    return (losses[0] - losses[1]) / (2 * h), u
+
+
+def check_against_finite_differences(net: Dynamics, grads: dict[str, Tensor], x: Tensor, y: Tensor, s: State) -> None:
+    assert grads.keys() == dict(net.named_parameters()).keys()
+    for seed, (name, grad) in enumerate(grads.items()):
+        slope, u = finite_difference(net, x, y, s, name, seed)
+        assert float((grad * u).sum()) == pytest.approx(slope, abs=FINITE_DIFFERENCE), name
+
+
+def gradient(
+    estimator: Estimator, net: Dynamics, x: Tensor, y: Tensor, state: State | None = None
+) -> dict[str, Tensor]:
+    return named(net, estimator.gradient(net, COST, x, y, state)[1])
+
+
+def exact_ep(net: Dynamics, x: Tensor, y: Tensor, K: int) -> dict[str, Tensor]:
+    """EP's gradient in the limit beta -> 0, the sum of its exact updates."""
+    free = settle(net, x)
+    return {name: -total for name, total in sums(gather(limit_steps(net, COST, x, y, free, K))).items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bptt_and_rbp_are_the_gradient_of_the_steady_loss(name: str) -> None:
+    net = ALL[name]()
+    x, y = batch(net)
+    free = settle(net, x)
+    bptt = gradient(BPTT(T=ENOUGH, K=ENOUGH), net, x, y, free.state)
+    rbp = gradient(RBP(T=0, K=ENOUGH), net, x, y, free.state)
+    assert_close(rbp, bptt, rtol=0.0, atol=SETTLED_GRADIENT)
+    check_against_finite_differences(net, rbp, x, y, free.state)
+
+
+@pytest.mark.parametrize("name", GRADIENT_NETS)
+def test_ep_is_the_same_gradient_where_f_derives_from_phi(name: str) -> None:
+    net = GRADIENT_NETS[name]()
+    x, y = batch(net)
+    free = settle(net, x)
+    rbp = gradient(RBP(T=0, K=ENOUGH), net, x, y, free.state)
+    assert_close(exact_ep(net, x, y, ENOUGH), rbp, rtol=0.0, atol=SETTLED_GRADIENT)
+
+    def error(beta: float) -> float:
+        ep = gradient(EP(T=0, K=ENOUGH, beta=beta), net, x, y, free.state)
+        return max(float((ep[name] - rbp[name]).abs().max()) for name in rbp)
+
+    assert error(2e-4) / error(1e-4) == pytest.approx(2.0, rel=FIRST_ORDER)
+
+
+@pytest.mark.parametrize("name", [*PROTOTYPICAL_NETS, *ARBITRARY])
+def test_ep_is_not_that_gradient_elsewhere(name: str) -> None:
+    net = (PROTOTYPICAL_NETS | ARBITRARY)[name]()
+    x, y = batch(net)
+    ep, rbp = exact_ep(net, x, y, 25), gradient(RBP(T=LONG, K=25, stop="settled"), net, x, y)
+    largest = max(float((ep[name] - rbp[name]).abs().max() / rbp[name].abs().max()) for name in rbp)
+    assert largest > NOT_EQUAL
+
+
+def test_truncated_bptt_approaches_the_steady_gradient() -> None:
+    """L against L*: more steps unrolled, less distance  [sec:loss-L-L*]."""
+    net = energy_based(3)
+    x, y = batch(net)
+    free = settle(net, x)
+    target = gradient(RBP(T=0, K=ENOUGH), net, x, y, free.state)
+    distances = []
+    for K in (1, 2, 5, 10, 20, 50, 100):
+        bptt = gradient(BPTT(T=K, K=K), net, x, y, free.state)
+        distances.append(sum(float((bptt[name] - target[name]).norm()) for name in target))
+    assert all(later < earlier for earlier, later in pairwise(distances))
+    assert distances[0] > 0.1
+    assert distances[-1] < 1e-6 * distances[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("T", [7, 30])
+def test_bptt_is_autograd_through_a_plain_loop(name: str, T: int) -> None:
+    net = ALL[name]()
+    x, y = batch(net)
+    for K in (1, 3, T):
+        s = relax(net, x, T - K).state
+        for _ in range(K):
+            s = net.transition(x, s)
+        loss = 0.5 * (s[0] - y).square().sum() / len(x)
+        names, parameters = zip(*net.named_parameters(), strict=True)
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        bptt = gradient(BPTT(T=T, K=K), net, x, y)
+        assert_close(bptt, dict(zip(names, grads, strict=True)), rtol=0.0, atol=SAME_FORMULA)
+
+
+def test_bptt_truncates_to_exactly_k_steps() -> None:
+    """Two steps reach the weights next to the input of a net three layers deep, one step does not."""
+    net = prototypical(2)
+    x, y = batch(net)
+    assert float(gradient(BPTT(T=20, K=1), net, x, y)["W12"].abs().max()) == 0.0
+    assert float(gradient(BPTT(T=20, K=2), net, x, y)["W12"].abs().max()) > 0.0
+
+
+@pytest.mark.parametrize("name", GRADIENT_NETS | PROTOTYPICAL_NETS)
+def test_the_telescoped_update_is_the_sum_of_its_steps(name: str) -> None:
+    net = (GRADIENT_NETS | PROTOTYPICAL_NETS)[name]()
+    x, y = batch(net)
+    free = relax(net, x, 25)
+    ep = EP(T=25, K=9, beta=0.3)
+    total = sums(gather(ep.steps(net, COST, x, y, free)))
+    telescoped = gradient(ep, net, x, y)
+    assert_close({n: -v for n, v in total.items()}, telescoped, rtol=0.0, atol=SAME_FORMULA)
+
+
+@pytest.mark.parametrize("estimator", [EP(T=20, K=5), BPTT(T=20, K=5), RBP(T=20, K=5)])
+def test_the_free_phase_is_returned(estimator: Estimator) -> None:
+    net = energy_based(2)
+    x, y = batch(net)
+    free, expected = estimator.gradient(net, COST, x, y)[0], relax(net, x, 20)
+    assert_close(free.state, expected.state, rtol=0.0, atol=0.0)
+    assert_close(free.residual, expected.residual, rtol=0.0, atol=0.0)
+    assert free.steps == 20
+    assert not any(layer.requires_grad for layer in free.state)
+    assert (free.adjoint_residual is not None) == isinstance(estimator, RBP)
+
+
+@pytest.mark.parametrize("estimator", [EP(T=20, K=5), BPTT(T=20, K=5), RBP(T=20, K=5)])
+def test_backward_adds_to_grad_and_leaves_the_frozen_alone(estimator: Estimator) -> None:
+    net = energy_based(2)
+    x, y = batch(net)
+    once = gradient(estimator, net, x, y)
+    assert all(p.grad is None for p in net.parameters())
+    net.W12.requires_grad_(False)
+    net.b1.requires_grad_(False)
+    estimator.backward(net, COST, x, y)
+    estimator.backward(net, COST, x, y)
+    assert net.W12.grad is None
+    assert net.b1.grad is None
+    for name in ("W01", "b0"):
+        assert_close(net.get_parameter(name).grad, 2 * once[name], rtol=0.0, atol=SAME_FORMULA)
+
+
+@pytest.mark.parametrize("estimator", [EP(T=60, K=30, beta=0.05), BPTT(T=60, K=30), RBP(T=60, K=30)])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_any_optimizer_lowers_the_loss(estimator: Estimator, optimizer: str) -> None:
+    net = energy_based(2)
+    x, _ = batch(net, samples=6)
+    y = one_hot(torch.arange(6) % 3, 3, torch.float64)
+    options: dict[str, Any] = {"lr": 0.5, "momentum": 0.5} if optimizer == "SGD" else {"lr": 0.03}
+    opt = getattr(torch.optim, optimizer)(net.parameters(), **options)
+    losses = []
+    for _ in range(25):
+        opt.zero_grad()
+        free = estimator.backward(net, COST, x, y)
+        losses.append(float(COST(free.state, y, {}).mean()))
+        opt.step()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_step_of_sgd_is_minus_the_rate_times_the_gradient() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    ep = EP(T=20, K=5)
+    grads = gradient(ep, net, x, y)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    ep.backward(net, COST, x, y)
+    opt.step()
+    for name, p in net.named_parameters():
+        assert_close(p.detach(), before[name] - 0.1 * grads[name], rtol=0.0, atol=SAME_FORMULA)
+
+
+@pytest.mark.parametrize("estimator", [EP(T=20, K=5), BPTT(T=20, K=5), RBP(T=20, K=5)])
+def test_the_gradient_is_a_mean_over_samples(estimator: Estimator) -> None:
+    net = prototypical(3)
+    x, y = batch(net, samples=4)
+    single = [gradient(estimator, net, x[n : n + 1], y[n : n + 1]) for n in range(4)]
+    mean = {name: sum(g[name] for g in single) / 4 for name in single[0]}
+    assert_close(gradient(estimator, net, x, y), mean, rtol=0.0, atol=SAME_FORMULA)
+
+
+def test_steps_leave_the_callers_gradient_mode_alone() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    free = relax(net, x, 20, keep=3)
+    for estimator in (EP(T=20, K=3), BPTT(T=20, K=3), RBP(T=20, K=3)):
+        for _ in estimator.steps(net, COST, x, y, free):
+            assert torch.is_grad_enabled()
+        with torch.no_grad():
+            assert len(list(estimator.steps(net, COST, x, y, free))) == 3
+            assert not torch.is_grad_enabled()
+
+
+def test_rbp_stops_when_the_sum_is_complete() -> None:
+    net = prototypical(2)
+    x, y = batch(net)
+    state = settle(net, x).state
+    whole, early = (gradient(RBP(T=0, K=600, stop=stop), net, x, y, state) for stop in ("never", "settled"))
+    assert_close(early, whole, rtol=0.0, atol=0.0)
+    residuals = [RBP(T=0, K=K).gradient(net, COST, x, y, state)[0].adjoint_residual for K in (5, 20)]
+    assert residuals[0] is not None
+    assert residuals[1] is not None
+    assert residuals[0].shape == (3,)
+    assert bool((residuals[1] < residuals[0]).all())
+
+
+def test_a_growing_adjoint_is_an_error() -> None:
+    """s -> 2 s has a fixed point at 0 that repels."""
+    net = from_transition(lambda x, s, theta: (theta["a"] * s[0] + 0.0 * x,), {"a": torch.tensor([2.0])}, layers=(2,))
+    x, y = torch.zeros(3, 2), torch.ones(3, 2)
+    with pytest.raises(GrowingAdjointError, match=r"3 of 3 samples.*K=10.*not an attracting fixed point\. Raise T"):
+        RBP(T=5, K=10).backward(net, COST, x, y)
+    assert net.a.grad is None
+    unchecked, _ = RBP(T=5, K=10, checked=False).gradient(net, COST, x, y)
+    assert unchecked.adjoint_residual is not None
+    assert float(unchecked.adjoint_residual.min()) == 2.0**10
+
+
+@pytest.mark.parametrize("estimator", [EP(T=41, K=5), BPTT(T=41, K=5), RBP(T=41, K=5)])
+def test_an_alternating_free_phase_leads_to_the_same_gradient(estimator: Estimator) -> None:
+    net = prototypical(3, "sigmoid")
+    x, y = batch(net)
+    longer = replace(estimator, T=301)
+    assert_close(
+        gradient(replace(longer, schedule="alternating"), net, x, y),
+        gradient(longer, net, x, y),
+        rtol=0.0,
+        atol=EXACT_LIMIT,
+    )
+
+
+def test_bptt_unrolls_synchronously_from_the_alternating_state() -> None:
+    net = prototypical(3)
+    x, y = batch(net)
+    start = relax(net, x, Phase(6, "alternating")).state
+    assert_close(
+        gradient(BPTT(T=10, K=4, schedule="alternating"), net, x, y),
+        gradient(BPTT(T=4, K=4), net, x, y, start),
+        rtol=0.0,
+        atol=0.0,
+    )
+
+
+def test_estimators_are_values() -> None:
+    assert EP(T=3, K=2, beta=0.5) == EP(T=3, K=2, beta=0.5) != EP(T=3, K=2, beta=0.4)
+    assert len({BPTT(T=3, K=2), BPTT(T=3, K=2), RBP(T=3, K=2)}) == 2
+    assert "beta=0.5" in repr(EP(T=3, K=2, beta=0.5))
+    with pytest.raises(FrozenInstanceError):
+        EP(T=3, K=2).T = 4  # type: ignore[misc]
+    assert EP(T=2, K=5).K == 5  # EP may have T < K
+
+
+def test_ep_of_a_net_as_a_bare_transition_tends_to_that_of_its_primitive() -> None:
+    """Step by step with dF/dtheta, or telescoped with dPhi/dtheta: they differ by an order of beta."""
+    net = energy_based(2)
+    x, y = batch(net)
+    state = settle(net, x).state
+    bare = from_transition(
+        lambda x, s, theta: torch.func.functional_call(
+            _Transition(net), {f"net.{n}": v for n, v in theta.items()}, (x, s)
+        ),
+        dict(net.named_parameters()),
+        layers=(3, 5),
+    )
+
+    def distance(beta: float) -> float:
+        # The bare transition knows no eps, so its beta is the other's beta times eps.
+        plain = gradient(EP(T=0, K=20, beta=beta * net.eps), bare, x, y, state)
+        telescoped = gradient(EP(T=0, K=20, beta=beta), net, x, y, state)
+        return max(float((plain[name] - telescoped[name]).abs().max()) for name in plain)
+
+    assert distance(2e-3) / distance(1e-3) == pytest.approx(2.0, rel=FIRST_ORDER)
+
+
+class _Transition(torch.nn.Module):
+    def __init__(self, net: Layered) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, s: State) -> State:
+        return self.net.transition(x, s)
+
+
+def test_processes_gather_the_steps() -> None:
+    net = energy_based(3)
+    x, y = batch(net)
+    free = relax(net, x, 30, keep=4)
+    processes = ep_processes(net, x, y, free, 4, 0.1)
+    assert [tuple(layer.shape) for layer in processes.neurons] == [(4, 3, 3), (4, 3, 5), (4, 3, 5)]
+    assert {name: tuple(v.shape) for name, v in processes.synapses.items()} == {
+        name: (4, *p.shape) for name, p in net.named_parameters()
+    }
+    assert processes.direct == {}

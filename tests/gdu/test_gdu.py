@@ -1,0 +1,688 @@
+"""The GDU laboratory against plain twins: stacked processes, dense Jacobians, dropped samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import F64, asymmetric, batch, convolutional, energy_based, gather, prototypical, toy
+from helpers.tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
+from torch import Tensor
+
+from eqprop import (
+    BPTT,
+    EP,
+    Dynamics,
+    NotFiniteError,
+    Phase,
+    SquaredError,
+    from_energy,
+    from_primitive,
+    from_transition,
+    gdu,
+    limit_steps,
+    relax,
+)
+from eqprop.estimators import Step
+from eqprop.experiments.gdu import gdu_experiment
+from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison
+from eqprop.gdu import free as free_phase
+from eqprop.gdu.budget import outcome_of
+from eqprop.gdu.free import settle
+from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
+from eqprop.gdu.lockstep import Comparison, combine, dissect
+from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
+from eqprop.gdu.metrics import Group, batch_mean, groups
+from eqprop.models import Layered, stack
+
+COST = SquaredError()
+T, K, BETA = 400, 6, 0.01
+
+
+def small_nets() -> dict[str, Dynamics]:
+    return {
+        "toy": toy(),
+        "EB": energy_based(3),
+        "EB without sigma' at the output": energy_based(2, output_slope=False),
+        "P": prototypical(3, "sigmoid"),
+        "conv": convolutional(activation="sigmoid"),
+    }
+
+
+def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> Comparison:
+    x, y = batch(model)
+    return Comparison(model, COST, x, y, relax(model, x, steps, keep=K), K, beta)
+
+
+def stacked(model: Dynamics, beta: float = BETA) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """EP's processes and minus BPTT's, every group (K, elements), averaged over the samples."""
+    case = case_of(model, beta)
+    arguments = (model, COST, case.x, case.y, case.free)
+    ep, bptt = EP(T, K, beta=beta).processes(*arguments), BPTT(T, K).processes(*arguments)
+    names = model.layer_names or [f"s{n}" for n in range(len(ep.neurons))]
+    pairs = []
+    for sign, found in ((1, ep), (-1, bptt)):
+        layers = {n: v.mean(1) for n, v in zip(names, found.neurons, strict=True)}
+        pairs.append({name: sign * v.flatten(1) for name, v in (layers | found.synapses).items()})
+    return pairs[0], pairs[1]
+
+
+def rmse(f: Tensor, g: Tensor) -> float:
+    """The paper's formula on whole processes (K, elements), elements without any signal left out."""
+    scale = torch.maximum(f.norm(dim=0), g.norm(dim=0))
+    return float(((f - g).norm(dim=0) / scale)[scale > 0].mean())
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_metrics_are_those_of_the_whole_processes(name: str) -> None:
+    model = small_nets()[name]
+    ep, bptt = stacked(model)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    found = report.neurons | report.synapses | report.biases
+    assert set(found) == set(ep)
+    for group, m in found.items():
+        f, g = ep[group], bptt[group]
+        assert m.rmse == pytest.approx(rmse(f, g), rel=1e-6, abs=1e-11)
+        assert m.rmse_cumulative == pytest.approx(rmse(f.cumsum(0), g.cumsum(0)), rel=1e-6, abs=1e-11)
+        signed = g != 0
+        assert m.sign == pytest.approx(float((f.sign() == g.sign())[signed].double().mean()), abs=1e-12)
+        assert m.cosine == pytest.approx(float((f * g).sum() / (f.norm() * g.norm())), rel=1e-9)
+        assert m.norm == pytest.approx(float(g.square().mean().sqrt()), rel=1e-9)
+        assert m.left_out == int(((f == 0) & (g == 0)).all(0).sum())
+        assert m.elements == f.shape[1]
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_parts_add_up_to_the_difference(name: str) -> None:
+    # Far from settled, so that no part is negligible.
+    case = case_of(small_nets()[name], beta=0.1, steps=12)
+    every = groups(case.model, case.free.state)
+    for moment in dissect(case):
+        for group in every:
+            if group.kind == "neurons":
+                whole = sum(batch_mean(p, group) for p in moment.parts.values() if p.neurons)
+            else:
+                whole = sum(batch_mean(p, group) for p in moment.parts.values())
+            difference = batch_mean(moment.ep, group) - batch_mean(moment.bptt, group)
+            assert float((whole - difference).abs().max()) < SAME_FORMULA
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_parts_together_are_no_less_than_the_rmse(name: str) -> None:
+    model = small_nets()[name]
+    x, y = batch(model)
+    budget = gdu.compare(model, COST, x, y, 40, K, 0.1).budget
+    for parts in (budget.neurons, budget.synapses):
+        assert parts.rounding is None
+        shares = [parts.residual, parts.finite_beta, parts.output_slope, parts.asymmetry, parts.unsettled]
+        assert parts.rmse is not None
+        assert sum(p for p in shares if p is not None) >= parts.rmse - 1e-12
+        assert max(p for p in shares if p is not None) <= 2.0
+
+
+@pytest.mark.parametrize("name", small_nets())
+def test_the_limit_in_reverse_mode_is_the_one_in_forward_mode(name: str) -> None:
+    case = case_of(small_nets()[name], steps=12)
+    around = Linearised(case.model, case.x, case.free.state)
+    mine = gather(reverse_limit_steps(case, around))
+    theirs = gather(limit_steps(case.model, COST, case.x, case.y, case.free, K))
+    for a, b in zip(mine.neurons, theirs.neurons, strict=True):
+        assert float((a - b).abs().max()) < SAME_FORMULA
+    for group, value in mine.synapses.items():
+        assert float((value - theirs.synapses[group]).abs().max()) < SAME_FORMULA
+
+
+def own_models() -> dict[str, Dynamics]:
+    """The same net of two layers by its primitive, by its energy and by its transition, all by automatic
+    differentiation."""
+    W = 0.3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+
+    def pairs(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> Tensor:
+        s0, s1 = s
+        return ((torch.tanh(s1) @ theta["W"].T) * torch.tanh(s0)).sum(-1) + 0.4 * (x * torch.tanh(s1)).sum(-1)
+
+    def energy(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> Tensor:
+        return 0.5 * (s[0].square().sum(-1) + s[1].square().sum(-1)) - pairs(x, s, theta)
+
+    def transition(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        s0, s1 = s
+        d0, d1 = 1 - torch.tanh(s0).square(), 1 - torch.tanh(s1).square()
+        f0, f1 = d0 * (torch.tanh(s1) @ theta["W"].T), d1 * (torch.tanh(s0) @ theta["W"] + 0.4 * x)
+        return 0.5 * s0 + 0.5 * f0, 0.5 * s1 + 0.5 * f1
+
+    return {
+        "primitive": from_primitive(pairs, {"W": W}, layers=(2, 3)),
+        "squashed primitive": from_primitive(pairs, {"W": W}, layers=(2, 3), squash=torch.tanh),
+        "energy": from_energy(energy, {"W": W}, layers=(2, 3), eps=0.5),
+        "transition": from_transition(transition, {"W": W}, layers=(2, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", own_models())
+def test_own_models_have_a_budget(name: str) -> None:
+    model = own_models()[name]
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = torch.rand(4, 2, generator=torch.Generator().manual_seed(2), dtype=F64)
+    report = gdu.compare(model, COST, x, y, 2000, K, 1e-4)
+    assert set(report.neurons) == {"s0", "s1"}
+    assert set(report.synapses) == {"W"}
+    parts = report.budget.synapses
+    assert parts.asymmetry is not None
+    assert parts.asymmetry < EXACT_LIMIT
+    assert (parts.output_slope is None) == (name == "transition")
+    if name == "squashed primitive":
+        assert report.budget.synapses.largest()[0] == "output_slope"
+        assert parts.output_slope > NOT_EQUAL
+    else:
+        assert report.budget.outcome == "holds"
+        assert report.synapses["W"].rmse < 1e-3
+
+
+def test_an_energy_and_its_transition_give_the_same_numbers() -> None:
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = torch.rand(4, 2, generator=torch.Generator().manual_seed(2), dtype=F64)
+    energy, transition = (gdu.compare(own_models()[n], COST, x, y, 2000, K, 1e-6) for n in ("energy", "transition"))
+    # The nudge of the energy is scaled by eps and so are its updates; norms of -nabla are the model's alone.
+    assert energy.synapses["W"].norm == pytest.approx(transition.synapses["W"].norm, rel=1e-9)
+    assert energy.budget.spectral_radius == pytest.approx(transition.budget.spectral_radius, rel=1e-9)
+
+
+def test_the_finite_beta_part_is_first_order_in_beta() -> None:
+    model = toy()
+    x, y = batch(model)
+    found = [gdu.compare(model, COST, x, y, T, K, beta).budget for beta in (4e-3, 2e-3, 1e-3)]
+    for coarse, fine in pairwise(found):
+        for kind in ("neurons", "synapses"):
+            ratio = getattr(coarse, kind).finite_beta / getattr(fine, kind).finite_beta
+            assert ratio == pytest.approx(2.0, rel=FIRST_ORDER)
+        assert coarse.synapses.asymmetry < EXACT_LIMIT
+        assert coarse.synapses.residual < EXACT_LIMIT
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_on_prototypical_nets_synapses_miss_the_output_slope_and_nothing_else(depth: int) -> None:
+    model = prototypical(depth, "sigmoid")
+    x, y = batch(model)
+    parts = gdu.compare(model, COST, x, y, T, K, 1e-5).budget.synapses
+    assert parts.asymmetry < EXACT_LIMIT
+    assert parts.output_slope > NOT_EQUAL
+    assert parts.largest()[0] == "output_slope"
+
+
+def test_an_asymmetric_transition_fails_and_is_told_so() -> None:
+    model = asymmetric()
+    x, y = batch(model)
+    y = y[:, :2]
+    report = gdu.compare(model, COST, x, y, T, K, 1e-3)
+    assert report.budget.outcome == "fails"
+    assert report.budget.synapses.largest()[0] == "asymmetry"
+    assert "fails" in report.verdict
+    assert "asymmetry" in report.verdict
+    assert report.budget.asymmetry > 0.1
+    assert report.budget.synapses.asymmetry > 0.05
+
+
+def test_without_sigma_slope_at_the_output_an_energy_based_net_is_asymmetric() -> None:
+    whole, cut = energy_based(2, "sigmoid"), energy_based(2, "sigmoid", output_slope=False)
+    x, y = batch(whole)
+    first, second = (gdu.compare(m, COST, x, y, T, K, 1e-4).budget for m in (whole, cut))
+    assert first.asymmetry < EXACT_LIMIT < NOT_EQUAL < second.asymmetry
+    assert first.synapses.asymmetry < EXACT_LIMIT < NOT_EQUAL < second.synapses.asymmetry
+    assert second.synapses.largest()[0] == "asymmetry"
+
+
+def dense_jacobian(model: Dynamics, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+    """dF/ds of one sample as a matrix."""
+    return torch.autograd.functional.jacobian(lambda rows: flat(model.transition(x, unflat(rows, s))), flat(s))[0, :, 0]
+
+
+@pytest.mark.parametrize("make", [toy, lambda: prototypical(3), asymmetric, convolutional])
+def test_products_asymmetry_and_radius_are_those_of_the_dense_jacobian(make: Callable[[], Dynamics]) -> None:
+    model = make()
+    x, _ = batch(model, samples=1)
+    s = relax(model, x, T).state
+    J = dense_jacobian(model, x, s)
+    product, rows = flat_product(Linearised(model, x, s)), flat(s)
+    v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3), dtype=F64)
+    assert float((product(v)[0] - J @ v[0]).abs().max()) < SAME_FORMULA
+    radius = float(torch.linalg.eigvals(J).abs().max())
+    assert spectral_radius(product, rows, seed=0) == pytest.approx(radius, rel=1e-6, abs=1e-12)
+    rest = J - torch.eye(len(J), dtype=F64) * J.trace() / len(J)
+    expected = float((J - J.T).norm() / (2 * rest.norm()))
+    # The same sample 400 times over is probed 3200 times, which knows a Frobenius norm to a few per cent.
+    many = tuple(layer.expand(400, *layer.shape[1:]) for layer in s)
+    around = Linearised(model, x.expand(400, *x.shape[1:]), many)
+    assert asymmetry(flat_product(around), flat(many), seed=0) == pytest.approx(expected, rel=0.1, abs=1e-12)
+
+
+def test_saturated_neurons_are_counted() -> None:
+    model = prototypical(1, "hard-sigmoid", init=lambda name, shape, source: torch.zeros(shape, dtype=F64))
+    with torch.no_grad():
+        model.b0.copy_(torch.tensor([-1.0, 0.5, 2.0]))
+    x, _ = batch(model)
+    around = Linearised(model, x, relax(model, x, 5).state)
+    assert saturated(around, seed=0) == pytest.approx(2 / 3)
+    dead = from_transition(lambda x, s, theta: (theta["c"] + 0.5 * s[0] * x,), {"c": torch.ones(2, dtype=F64)}, (2,))
+    x = torch.tensor([[1.0, 0.0]], dtype=F64)
+    assert saturated(Linearised(dead, x, relax(dead, x, 5).state), seed=0) == 0.5
+
+
+def two_chains() -> Dynamics:
+    """A prototypical net of one neuron a layer, the two hidden ones strongly coupled. Its two chains end in the same
+    state for x = -0.5 and in different states, a cycle of two, for x = 0.5."""
+    model = Layered((1, 1, 1, 1), "prototypical", "tanh", init="default", seed=0, dtype=F64)
+    values = {"W01": 0.3, "W12": 3.0, "W23": 1.0, "b0": 0.0, "b1": -0.5, "b2": 0.0}
+    with torch.no_grad():
+        for name, value in values.items():
+            model.get_parameter(name).fill_(value)
+    return model
+
+
+def test_samples_that_do_not_settle_are_seen_and_can_be_dropped() -> None:
+    model = two_chains()
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    y = torch.ones(3, 1, dtype=F64)
+    kept = gdu.compare(model, COST, x, y, 200, K, BETA)
+    assert (kept.residual.unsettled, kept.residual.dropped, kept.samples) == (1, 0, 3)
+    assert kept.residual.max > 0.5
+    assert kept.residual.median < 1e-12
+    assert kept.budget.synapses.largest()[0] == "unsettled"
+    assert "unsettled" in kept.verdict
+
+    dropped = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True))
+    assert (dropped.residual.unsettled, dropped.residual.dropped, dropped.samples) == (1, 1, 2)
+    alone = gdu.compare(model, COST, x[1:], y[1:], 200, K, BETA)
+    assert alone.residual.unsettled == 0
+    assert alone.settled is None
+    assert dropped.settled is None
+    for group, m in dropped.synapses.items():
+        assert m.rmse == pytest.approx(alone.synapses[group].rmse, rel=1e-9)
+        assert kept.settled["synapses"][group] == m
+    # What the sample adds is the difference between the two.
+    before, after = kept.budget.synapses.rmse, dropped.budget.synapses.rmse
+    assert kept.budget.synapses.unsettled == pytest.approx(before - after, rel=1e-9)
+    assert dropped.budget.synapses.unsettled == 0.0
+    # The figures show a sample that has settled.
+    assert kept.sample == 1
+
+
+def test_alternating_steps_bring_to_rest_what_goes_back_and_forth() -> None:
+    model = two_chains()
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    y = torch.ones(3, 1, dtype=F64)
+    still = gdu.compare(model, COST, x, y, 200, K, BETA, Options(schedule="alternating"))
+    assert (still.schedule, still.residual.unsettled, still.samples, still.release.tipped) == ("alternating", 0, 3, 0)
+    assert still.residual.max < 1e-12
+    assert "T = 200 alternating" in str(still)
+    # From there on everything is as on any state of rest: the same as if the phase had begun in it.
+    rest = relax(model, x, Phase(400, "alternating")).state
+    arguments = (model, COST, x, y, relax(model, x, 2 * K, rest, keep=K))
+    ep, bptt = (e.processes(*arguments).synapses for e in (EP(T, K, beta=BETA), BPTT(T, K)))
+    for name, m in still.synapses.items():
+        assert m.rmse == pytest.approx(rmse(ep[name].flatten(1), -bptt[name].flatten(1)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["chains", "EB", "conv"])
+def test_the_concentration_is_that_of_the_gradients_of_single_samples(name: str) -> None:
+    if name == "chains":
+        model, x, y = two_chains(), torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64), torch.ones(3, 1, dtype=F64)
+    else:
+        model = small_nets()[name]
+        x, y = batch(model)
+    found = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True)).concentration
+    assert found is not None
+    squares = []
+    for n in range(len(x)):
+        _, gradient = EP(200, K, beta=BETA).gradient(model, COST, x[n : n + 1], y[n : n + 1])
+        squares.append(sum(float(g.square().sum()) for g in gradient.values()))
+    assert found.counted == 1
+    assert found.few == pytest.approx(max(squares) / sum(squares), rel=1e-9)
+    if name == "chains":
+        assert found.unsettled == pytest.approx(squares[0] / sum(squares), rel=1e-9)
+        assert f"unsettled samples make {100 * found.unsettled:.0f} %, the largest sample makes" in str(found)
+    else:
+        assert found.unsettled == 0.0
+        assert str(found).startswith("Of the sum of the squared updates the largest sample makes")
+
+
+def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_concentration() -> None:
+    model = toy()
+    x, y = batch(model)
+    many = gdu.compare(model, COST, x.repeat(50, 1), y.repeat(50, 1), 100, K, BETA, Options(shown=0)).concentration
+    assert many is not None
+    assert many.counted == -(-50 * len(x) // 100)
+    assert f"the largest {many.counted} samples make" in str(many)
+    rests = gdu.compare(two_rests(), COST, torch.ones(2, 1, dtype=F64), torch.zeros(2, 1, dtype=F64), 50, K, BETA)
+    assert rests.concentration is None
+    assert rests.to_dict()["concentration"] is None
+
+
+@pytest.mark.parametrize("steps", [(60, 5), (61, 5), (61, 6), (500, 7), (7, 7), (8, 7), (9, 7), (12, 5)])
+def test_a_free_phase_in_pieces_is_one_that_alternates_and_then_does_not(
+    steps: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    long, last = steps
+    model = prototypical(3, "tanh")
+    x, _ = batch(model)
+    told: list[int] = []
+    free = settle(model, x, long, last, None, told.append, "alternating")
+    turns = relax(model, x, Phase(long - last, "alternating"))
+    together = relax(model, x, last, turns.state, keep=last)
+    for got, expected in zip((free.end.state, *free.end.trail), (together.state, *together.trail), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert free.end.steps == long or (long == 500 and not bool(free.end.residual.any()))
+    assert told == sorted(told)
+
+
+def test_layers_that_see_themselves_cannot_take_turns() -> None:
+    model = energy_based(2)
+    with pytest.raises(ValueError, match="cannot alternate"):
+        gdu.compare(model, COST, *batch(model), 50, K, BETA, Options(schedule="alternating"))
+
+
+def two_rests() -> Dynamics:
+    """A neuron with a steady state on either side of 0; from zero it goes to that of its input's sign."""
+    return from_transition(
+        lambda x, s, theta: (torch.tanh(theta["w"] * s[0] + x),), {"w": torch.full((1,), 2.0, dtype=F64)}, (1,)
+    )
+
+
+def test_samples_that_a_nudge_tips_over_are_counted() -> None:
+    model = two_rests()
+    x = torch.tensor([[0.1], [0.1], [-0.1]], dtype=F64)
+    y = torch.tensor([[-1.0], [1.0], [1.0]], dtype=F64)
+    rests = relax(model, x, 200).state[0]
+    strong = gdu.compare(model, COST, x, y, 200, K, 0.6).release
+    assert (strong.samples, strong.tipped) == (3, 2)
+    # From the steady state of one sign to that of the other, with the same input.
+    other = relax(model, x[:1], 200, (-rests[:1],)).state[0]
+    assert strong.farthest == pytest.approx(float((rests[:1] - other).abs().max()), rel=1e-3)
+    assert "2 of 3 samples do not come back (a neuron is away by up to 1.9e+00)" in str(strong)
+    weak = gdu.compare(model, COST, x, y, 200, K, BETA)
+    assert (weak.release.tipped, weak.release.farthest) == (0, 0.0)
+    assert "Released by the nudge, all samples come back." in str(weak)
+    assert weak.to_dict()["release"] == {"samples": 3, "tipped": 0, "farthest": 0.0}
+
+
+def test_samples_at_rest_are_not_run_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those that come back run on beside one that does not."""
+    ran: list[tuple[int, int]] = []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        found = relax(*given, **options)
+        ran.append((len(found.state[0]), found.steps))
+        return found
+
+    x, y = torch.full((3, 1), 0.1, dtype=F64), torch.tensor([[-1.0], [1.0], [0.9]], dtype=F64)
+    monkeypatch.setattr(free_phase, "relax", counted)
+    released = free_phase.release
+    monkeypatch.setattr(comparison, "release", lambda *given: (ran.clear(), released(*given))[1])
+    found = gdu.compare(two_rests(), COST, x, y, 50_000, K, 0.6).release
+    assert (found.samples, found.tipped) == (3, 1)
+    assert sum(steps for _, steps in ran) < 1000
+    assert [samples for samples, _ in ran][-2:] == [1, 1]
+
+
+def test_a_state_that_is_on_its_way_has_not_been_tipped() -> None:
+    """A slow neuron: where the free phase ended is not where it rests, and it goes on while it is released."""
+    model = from_transition(
+        lambda x, s, theta: (theta["w"] * s[0] + 0.002 * x,), {"w": torch.full((1,), 0.998, dtype=F64)}, (1,)
+    )
+    x, y = torch.ones(2, 1, dtype=F64), torch.tensor([[-1.0], [2.0]], dtype=F64)
+    report = gdu.compare(model, COST, x, y, 1000, K, 0.001, Options(tolerance=1e-3))
+    assert report.residual.unsettled == 0
+    assert float((relax(model, x, 1000).state[0] - 1.0).abs().min()) > 0.1
+    assert report.release.tipped == 0
+    assert report.release.samples == 2
+
+
+def test_only_what_had_settled_is_released() -> None:
+    x = torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64)
+    report = gdu.compare(two_chains(), COST, x, torch.ones(3, 1, dtype=F64), 200, K, BETA)
+    assert (report.release.samples, report.release.tipped) == (2, 0)
+
+
+def test_a_model_that_never_settles_is_an_error() -> None:
+    model = two_chains()
+    x, y = torch.tensor([[0.5]], dtype=F64), torch.ones(1, 1, dtype=F64)
+    with pytest.raises(NeverSettlesError, match="None of the 1 samples settles.*no steady state"):
+        gdu.compare(model, COST, x, y, 200, K, BETA)
+
+
+def test_a_model_on_its_way_is_compared_and_the_residual_named() -> None:
+    model = energy_based(2, eps=0.05)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, 60, K, 1e-3)
+    assert report.residual.unsettled == 3
+    assert report.budget.synapses.largest()[0] == "residual"
+    assert "raise T" in report.verdict
+    with pytest.raises(ValueError, match="leaves none of the 3 samples"):
+        gdu.compare(model, COST, x, y, 60, K, 1e-3, Options(drop_unsettled=True))
+
+
+def test_nan_on_the_way_says_at_which_step() -> None:
+    def grow(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return (s[0].square() * theta["w"] + x,)
+
+    model = from_transition(grow, {"w": torch.full((1,), 2.0, dtype=F64)}, (1,))
+    x, y = torch.ones(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64)
+    step = next(t for t in range(1, 50) if not bool(torch.isfinite(relax(model, x, Phase(t, checked=False)).state[0])))
+    with pytest.raises(NotFiniteError, match=f"after step {step}\\."):
+        gdu.compare(model, COST, x, y, 200, K, BETA)
+
+
+def test_a_second_phase_that_explodes_is_an_error() -> None:
+    model = toy()
+    x, y = batch(model)
+    with pytest.raises(NotFiniteError, match="lower beta"):
+        gdu.compare(model, COST, x, y, T, 150, 1e3)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ((5, 6, 0.1), "K=6.*T=5.*Lower K or raise T"),
+        ((5, 0, 0.1), "K=0"),
+        ((5, 2, 0.0), "beta=0"),
+        ((-1, 2, 0.1), "T=-1"),
+    ],
+)
+def test_wrong_phases_are_told(phases: tuple[int, int, float], message: str) -> None:
+    model = toy()
+    x, y = batch(model)
+    with pytest.raises(ValueError, match=message):
+        gdu.compare(model, COST, x, y, *phases)
+
+
+def test_nothing_to_compare_is_told() -> None:
+    model = toy().requires_grad_(False)
+    x, y = batch(model)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        gdu.compare(model, COST, x, y, T, K, BETA)
+
+
+def test_a_frozen_parameter_is_left_out() -> None:
+    model = toy()
+    model.W01.requires_grad_(False)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    assert set(report.synapses) == {"W0x", "W1x"}
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(1, 1), (7, 3), (50, 50), (120, 10), (333, 100)])
+def test_the_free_phase_in_pieces_is_the_one_of_a_single_run(
+    steps: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    model = energy_based(2, eps=0.1)
+    x, _ = batch(model)
+    told: list[int] = []
+    found = settle(model, x, steps, kept, None, told.append)
+    whole = relax(model, x, steps, keep=kept)
+    assert found.end.steps == steps
+    assert told == sorted(told)
+    assert all(torch.equal(a, b) for a, b in zip(found.end.state, whole.state, strict=True))
+    assert len(found.end.trail) == len(whole.trail) == kept
+    for mine, theirs in zip(found.end.trail, whole.trail, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    early = relax(model, x, found.looked)
+    assert found.looked <= max(steps // 2, 0)
+    assert torch.equal(found.earlier, early.residual)
+
+
+def test_stopping_where_only_rounding_moves_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    short = gdu.compare(model, COST, x, y, 3000, K, BETA)
+    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    long = gdu.compare(model, COST, x, y, 3000, K, BETA)
+    assert short.steps < 500
+    for group, m in short.synapses.items():
+        assert m.rmse == pytest.approx(long.synapses[group].rmse, rel=EXACT_LIMIT)
+
+
+def test_the_authors_convention_dilutes_by_dead_elements_and_blanks_early_steps() -> None:
+    model = prototypical(3, "sigmoid")
+    x, y = batch(model)
+    x[:, 1] = 0.0
+    paper, authors = (gdu.compare(model, COST, x, y, 8, K, BETA, Options(convention=c)) for c in (PAPER, AUTHORS))
+    for group, m in paper.synapses.items():
+        alive = m.elements - m.left_out
+        assert authors.synapses[group].rmse == pytest.approx(m.rmse * alive / m.elements, rel=1e-12)
+        assert authors.synapses[group].left_out == m.left_out
+    assert paper.synapses["W23"].left_out == 5
+    # The free phase is short, so that EP's neurons drift before any signal can have reached them.
+    assert authors.neurons["s0"].rmse == pytest.approx(paper.neurons["s0"].rmse, rel=1e-12)
+    assert authors.neurons["s2"].rmse < paper.neurons["s2"].rmse
+
+
+def test_traces_are_those_of_one_sample() -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    x[:, 2] = 0.0
+    report = gdu.compare(model, COST, x, y, T, K, BETA, Options(shown=3))
+    free = relax(model, x[:1], T, keep=K)
+    ep = EP(T, K, beta=BETA).processes(model, COST, x[:1], y[:1], free)
+    bptt = BPTT(T, K).processes(model, COST, x[:1], y[:1], free)
+    trace = report.traces["synapses"]["W12"]
+    assert len(trace.elements) == len(trace.ep) == len(trace.bptt) == 3
+    for position, f, g in zip(trace.elements, trace.ep, trace.bptt, strict=True):
+        where = (slice(None), *position)
+        assert torch.allclose(torch.tensor(f, dtype=F64), ep.synapses["W12"][where], atol=1e-10, rtol=0)
+        assert torch.allclose(torch.tensor(g, dtype=F64), -bptt.synapses["W12"][where], atol=1e-10, rtol=0)
+        assert position[1] != 2, "a synapse from a pixel that is always 0 has no process to show"
+    layer = report.traces["neurons"]["s1"]
+    root = ep.neurons[1][:, 0].square().mean(-1).sqrt()
+    assert torch.allclose(torch.tensor(layer.rms_ep, dtype=F64), root, atol=1e-10, rtol=0)
+
+
+def test_stacked_networks_are_refused() -> None:
+    model = stack([prototypical(2), prototypical(2, seed=1)])
+    x = torch.rand(2, 3, 4, dtype=F64)
+    with pytest.raises(ValueError, match="unstack"):
+        gdu.compare(model, COST, x, torch.zeros(2, 3, 3, dtype=F64), T, K, BETA)
+
+
+def test_float32_is_measured_as_float32() -> None:
+    model = toy(dtype=torch.float32)
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x.float(), y.float(), T, K, BETA)
+    exact = gdu.compare(toy(), COST, x, y, T, K, BETA)
+    assert report.dtype == "float32"
+    for group, m in report.synapses.items():
+        assert m.rmse == pytest.approx(exact.synapses[group].rmse, rel=0.05)
+
+
+def test_the_toy_record_keeps_what_the_theorem_promises() -> None:
+    """Every group within 2e-2 at the paper's beta, and ten times less at a tenth of it."""
+    experiment = gdu_experiment("toy")
+    model, (cost, x, y) = experiment.build(F64), experiment.data(F64)
+    coarse, fine = (
+        gdu.compare(model, cost, x, y, experiment.T, experiment.K, b) for b in (experiment.beta, experiment.beta / 10)
+    )
+    assert coarse.residual.max < 1e-12
+    for kind in ("neurons", "synapses"):
+        for name, m in getattr(coarse, kind).items():
+            assert m.rmse <= 2e-2
+            assert m.rmse / getattr(fine, kind)[name].rmse == pytest.approx(10.0, rel=FIRST_ORDER)
+    assert "finite_beta" in coarse.verdict
+    assert coarse.budget.outcome == "holds"
+
+
+def test_a_report_reads_as_text() -> None:
+    model = prototypical(2, "sigmoid")
+    x, y = batch(model)
+    report = gdu.compare(model, COST, x, y, T, K, BETA)
+    lines = str(report).splitlines()
+    assert lines[-1] == report.verdict
+    assert any(line.split()[:2] == ["W01", f"{report.synapses['W01'].rmse:.1e}"] for line in lines)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", small_nets())
+def test_a_cuda_device_finds_the_same(name: str) -> None:
+    model = small_nets()[name]
+    x, y = batch(model)
+    here = gdu.compare(model, COST, x, y, T, K, BETA)
+    there = gdu.compare(model.cuda(), COST, x.cuda(), y.cuda(), T, K, BETA)
+    for kind in ("neurons", "synapses", "biases"):
+        for group, m in getattr(here, kind).items():
+            assert getattr(there, kind)[group].rmse == pytest.approx(m.rmse, rel=1e-6, abs=1e-9)
+    assert there.budget.spectral_radius == pytest.approx(here.budget.spectral_radius, rel=1e-6)
+    assert there.budget.asymmetry == pytest.approx(here.budget.asymmetry, rel=1e-6, abs=1e-12)
+
+
+def test_rounding_is_told_apart_in_float32() -> None:
+    """At a tiny beta it is nearly all of the error, at a large one nearly nothing."""
+    model = toy(dtype=torch.float32)
+    x, y = (v.float() for v in batch(model))
+    fine, coarse = (gdu.compare(model, COST, x, y, T, K, beta).budget.synapses for beta in (1e-5, 0.1))
+    assert fine.largest()[0] == "rounding"
+    assert fine.rounding > 0.9 * fine.rmse
+    assert coarse.largest()[0] == "finite_beta"
+    assert coarse.rounding < 1e-3 * coarse.finite_beta
+    exact = gdu.compare(toy(), COST, x.double(), y.double(), T, K, 0.1).budget.synapses
+    assert coarse.finite_beta == pytest.approx(exact.finite_beta, rel=1e-3)
+    case = Comparison(model, COST, x, y, relax(model, x, T, keep=K), K, 1e-4)
+    for moment in dissect(case):
+        for name, g in moment.bptt.synapses.items():
+            parts = sum(p.synapses[name].double() for p in moment.parts.values())
+            gap = parts - (moment.ep.synapses[name].double() - g.double())
+            assert float(gap.abs().max()) < 1e-5
+
+
+def test_progress_is_told_from_0_to_1() -> None:
+    model = toy()
+    x, y = batch(model)
+    told: list[float] = []
+    gdu.compare(model, COST, x, y, T, K, BETA, Options(progress=told.append))
+    assert told == sorted(told)
+    assert 0.0 < told[0] < told[-1] == 1.0
+
+
+def test_the_parts_cover_every_group_that_is_measured() -> None:
+    terms = (
+        Step((torch.ones(1, 2),), {"a": torch.ones(3), "b": torch.ones(1)}),
+        Step((torch.ones(1, 2),), {"a": torch.ones(3)}),
+    )
+    assert set(combine((1, terms[0]), (-1, terms[1])).synapses) == {"a"}
+    assert not combine((1, terms[0]), (-1, terms[1])).neurons[0].any()
+
+
+@pytest.mark.parametrize(
+    ("rmse", "cosine", "outcome"),
+    [(0.04, 0.99, "holds"), (0.6, 0.9, "holds approximately"), (0.9, 0.99, "fails"), (0.3, 0.2, "fails")],
+)
+def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, cosine: float, outcome: str) -> None:
+    distance: Any = SimpleNamespace(
+        metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine), parts_of_rmse=lambda _: {"asymmetry": 0.0}
+    )
+    group = Group("synapses", "W01")
+    assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome

@@ -1,0 +1,324 @@
+"""The paper's models: names and initial weights, the convolution lemma, the energy, several networks as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from helpers.nets import F64, batch, convolutional, energy_based, prototypical, random_like, settle, toy
+from helpers.tolerances import SAME_FORMULA
+from torch import Tensor
+from torch.testing import assert_close
+
+from eqprop import BPTT, EP, RBP, Estimator, Phase, PrimitiveDynamics, SquaredError, from_energy, relax
+from eqprop.models import Activation, Convolutional, Layered, Toy, stack, unstack
+from eqprop.models.activations import ACTIVATIONS, activation
+from eqprop.models.convolutional import conv, conv_transpose, conv_weight, pool, unpool
+from eqprop.state import State
+
+
+def same(actual: object, expected: object) -> None:
+    assert_close(actual, expected, rtol=SAME_FORMULA, atol=SAME_FORMULA)
+
+
+def names(model: PrimitiveDynamics) -> list[str]:
+    return [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+def test_the_four_derivatives_of_the_convolution_lemma(kernel: int, padding: int, size: int) -> None:
+    """Phi = Y . P(W * X): by Z = W * X, X, W and Y, each formula against autograd. Zones need not divide the map."""
+    X, W = random_like((2, 2, 9, 8), 0).requires_grad_(), random_like((3, 2, kernel, kernel), 1).requires_grad_()
+    Z = conv(X, W, None, padding)
+    pooled = pool(Z, size)
+    Y = random_like(tuple(pooled.values.shape), 2).requires_grad_()
+    phi = (Y * torch.nn.functional.max_pool2d(Z, size)).sum()
+    by_z, by_x, by_w, by_y = torch.autograd.grad(phi, (Z, X, W, Y))
+    with torch.no_grad():
+        spread = unpool(Y, pooled, size)
+        same(spread, by_z)  # P^-1(Y)
+        same(conv_transpose(spread, W, padding), by_x)  # W~ * P^-1(Y)
+        same(conv_weight(X, spread, W, padding), by_w)  # P^-1(Y) * X
+        same(pooled.values, by_y)  # P(W * X)
+
+
+def test_the_flipped_kernel_of_the_paper_is_the_transpose_convolution() -> None:
+    """W~_{c_in, c_out, r, s} = W_{c_out, c_in, F-r+1, F-s+1} on an input padded by F - 1 - P."""
+    W, Z = random_like((3, 2, 4, 4), 0), random_like((1, 3, 5, 6), 1)
+    flipped = W.transpose(0, 1).flip(-2, -1)
+    for padding in (0, 1, 3):
+        expected = torch.nn.functional.conv2d(Z, flipped, padding=3 - padding)
+        same(conv_transpose(Z, W, padding), expected)
+
+
+def test_convolutions_of_stacked_networks_are_those_of_each() -> None:
+    X, W, b = random_like((2, 3, 2, 6, 7), 0), random_like((2, 4, 2, 3, 3), 1), random_like((2, 4), 2)
+    Z = conv(X, W, b, 1)
+    pooled = pool(Z, 2)
+    spread = unpool(pooled.values, pooled, 2)
+    back, weight = conv_transpose(spread, W, 1), conv_weight(X, spread, W, 1)
+    for r in range(2):
+        alone = conv(X[r], W[r], b[r], 1)
+        same(Z[r], alone)
+        same(pooled.values[r], torch.nn.functional.max_pool2d(alone, 2))
+        same(back[r], conv_transpose(spread[r], W[r], 1))
+        same(weight[r], conv_weight(X[r], spread[r], W[r], 1))
+
+
+def test_inverse_pooling_puts_values_where_the_maxima_are() -> None:
+    z = torch.tensor([[[[1.0, 5.0, 0.0], [2.0, 3.0, 0.0], [9.0, 9.0, 9.0]]]])
+    spread = unpool(torch.tensor([[[[7.0]]]]), pool(z, 2), 2)
+    assert spread.tolist() == [[[[0.0, 7.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
+
+
+@pytest.mark.parametrize("sigma", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_energy_based_net_is_made_from_its_energy(sigma: str, bias: bool) -> None:
+    net = energy_based(3, sigma, bias=bias)
+
+    def energy(x: Tensor, s: State, theta: Mapping[str, Tensor]) -> Tensor:
+        """E = 1/2 |s|^2 - sum_n r^n . W r^{n+1} - b . r"""
+        r = [net.activation(v) for v in (*s, x)]
+        out = sum(0.5 * v.square().sum(-1) for v in s)
+        for n in range(3):
+            out = out - torch.einsum("bi,ij,bj->b", r[n], theta[f"W{n}{n + 1}"], r[n + 1])
+            out = out - (r[n] @ theta[f"b{n}"] if bias else 0.0)
+        assert isinstance(out, Tensor)
+        return out
+
+    twin = from_energy(energy, dict(net.named_parameters()), layers=(3, 5, 5), eps=net.eps)
+    x, y = batch(net)
+    free, other = relax(net, x, 30), relax(twin, x, 30)
+    same(other.state, free.state)
+    same(twin.primitive(x, free.state), net.primitive(x, free.state))
+    for estimator in (EP(T=20, K=7, beta=0.2), BPTT(T=20, K=7)):
+        grads = [estimator.gradient(m, SquaredError(), x, y)[1].values() for m in (net, twin)]
+        same(tuple(grads[0]), tuple(grads[1]))
+
+
+def test_the_energy_falls_along_the_free_phase_at_a_small_step() -> None:
+    """E = (|s|^2 / 2 - Phi) / eps decreases until the state settles."""
+    net = toy(eps=0.05)
+    x, _ = batch(net)
+    s, energies = net.init_state(x), []
+    with torch.no_grad():
+        for _ in range(60):
+            squares = sum(0.5 * layer.square().sum(-1) for layer in s)
+            energies.append((squares - net.primitive(x, s)) / net.eps)
+            s = net.transition(x, s)
+    falls = torch.stack(energies).diff(dim=0)
+    assert bool((falls < 0.0).all())
+
+
+def test_the_authors_output_leaves_out_one_slope_and_nothing_else() -> None:
+    whole, without = energy_based(2, "sigmoid"), energy_based(2, "sigmoid", output_slope=False)
+    x, _ = batch(whole)
+    s = tuple(random_like(tuple(v.shape), n, 0.1, 0.9) for n, v in enumerate(whole.init_state(x)))
+    with torch.no_grad():
+        a, b = whole.transition(x, s), without.transition(x, s)
+        forces = [(v[0] - (1 - whole.eps) * s[0]) for v in (a, b)]
+        same(forces[0], forces[1] * whole.activation.slope(s[0]))
+        same(a[1], b[1])
+
+
+def test_the_visible_layer_enters_as_the_paper_says() -> None:
+    """As sigma(x) in the energy-based setting and the toy model, as x itself in the prototypical one."""
+    x = torch.full((1, 4), 0.3, dtype=F64)
+    for net, rate in (
+        (energy_based(1, "sigmoid", eps=1.0, bias=False), torch.sigmoid(4 * x - 2)),
+        (prototypical(1, "sigmoid", bias=False), x),
+    ):
+        (drive,) = net.drive(x)
+        assert drive is not None
+        same(drive.detach(), rate @ net.weight(0).detach().T)
+    toy_net = toy(bias=False, activation="sigmoid")
+    same(toy_net.drive(x)[1].detach(), torch.sigmoid(4 * x - 2) @ toy_net.W1x.detach().T)
+
+
+def test_parameters_and_layers_are_named_as_in_the_paper() -> None:
+    assert names(Layered((10, 512, 512, 784))) == ["W01", "b0", "W12", "b1", "W23", "b2"]
+    assert names(Layered((10, 784), bias=False)) == ["W01"]
+    assert Layered((10, 512, 512, 784)).layer_names == ("s0", "s1", "s2")
+    assert names(Toy()) == ["W01", "W0x", "W1x", "b0", "b1"]
+    assert Toy().layer_names == ("s0", "s1")
+    paper = Convolutional()
+    assert names(paper) == ["Wfc01", "bfc0", "Wconv01", "bconv0", "Wconv12", "bconv1"]
+    assert paper.layer_names == ("s0", "h0", "h1")
+    deep = Convolutional((1, 28, 28), (8, 4, 2), (10, 20), kernel=3)
+    assert names(deep)[::2] == ["Wfc01", "Wfc12", "Wconv01", "Wconv12", "Wconv23"]
+    assert deep.layer_names == ("s0", "s1", "h0", "h1", "h2")
+
+
+def test_shapes_are_those_of_the_paper() -> None:
+    def shapes(model: PrimitiveDynamics) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(p.shape) for name, p in model.named_parameters() if p.dim() > 1}
+
+    assert shapes(Layered((10, 512, 784))) == {"W01": (10, 512), "W12": (512, 784)}
+    paper = Convolutional()
+    assert shapes(paper) == {"Wfc01": (10, 64 * 4 * 4), "Wconv01": (64, 32, 5, 5), "Wconv12": (32, 1, 5, 5)}
+    state = paper.init_state(torch.zeros(2, 1, 28, 28))
+    assert [tuple(v.shape) for v in state] == [(2, 10), (2, 64, 4, 4), (2, 32, 12, 12)]
+    assert shapes(Toy()) == {"W01": (5, 50), "W0x": (5, 10), "W1x": (50, 10)}
+    assert [tuple(v.shape) for v in Toy().init_state(torch.zeros(2, 10))] == [(2, 5), (2, 50)]
+
+
+BUILD: dict[str, Callable[..., PrimitiveDynamics]] = {
+    "toy": lambda **options: Toy((40, 50, 60), **options),
+    "layered": lambda **options: Layered((40, 50, 60), **options),
+    "convolutional": lambda **options: Convolutional((3, 16, 16), (20, 10), (30,), kernel=3, **options),
+}
+
+
+def fans(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    area = math.prod(shape[2:])
+    return shape[1] * area, shape[0] * area
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_glorot_fills_its_range_and_leaves_biases_at_zero(kind: str) -> None:
+    for name, p in BUILD[kind](init="glorot", seed=0).named_parameters():
+        if p.dim() == 1:
+            assert not bool(p.any())
+        else:
+            _check_uniform(p, math.sqrt(6.0 / sum(fans(name, tuple(p.shape)))))
+
+
+@pytest.mark.parametrize("kind", BUILD)
+def test_the_default_is_pytorchs_range_biases_too(kind: str) -> None:
+    model = BUILD[kind](init="default", seed=0)
+    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1}
+    for name, p in weights.items():
+        _check_uniform(p, 1.0 / math.sqrt(fans(name, tuple(p.shape))[0]))
+    next_to = {"b0": "W01", "b1": "W1x"} if kind == "toy" else {"b" + name[1:-1]: name for name in weights}
+    assert {name for name, p in model.named_parameters() if p.dim() == 1} == next_to.keys()
+    for name, weight in next_to.items():
+        bound = 1.0 / math.sqrt(fans(weight, tuple(weights[weight].shape))[0])
+        assert 0.5 * bound < float(model.get_parameter(name).detach().abs().max()) <= bound
+
+
+def _check_uniform(p: Tensor, bound: float) -> None:
+    """All inside the range, reaching its ends, with the mean and the spread of a uniform draw."""
+    n, p = p.numel(), p.detach()
+    assert 0.95 * bound < float(p.max()) <= bound
+    assert -bound <= float(p.min()) < -0.95 * bound
+    spread = bound / math.sqrt(3.0)
+    assert abs(float(p.mean())) < 4.0 * spread / math.sqrt(n)
+    assert float(p.std()) == pytest.approx(spread, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", BUILD)
+@pytest.mark.parametrize("init", ["glorot", "default"])
+def test_a_seed_means_the_same_weights_in_every_precision(kind: str, init: str) -> None:
+    single, double = (BUILD[kind](init=init, seed=7, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    other = BUILD[kind](init=init, seed=8, dtype=torch.float64)
+    for name, p in double.named_parameters():
+        assert torch.equal(single.get_parameter(name), p.float())
+        assert p.dim() == 1 or not torch.equal(other.get_parameter(name), p)
+
+
+def test_a_seed_leaves_torchs_own_random_numbers_alone_and_none_follows_them() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    Layered((4, 5, 6), seed=1)
+    assert torch.equal(torch.rand(2), expected)
+    torch.manual_seed(3)
+    first = Layered((4, 5, 6)).weight(0)
+    torch.manual_seed(3)
+    assert torch.equal(Layered((4, 5, 6)).weight(0), first)
+    assert not torch.equal(Layered((4, 5, 6)).weight(0), first)
+
+
+def test_a_users_own_initial_weights() -> None:
+    seen = []
+
+    def init(name: str, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+        seen.append((name, shape))
+        return torch.full(shape, 0.5) + 0.1 * torch.rand(shape, generator=source)
+
+    net = Layered((2, 3, 4), init=init, seed=0, dtype=F64)
+    assert seen == [("W01", (2, 3)), ("b0", (2,)), ("W12", (3, 4)), ("b1", (3,))]
+    assert net.weight(0).dtype == F64
+    assert torch.equal(net.weight(1), Layered((2, 3, 4), init=init, seed=0, dtype=F64).weight(1))
+    assert not torch.equal(net.weight(1), Layered((2, 3, 4), init=init, seed=1, dtype=F64).weight(1))
+
+
+@pytest.mark.parametrize("sigma", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_slopes_are_derivatives(sigma: Activation) -> None:
+    v = random_like((50,), 0, -2.0, 3.0)
+    same(sigma.slope(v), Activation("by autodiff", sigma.function).slope(v))
+
+
+def test_the_paper_sigmoid_and_the_closed_hard_sigmoid() -> None:
+    v = torch.tensor([0.5, 1.0, 0.0], dtype=F64)
+    same(activation("sigmoid")(v), 1.0 / (1.0 + torch.exp(-4.0 * (v - 0.5))))
+    ends = torch.tensor([-1e-9, 0.0, 0.5, 1.0, 1.0 + 1e-9], dtype=F64)
+    assert activation("hard-sigmoid").slope(ends).tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+    by_clamp = Activation("clamp", lambda v: v.clamp(0.0, 1.0))
+    assert by_clamp.slope(ends).tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_a_clipped_net_started_at_zero_moves() -> None:
+    net = energy_based(2, "hard-sigmoid", clip=True, init=lambda name, shape, source: torch.full(shape, 0.3))
+    x, _ = batch(net)
+    state = settle(net, x).state
+    assert all(float(v.min()) > 0.0 for v in state)
+    assert all(float(v.max()) <= 1.0 for v in state)
+
+
+STACKED: dict[str, Callable[[int], PrimitiveDynamics]] = {
+    "toy": lambda seed: toy(seed=seed),
+    "EB": lambda seed: energy_based(3, "sigmoid", clip=True, seed=seed),
+    "P": lambda seed: prototypical(3, seed=seed),
+    "P without biases": lambda seed: prototypical(2, bias=False, seed=seed),
+    "conv": lambda seed: convolutional(flat=(3, 4), seed=seed),
+}
+
+
+@pytest.mark.parametrize("estimator", [EP(T=15, K=6, beta=0.2), BPTT(T=15, K=6), RBP(T=15, K=6, checked=False)])
+@pytest.mark.parametrize("kind", STACKED)
+def test_stacked_networks_learn_as_each_would_alone(kind: str, estimator: Estimator) -> None:
+    nets = [STACKED[kind](seed) for seed in range(3)]
+    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
+    together = stack(nets)
+    assert together.networks == 3
+    x, y = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    free = estimator.backward(together, SquaredError(), x, y)
+    for r, (net, (x_r, y_r)) in enumerate(zip(nets, pairs, strict=True)):
+        alone = estimator.backward(net, SquaredError(), x_r, y_r)
+        same(tuple(v[r] for v in free.state), alone.state)
+        same(free.residual[r], alone.residual)
+        assert torch.equal(free.settled[r], alone.settled)
+        for name, p in net.named_parameters():
+            grad = together.get_parameter(name).grad
+            assert grad is not None
+            same(grad[r], p.grad)
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_unstack_gives_the_networks_back(kind: str) -> None:
+    nets = [STACKED[kind](seed) for seed in range(2)]
+    nets[0].get_parameter(names(nets[0])[0]).requires_grad_(False)
+    together = stack(nets)
+    for r, net in enumerate(nets):
+        single = unstack(together, r)
+        same(single.state_dict(), net.state_dict())
+        assert single.networks is None
+        x, _ = batch(net)
+        same(relax(single, x, 5).state, relax(net, x, 5).state)
+        assert not single.get_parameter(names(single)[0]).requires_grad
+        with torch.no_grad():
+            next(single.parameters()).add_(1.0)
+    same(unstack(together, 0).state_dict(), nets[0].state_dict())  # a copy, not a view
+
+
+def test_alternating_serves_stacked_networks_too() -> None:
+    nets = [prototypical(3, seed=seed) for seed in range(2)]
+    x = torch.stack([batch(net, seed=seed)[0] for seed, net in enumerate(nets)])
+    end = relax(stack(nets), x, Phase(20, "alternating"))
+    for r, net in enumerate(nets):
+        same(tuple(v[r] for v in end.state), relax(net, x[r], Phase(20, "alternating")).state)

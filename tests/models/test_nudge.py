@@ -1,0 +1,229 @@
+"""The nudge inside sigma: on nets with a squash EP's synapses then follow BPTT's exactly, which they do not outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import (
+    F64,
+    LONG,
+    asymmetric,
+    batch,
+    bptt_processes,
+    convolutional,
+    energy_based,
+    ep_processes,
+    gap,
+    limit_processes,
+    named,
+    prototypical,
+    random_like,
+    relative_gap,
+    settle,
+    toy,
+)
+from helpers.tolerances import FIRST_ORDER, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
+from helpers.training_runs import SMALL, few_images
+from torch import Tensor
+from torch.testing import assert_close
+
+from eqprop import BPTT, EP, Dynamics, PrimitiveDynamics, Processes, SquaredError, from_primitive, gdu, load, train
+from eqprop.dynamics import set_nudge_site
+from eqprop.models import Layered, stack
+from eqprop.state import State
+
+K = 12
+
+
+def softmax_net(nudge: Any) -> PrimitiveDynamics:
+    """A squash that mixes the neurons of a layer, its derivative being symmetric all the same."""
+
+    def phi(x: Tensor, s: State, theta: Mapping[str, Tensor]) -> Tensor:
+        return (s[1] @ theta["W"].T * s[0]).sum(-1) + (x @ theta["V"].T * s[1]).sum(-1)
+
+    parameters = {"W": 2.0 * random_like((3, 4), 0), "V": random_like((4, 5), 1)}
+    model = from_primitive(phi, parameters, (3, 4), squash=lambda v: torch.softmax(v, -1), nudge_site=nudge)
+    model.input_shape = (5,)
+    return model
+
+
+NETS: dict[str, Callable[[Any], PrimitiveDynamics]] = {
+    **{
+        f"P depth {depth} {sigma}": lambda nudge, depth=depth, sigma=sigma: prototypical(depth, sigma, nudge_site=nudge)
+        for depth in (1, 2, 3, 4)
+        for sigma in ("tanh", "sigmoid")
+    },
+    "P without biases": lambda nudge: prototypical(3, bias=False, nudge_site=nudge),
+    "conv": lambda nudge: convolutional(activation="tanh", nudge_site=nudge),
+    "conv deeper": lambda nudge: convolutional(activation="sigmoid", flat=(3, 4), nudge_site=nudge),
+    "own Phi, softmax": softmax_net,
+}
+
+
+def both(build: Callable[[Any], PrimitiveDynamics], nudge: str) -> tuple[Processes, Processes]:
+    """EP's processes in the exact limit beta -> 0, and BPTT's."""
+    net = build(nudge)
+    x, y = batch(net)
+    free = settle(net, x, keep=K)
+    return limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K)
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_inside_the_synapse_processes_are_those_of_bptt(build: Callable[[Any], PrimitiveDynamics]) -> None:
+    delta, nabla = both(build, "inside")
+    gaps = gap(delta, nabla)
+    assert max(gaps[name] for name in nabla.synapses) < SAME_FORMULA
+    assert all(float(value.abs().max()) > 1e-4 for value in nabla.synapses.values())
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_outside_they_are_not(build: Callable[[Any], PrimitiveDynamics]) -> None:
+    delta, nabla = both(build, "outside")
+    gaps = relative_gap(delta, nabla)
+    assert min(gaps[name] for name in nabla.synapses) > NOT_EQUAL
+
+
+@pytest.mark.parametrize("sigma", ["tanh", "sigmoid"])
+def test_inside_the_neurons_carry_sigma_prime_times_bptt(sigma: str) -> None:
+    """Delta_s(t) = -D nabla_s(t): what is left between the two, and all that is."""
+    net = prototypical(3, sigma, nudge_site="inside")
+    x, y = batch(net)
+    free = settle(net, x, keep=K)
+    delta, nabla = limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K)
+    with torch.no_grad():
+        slopes = [net.activation.slope(v) for v in net.gradient(net.drive(x), free.state)]
+    for d, n, slope in zip(delta.neurons, nabla.neurons, slopes, strict=True):
+        assert_close(d, -slope * n, rtol=0.0, atol=SAME_FORMULA)
+        assert float((d + n).abs().max()) > NOT_EQUAL * float(n.abs().max())
+
+
+def test_the_error_at_finite_beta_is_of_first_order() -> None:
+    net = prototypical(3, nudge_site="inside")
+    x, y = batch(net)
+    free = settle(net, x, keep=K)
+    nabla = bptt_processes(net, x, y, free, K)
+
+    def error(beta: float) -> float:
+        gaps = gap(ep_processes(net, x, y, free, K, beta), nabla)
+        return max(gaps[name] for name in nabla.synapses)
+
+    assert error(2e-4) / error(1e-4) == pytest.approx(2.0, rel=FIRST_ORDER)
+
+
+def test_inside_ep_finds_the_gradient_of_the_loss_and_outside_it_does_not() -> None:
+    for nudge, right in (("inside", True), ("outside", False)):
+        net = prototypical(3, nudge_site=nudge)
+        x, y = batch(net)
+        state = settle(net, x).state
+        one, other = (EP(T=0, K=100, beta=b).gradient(net, SquaredError(), x, y, state)[1] for b in (1e-4, -1e-4))
+        ep = named(net, {p: 0.5 * (g + other[p]) for p, g in one.items()})
+        true = named(net, BPTT(T=100, K=100).gradient(net, SquaredError(), x, y, state)[1])
+        for name, g in true.items():
+            error = float((ep[name] - g).abs().max())
+            assert error < SYMMETRIC_EP if right else error > NOT_EQUAL * float(g.abs().max())
+
+
+def test_the_free_phase_and_bptt_do_not_see_where_the_nudge_is() -> None:
+    for estimator in (BPTT(T=20, K=5), BPTT(T=20, K=20)):
+        found = []
+        for nudge in ("inside", "outside"):
+            net = prototypical(3, nudge_site=nudge)
+            found.append(named(net, estimator.gradient(net, SquaredError(), *batch(net))[1]))
+        assert_close(found[0], found[1], rtol=0.0, atol=0.0)
+
+
+def test_the_laboratory_says_what_is_gone() -> None:
+    reports = {}
+    for nudge in ("outside", "inside"):
+        net = prototypical(3, nudge_site=nudge)
+        reports[nudge] = gdu.compare(net, SquaredError(), *batch(net), T=LONG, K=K, beta=1e-4)
+    outside, inside = reports["outside"].budget.synapses, reports["inside"].budget.synapses
+    assert outside.output_slope > NOT_EQUAL
+    assert inside.output_slope == 0.0
+    assert inside.asymmetry < 1e-9
+    assert inside.rmse < 1e-3 < NOT_EQUAL < outside.rmse
+    assert reports["inside"].budget.outcome == "holds"
+
+
+def test_networks_built_alike_are_stacked_and_others_not() -> None:
+    a, b = prototypical(2, nudge_site="inside"), prototypical(2, nudge_site="inside", seed=1)
+    assert stack([a, b]).nudge_site == "inside"
+    with pytest.raises(ValueError, match="differ in nudge"):
+        stack([a, prototypical(2)])
+
+
+class Own(PrimitiveDynamics):
+    """A user's model that steps by itself."""
+
+    def step(self, drive: Any, s: State, push: Any = None) -> State:
+        return s
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: set_nudge_site(toy(), "inside"), "Toy has no sigma around dPhi/ds"),
+        (lambda: energy_based(2, nudge_site="inside"), "Layered has no sigma around dPhi/ds"),
+        (
+            lambda: from_primitive(lambda x, s, t: s[0].sum(-1), {"w": torch.ones(1)}, (1,), nudge_site="inside"),
+            "no sigma",
+        ),
+        (lambda: set_nudge_site(asymmetric(), "inside"), "given by its transition alone"),
+        (lambda: set_nudge_site(Own(), "inside"), "no sigma|a step of its own"),
+        (lambda: prototypical(2, nudge_site="within"), "expected 'outside'"),
+        (lambda: convolutional(nudge_site="within"), "expected 'outside'"),
+    ],
+)
+def test_what_has_no_inside_says_so(build: Callable[[], object], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        build()
+
+
+def test_outside_is_always_possible() -> None:
+    for model in (toy(), energy_based(2), asymmetric(), convolutional(), Own()):
+        set_nudge_site(model, "outside")
+
+
+def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
+    class Squashed(PrimitiveDynamics):
+        nudge_site = "inside"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.W = torch.nn.Parameter(random_like((2, 2), 0))
+
+        def init_state(self, x: Tensor) -> State:
+            return (torch.zeros(len(x), 2, dtype=F64),)
+
+        def primitive(self, x: Tensor, s: State) -> Tensor:
+            return (s[0] @ self.W * x).sum(-1)
+
+        def squash(self, s: State) -> State:
+            return (torch.tanh(s[0]),)
+
+    net: Dynamics = Squashed()
+    x, y = random_like((3, 2), 1), random_like((3, 2), 2)
+    free = settle(net, x, keep=K)
+    gaps = gap(limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K))
+    assert gaps["W"] < SAME_FORMULA
+
+
+def test_a_run_says_where_its_nudge_was(tmp_path: Path) -> None:
+    train(SMALL.override(nudge_site="inside", epochs=1), tmp_path / "run", data=few_images())
+    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert plain["experiment"]["nudge_site"] == "inside"
+    assert load(tmp_path / "run").model.nudge_site == "inside"
+
+
+def test_a_run_of_ones_own_model_takes_its_word_for_it(tmp_path: Path) -> None:
+    def own(seed: int) -> Dynamics:
+        return Layered((10, 24, 784), seed=seed, nudge_site="inside")
+
+    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), model=own)
+    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert plain["experiment"]["nudge_site"] == "inside"

@@ -1,0 +1,206 @@
+"""Figures of the GDU property from plain values, and the experiments they are made of."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.nets import batch, prototypical, toy
+from matplotlib import image
+
+from eqprop import SquaredError, gdu
+from eqprop.cost import Problem
+from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
+from eqprop.experiments.paper import named_experiment
+from eqprop.report.figures import COLOURS, save
+from eqprop.report.gdu import processes, rmse_panels, rmse_single, saw_teeth, shown_rmse, symbol
+
+K = 6
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Document and traces of a small net of each kind."""
+    found = {}
+    for name, model in (("toy", toy()), ("P-1h", prototypical(2, "sigmoid"))):
+        x, y = batch(model)
+        problem = Problem(model, SquaredError(), x, y)
+        setup = Setup(problem, name, "paper", 300, K, 0.01, 0, "default", gdu.PAPER)
+        report = gdu.compare(model, SquaredError(), x, y, 300, K, 0.01)
+        found[name] = (document(setup, report, False), {"name": name, **report.traces_to_dict()})
+    return found
+
+
+def test_processes_draw_every_group_dashed_against_solid(compared: Any) -> None:
+    figure = processes(*compared["toy"])
+    panels = figure.axes
+    assert [ax.get_title() for ax in panels] == [
+        rf"$\Delta_{{{symbol(n)}}}^{{\rm EP}}$,  $-\nabla_{{{symbol(n)}}}^{{\rm BPTT}}$"
+        for n in ("s0", "s1", "W01", "W0x", "W1x")
+    ]
+    trace = compared["toy"][1]["neurons"]["s1"]
+    lines = panels[1].get_lines()
+    solid, dashed = lines[0::2], lines[1::2]
+    assert len(solid) == len(dashed) == 5
+    for k, (bptt, ep) in enumerate(zip(solid, dashed, strict=True)):
+        assert (bptt.is_dashed(), ep.is_dashed()) == (False, True)
+        assert bptt.get_color() == ep.get_color() == COLOURS[k]
+        assert list(bptt.get_ydata()) == trace["bptt"][k]
+        assert list(ep.get_ydata()) == trace["ep"][k]
+
+
+def bar_heights(ax: Any) -> list[float]:
+    return [float(p.get_height()) for p in ax.patches]
+
+
+def test_bars_are_the_rmse(compared: Any) -> None:
+    found = compared["P-1h"][0]
+    figure = rmse_single(found)
+    expected = [m["rmse"] for kind in ("neurons", "synapses") for m in found[kind].values()]
+    assert bar_heights(figure.axes[0]) == expected
+    authors = copy.deepcopy(found)
+    authors["convention"]["synapses_shown"] = "rmse_cumulative"
+    assert shown_rmse(authors, "neurons", "s0") == found["neurons"]["s0"]["rmse"]
+    assert shown_rmse(authors, "synapses", "W01") == found["synapses"]["W01"]["rmse_cumulative"]
+
+
+def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
+    found = compared["P-1h"][0]
+    nets = [{**found, "name": f"net {n}"} for n in range(6)]
+    settled = copy.deepcopy({kind: found[kind] for kind in ("neurons", "synapses")})
+    settled["neurons"]["s0"]["rmse"] = 0.123
+    nets[5]["settled"] = settled
+    figure = rmse_panels(nets)
+    assert [ax.get_title().split(":")[0] for ax in figure.axes] == [n["name"] for n in nets]
+    plain, both = bar_heights(figure.axes[0]), bar_heights(figure.axes[5])
+    assert both[0::2] == plain
+    assert both[1] == 0.123
+
+
+def test_saw_teeth_draws_what_was_measured(compared: Any) -> None:
+    figure = saw_teeth(compared["P-1h"][1], compared["toy"][1])
+    _, saw, smooth = figure.axes
+    teeth, leak = ([line.get_ydata() for line in ax.get_lines()] for ax in (saw, smooth))
+    # BPTT of s0, on the prototypical net zero at every odd t; the leak of the energy-based one leaves no zero.
+    assert not any(teeth[0][1::2])
+    assert all(v > 0 for v in teeth[0][0::2])
+    assert all(v > 0 for v in leak[0])
+
+
+def test_files_are_a_picture_and_a_document(compared: Any) -> None:
+    files = save(rmse_single(compared["toy"][0]))
+    assert set(files) == {"png", "pdf"}
+    assert files["pdf"].startswith(b"%PDF")
+    assert b"/CreationDate" not in files["pdf"]
+    pixels = image.imread(io.BytesIO(files["png"]))
+    assert pixels.shape[0] > 400
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 2
+    assert files == save(rmse_single(compared["toy"][0])), "equal figures are equal files"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("s0", "s^{0}"),
+        ("h1", "h^{1}"),
+        ("W01", "W_{01}"),
+        ("W1x", "W_{1x}"),
+        ("Wfc01", r"W^{\rm fc}_{01}"),
+        ("bconv0", r"b^{\rm conv}_{0}"),
+        ("my_$weights", r"{\rm my  weights}"),
+    ],
+)
+def test_names_become_symbols(name: str, expected: str) -> None:
+    assert symbol(name) == expected
+
+
+def test_an_own_name_can_be_drawn(compared: Any) -> None:
+    found = copy.deepcopy(compared["toy"][0])
+    found["synapses"]["a $strange\\name_{"] = found["synapses"].pop("W01")
+    assert save(rmse_single(found))["png"]
+
+
+def test_colours_can_be_told_apart_in_grey_and_by_the_colour_blind() -> None:
+    okabe_ito = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+    assert set(COLOURS) <= okabe_ito
+    assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_modules_that_draw_load_matplotlib_late() -> None:
+    code = "import sys, eqprop.report.gdu, eqprop.cli as c; c.load_commands(); print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_records_are_the_rows_of_the_table() -> None:
+    table = {
+        "toy": ("tanh", 5000, 80, 0.01, 0.08),
+        "EB-1h": ("tanh", 800, 80, 0.001, 0.08),
+        "EB-2h": ("tanh", 5000, 150, 0.01, 0.08),
+        "EB-3h": ("tanh", 30000, 200, 0.02, 0.08),
+        "P-1h": ("tanh", 150, 10, 0.01, None),
+        "P-2h": ("tanh", 1500, 40, 0.01, None),
+        "P-3h": ("tanh", 5000, 40, 0.015, None),
+        "P-conv": ("hard-sigmoid", 5000, 10, 0.02, None),
+    }
+    for preset in ("paper", "authors"):
+        found = {n: (r.activation, r.T, r.K, r.beta, r.eps) for n, r in GDU_EXPERIMENTS[preset].items()}
+        assert found == table
+        assert all(r.init == "default" for r in GDU_EXPERIMENTS[preset].values())
+    assert all(r.batch == 20 and r.output_slope for r in GDU_EXPERIMENTS["paper"].values())
+
+
+def test_the_authors_preset_says_what_it_changes() -> None:
+    paper, authors = GDU_EXPERIMENTS["paper"], GDU_EXPERIMENTS["authors"]
+    assert {n for n in paper if authors[n].batch != paper[n].batch} == {"toy", "P-2h", "P-3h"}
+    assert {n for n in paper if not authors[n].output_slope} == {"EB-1h", "EB-2h", "EB-3h"}
+    assert PRESETS["authors"] == gdu.AUTHORS == authors["toy"].convention
+    assert PRESETS["paper"] == gdu.PAPER == paper["toy"].convention
+
+
+def test_gdu_records_and_training_records_share_names_and_nothing_else() -> None:
+    ours, theirs = gdu_experiment("P-1h"), named_experiment("P-1h", "paper")
+    assert ours.name == theirs.name
+    assert (ours.T, ours.K, ours.beta) != (theirs.T, theirs.K, theirs.beta)
+
+
+def test_a_record_builds_what_it_says() -> None:
+    experiment = gdu_experiment("eb-2h").override(batch=3)
+    model = experiment.build(torch.float64)
+    assert [tuple(p.shape) for n, p in model.named_parameters() if n[0] == "W"] == [(10, 512), (512, 512), (512, 784)]
+    assert float(model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
+    glorot = experiment.override(init="glorot").build(torch.float64)
+    assert not glorot.get_parameter("b0").any()
+    _, x, y = experiment.data(torch.float64)
+    assert x.shape == (3, 784)
+    assert y.sum() == 3
+    conv = gdu_experiment("P-conv").override(batch=2)
+    assert conv.data(torch.float64)[1].shape == (2, 1, 28, 28)
+
+
+def test_same_settings_notices_every_setting() -> None:
+    experiment = gdu_experiment("toy")
+    base = {
+        **{name: getattr(experiment, name) for name in ("name", "preset", "T", "K", "beta", "batch", "seed", "init")},
+        "dtype": "float64",
+        "drop_unsettled": False,
+        "format": FORMAT,
+    }
+    assert same_settings(base, experiment, "float64", False)
+    for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 1), ("format", 0)):
+        assert not same_settings({**base, name: other}, experiment, "float64", False)
+    assert not same_settings(base, experiment, "float32", False)
+    assert not same_settings(base, experiment, "float64", True)
+
+
+@pytest.mark.parametrize("fields", [{"init": "zeros"}, {"batch": 0}, {"seed": -1}])
+def test_bad_fields_are_told(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=re.escape(next(iter(fields)))):
+        gdu_experiment("toy").override(**fields)

@@ -1,0 +1,244 @@
+"""Experiments: the paper's table as data, presets as named changes, a user's own from TOML."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.training_runs import SMALL
+
+from eqprop import BPTT, EP, RBP
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
+from eqprop.experiments.experiment import ESTIMATORS, Experiment
+from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict
+from eqprop.experiments.paper import AUTHORS, EXPERIMENTS, PAPER, PRESETS, TUNED, named_experiment
+
+# The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
+PRINTED = {
+    "EB-1h": ("sigmoid", 100, 12, 0.5, 0.2, 30, "0.1-0.05"),
+    "EB-2h": ("sigmoid", 500, 40, 0.8, 0.2, 50, "0.4-0.1-0.01"),
+    "P-1h": ("sigmoid", 30, 10, 0.1, None, 30, "0.08-0.04"),
+    "P-2h": ("sigmoid", 100, 20, 0.5, None, 50, "0.2-0.05-0.005"),
+    "P-3h": ("sigmoid", 180, 20, 0.5, None, 100, "0.2-0.05-0.01-0.002"),
+    "P-conv": ("hard-sigmoid", 200, 10, 0.4, None, 40, "0.15-0.035-0.015"),
+}
+ALL = [experiment for preset in PRESETS for experiment in EXPERIMENTS[preset].values()]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_paper_preset_is_the_printed_table(name: str) -> None:
+    experiment = PAPER[name]
+    eps = getattr(experiment.architecture, "eps", None)
+    printed = (experiment.architecture.activation, experiment.T, experiment.K, experiment.beta, eps, experiment.epochs)  # type: ignore[union-attr]
+    assert printed == PRINTED[name][:-1]
+    assert (experiment.batch, experiment.init, experiment.optimizer, experiment.schedule) == (
+        20,
+        "glorot",
+        "SGD",
+        "synchronous",
+    )
+    weights = [n for n, p in experiment.build(0).named_parameters() if p.dim() > 1]
+    # Parameters are numbered from the output, so the order of the table is theirs backwards.
+    assert "-".join(str(experiment.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
+
+
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Experiment) -> None:
+    model = experiment.build(0)
+    names = [n for n, _ in model.named_parameters()]
+    rates = experiment.rates(names, model.layer_parameters)
+    assert rates.keys() == set(names)
+    for name in names:
+        if name.startswith("b"):
+            kind, n = name[1:-1], int(name[-1])
+            assert rates[name] == rates[f"W{kind}{n}{n + 1}"]
+
+
+def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
+    for experiment in ALL:
+        if isinstance(experiment.architecture, LayeredNet):
+            assert experiment.architecture.clip == (experiment.architecture.setting == "energy-based")
+        else:
+            assert isinstance(experiment.architecture, ConvolutionalNet)
+            assert experiment.architecture.activation == "hard-sigmoid"
+
+
+def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
+    def changes(experiment: Experiment) -> dict[str, object]:
+        return {c.field: c.now for c in experiment.changes(PAPER[experiment.name])}
+
+    assert all(changes(experiment) == {} for experiment in PAPER.values())
+    assert changes(AUTHORS["EB-1h"]) == {"init": "default", "output_slope": False}
+    assert changes(AUTHORS["EB-2h"]) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
+    assert changes(AUTHORS["P-1h"]) == {"init": "default", "T": 40, "K": 15}
+    for name in ("P-2h", "P-3h", "P-conv"):
+        assert changes(AUTHORS[name]) == {"init": "default"}
+    assert {name: changes(experiment) for name, experiment in TUNED.items()} == {
+        "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
+        "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
+        "P-2h": {"init": "default", "schedule": "alternating"},
+        "P-3h": {"init": "default", "schedule": "alternating"},
+        "P-conv": {
+            "T": 400,
+            "decay": "cosine",
+            "init": "default",
+            "schedule": "alternating",
+            "output_bias": 0.1,
+            "output_scale": 0.1,
+        },
+    }
+    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "schedule alternating instead of synchronous"
+
+
+def test_estimators_share_steps_and_schedule() -> None:
+    experiment = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
+    assert experiment.make_estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
+    assert experiment.make_estimator("bptt") == BPTT(30, 10, "alternating", "settled")
+    assert experiment.make_estimator("rbp") == RBP(30, 10, "alternating", "settled")
+    assert list(ESTIMATORS) == [
+        "ep",
+        "ep-symmetric",
+        "ep-random-sign",
+        "ep-holomorphic",
+        "ep-continual",
+        "bptt",
+        "rbp",
+    ]
+    for name in ESTIMATORS:
+        made = experiment.make_estimator(name)
+        assert (made.T, made.K, made.schedule, made.stop) == (30, 10, "alternating", "settled"), name
+
+
+def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
+    def first(trial: int) -> list[float]:
+        return SMALL.build(trial).get_parameter("W01").flatten()[:5].tolist()
+
+    assert first(0) == first(0) != first(1)
+    assert replace(SMALL, seed=1).build(0).get_parameter("W01").flatten()[:5].tolist() == first(1)
+
+
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_an_experiment_survives_json(experiment: Experiment) -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(experiment))), "here") == experiment
+
+
+def test_overrides_add_rates_and_leave_out_what_is_none() -> None:
+    changed = PAPER["P-1h"].override(T=20, K=None, learning_rates={"W01": 0.5})
+    assert (changed.T, changed.K) == (20, 10)
+    assert changed.learning_rates == {"W12": 0.08, "W01": 0.5}
+    assert PAPER["P-1h"].override(learning_rates={"*": 0.3}).rates(["W01", "b0", "W12", "b1"]) == dict.fromkeys(
+        ["W01", "b0", "W12", "b1"], 0.3
+    )
+
+
+def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
+    (tmp_path / "narrow.toml").write_text(
+        'base = "P-1h"\npreset = "authors"\nepochs = 3\n[architecture]\nsizes = [10, 64, 784]\n'
+        "[learning_rates]\nW01 = 0.1\nW12 = 0.2\n"
+    )
+    experiment = find_experiment(tmp_path / "narrow.toml")
+    assert (experiment.name, experiment.preset, experiment.epochs, experiment.T, experiment.K) == (
+        "narrow",
+        "own",
+        3,
+        40,
+        15,
+    )
+    assert isinstance(experiment.architecture, LayeredNet)
+    assert experiment.architecture.sizes == (10, 64, 784)
+    assert experiment.paper_results == {}
+    (tmp_path / "whole.toml").write_text(
+        'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[architecture]\nkind = "own"\nsource = "mine"\n'
+        '[learning_rates]\n"*" = 0.01\n'
+    )
+    whole = read_toml(tmp_path / "whole.toml")
+    assert whole.architecture == OwnNet("mine")
+    assert whole.rates(["anything"]) == {"anything": 0.01}
+    with pytest.raises(ValueError, match="was not given. Pass model=function"):
+        whole.build(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("T = ", "not a TOML file"),
+        ("T = 5\nK = 2", "lacks architecture, epochs, learning_rates"),
+        ('base = "P-9h"', "Did you mean"),
+        ('base = "P-1h"\nepoch = 3', "Unknown field 'epoch'.*Did you mean 'epochs'"),
+        ('base = "P-1h"\n[architecture]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
+        ('base = "P-1h"\n[architecture]\nkind = "layred"', "Did you mean 'layered'"),
+        ('base = "P-1h"\nT = 2.5', "T is 2.5; expected a whole number"),
+        ('base = "P-1h"\nbeta = 0.0', "beta=0"),
+        ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
+        ('base = "P-1h"\n[learning_rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
+    ],
+)
+def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        find_experiment(path)
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    assert named_experiment("p-1H") is PAPER["P-1h"]
+    with pytest.raises(ValueError, match="Unknown experiment 'P-1'.*Did you mean 'P-1h'"):
+        named_experiment("P-1")
+    with pytest.raises(ValueError, match="Unknown preset 'papr'.*Did you mean 'paper'"):
+        named_experiment("P-1h", "papr")
+    with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
+        named_experiment("P-1h", "tuned")
+    with pytest.raises(ValueError, match="names no parameter.*Did you mean 'W01'"):
+        PAPER["P-1h"].override(learning_rates={"W001": 1.0}).rates(["W01", "W12"])
+    with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
+        find_experiment("missing.toml")
+    with pytest.raises(ValueError, match="parameter V has no learning rate"):
+        SMALL.rates(["W01", "W12", "V"])
+
+
+def test_the_nudge_site_is_a_field_of_the_experiment_and_reaches_the_network() -> None:
+    inside = PAPER["P-1h"].override(nudge_site="inside")
+    assert [str(change) for change in inside.changes(PAPER["P-1h"])] == ["nudge_site inside instead of outside"]
+    assert inside.build(0).nudge_site == "inside"
+    assert PAPER["P-1h"].build(0).nudge_site == "outside"
+    assert from_dict(to_dict(inside), "here") == inside
+    with pytest.raises(ValueError, match="no sigma around dPhi/ds"):
+        PAPER["EB-1h"].override(nudge_site="inside").build(0)
+    with pytest.raises(ValueError, match="Unknown nudge_site 'insid'.*Did you mean 'inside'"):
+        PAPER["P-1h"].override(nudge_site="insid")
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "bias"), [("EB-1h", "W01", "b0"), ("P-2h", "W01", "b0"), ("P-conv", "Wfc01", "bfc0")]
+)
+def test_outputs_begin_where_the_experiment_says_and_nothing_else_moves(name: str, weight: str, bias: str) -> None:
+    drawn = dict(AUTHORS[name].build(3).named_parameters())
+    begun = dict(replace(AUTHORS[name], output_bias=0.25).build(3).named_parameters())
+    assert begun[bias].tolist() == [0.25] * 10
+    assert [k for k in drawn if not torch.equal(drawn[k], begun[k])] == [bias]
+    scaled = dict(replace(AUTHORS[name], output_scale=0.25).build(3).named_parameters())
+    assert torch.equal(scaled[weight], 0.25 * drawn[weight])
+    assert [k for k in drawn if not torch.equal(drawn[k], scaled[k])] == [weight]
+
+
+def test_an_output_bias_that_cannot_be_is_refused() -> None:
+    experiment = PAPER["P-1h"]
+    with pytest.raises(ValueError, match="output_bias is nan; expected a finite number, such as 0.5"):
+        replace(experiment, output_bias=float("nan"))
+    without = replace(experiment, architecture=replace(experiment.architecture, bias=False), output_bias=0.5)
+    with pytest.raises(ValueError, match="P-1h has no output layer with biases"):
+        without.build(0)
+    outside = replace(experiment, cost="cross-entropy", output_bias=0.5)
+    with pytest.raises(ValueError, match="Omit output_bias"):
+        outside.build(0)
+
+
+def test_an_output_scale_that_cannot_be_is_refused() -> None:
+    experiment = PAPER["P-1h"]
+    with pytest.raises(ValueError, match="output_scale is inf; expected a finite number, such as 0.1"):
+        replace(experiment, output_scale=float("inf"))
+    with pytest.raises(ValueError, match="P-1h has no output layer with weights in its dynamics"):
+        replace(experiment, cost="cross-entropy", output_scale=0.5).build(0)

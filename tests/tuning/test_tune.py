@@ -1,0 +1,436 @@
+"""eqprop tune: what is measured, how it is decided, and that the test set has no part in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import asymmetric, batch, convolutional, energy_based, prototypical, toy
+from helpers.training_runs import SMALL, call_main, few_images, write_idx, write_small_toml
+
+from eqprop import BPTT, Dynamics, Phase, SquaredError, from_primitive, relax
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment, to_dict, to_toml
+from eqprop.experiments.paper import EXPERIMENTS
+from eqprop.training.plan import Settings, make_plan
+from eqprop.tuning import recipe as decide
+from eqprop.tuning.effort import count_work, prepare_folder, short_training
+from eqprop.tuning.probe import (
+    Agreement,
+    Batches,
+    Residuals,
+    Scales,
+    Sizes,
+    agreement,
+    exact_gradients,
+    gradients,
+    residuals,
+    scales,
+    weight_names,
+)
+from eqprop.tuning.recipe import Request, Tuned, smaller, tune
+
+ALL = [experiment for preset in EXPERIMENTS.values() for experiment in preset.values()]
+WALL = ("seconds", "provenance")
+
+
+def falling(start: float, factor: float, steps: int) -> tuple[float, ...]:
+    return tuple(start * factor**t for t in range(steps))
+
+
+def same(values: tuple[float, ...]) -> Residuals:
+    return Residuals(values, values, values)
+
+
+def test_T_is_where_the_residuals_stay_small_at_every_set_of_weights() -> None:
+    fast, slow = falling(1.0, 0.5, 200), falling(1.0, 0.9, 200)
+    assert decide.free_steps([same(fast)]).value == 10
+    expected = math.ceil(math.log(decide.STILL_MOVING) / math.log(0.9))
+    assert decide.free_steps([same(fast), same(slow)]).value == expected
+    back = (*falling(1.0, 0.5, 30), *falling(1.0, 0.5, 30))
+    assert decide.free_steps([same(back)]).value == 30 + 10
+
+
+def test_T_with_samples_that_never_settle_follows_the_others_and_says_so() -> None:
+    stuck = (0.5,) * 200
+    half = decide.free_steps([Residuals(falling(1.0, 0.9, 200), stuck, stuck)])
+    assert half.value == math.ceil(math.log(decide.STILL_MOVING) / math.log(0.9))
+    assert "a tenth never do" in half.reason
+    none = decide.free_steps([same(stuck)])
+    assert none.value == decide.T_RANGE[1]
+    assert "still 5.0e-01" in none.reason
+
+
+def test_K_is_where_the_gradients_of_every_weight_have_died_out() -> None:
+    # Every other step of a weight is zero in a prototypical net: that is not the end of its process.
+    alternating = tuple(v if t % 2 else 0.0 for t, v in enumerate(falling(1.0, 0.8, 60)))
+    sizes = Sizes({"W01": falling(1.0, 0.5, 60), "W12": alternating})
+    found = decide.second_steps([sizes], T=100)
+    assert found.value == next(t + 1 for t in range(59, -1, -1) if alternating[t] >= decide.DIED_OUT * max(alternating))
+    capped = decide.second_steps([sizes], T=5)
+    assert capped.value == 5
+    assert "no more than T" in capped.reason
+    assert "have not died out" in decide.second_steps([Sizes({"W": (1.0,) * 60})], T=100).reason
+
+
+def test_beta_is_the_largest_that_agrees_about_as_well_as_the_best() -> None:
+    def curve(*signs: float) -> Agreement:
+        return Agreement(decide.BETAS, {"W": signs}, {"W": signs})
+
+    peak = curve(0.7, 0.8, 0.9, 0.91, 0.905, 0.6, 0.3)
+    assert decide.nudge([peak]).value == 0.2
+    assert decide.nudge([peak, curve(0.9, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5)]).value == 0.1
+    assert decide.nudge([curve(*[0.9] * 7)]).value == 1.0
+
+
+def test_smaller_gradients_get_larger_rates() -> None:
+    wanted, _ = decide.relative_rates(Scales({"a": 2.0, "b": 2.0}, {"a": 4.0, "b": 1.0}), ["a", "b"], "SGD")
+    assert wanted == {"a": 0.25, "b": 1.0}
+    equal, why = decide.relative_rates(Scales({"a": 2.0, "b": 2.0}, {"a": 4.0, "b": 1.0}), ["a", "b"], "Adam")
+    assert equal == {"a": 1.0, "b": 1.0}
+    assert "Adam" in why
+    with pytest.raises(ValueError, match="No weight has a gradient"):
+        decide.relative_rates(Scales({"a": 1.0}, {"a": 0.0}), ["a"], "SGD")
+
+
+@pytest.mark.parametrize("best", [0.0125, 0.05, 0.1, 0.2, 1.6])
+def test_climbing_finds_the_valley_within_its_trials(best: float) -> None:
+    calls: list[float] = []
+
+    def error(c: float) -> float:
+        calls.append(c)
+        return abs(math.log(c / best))
+
+    found, tried = decide.climb(error, 0.1)
+    assert found == pytest.approx(best)
+    assert len(calls) == len(set(calls)) == len(tried) <= 6
+
+
+def test_an_error_rises_only_above_the_noise_of_counting() -> None:
+    noise = decide.count_noise(10.0, 900)
+    assert noise == pytest.approx(1.0)
+    assert not decide.has_risen(11.9, 10.0, 900)
+    assert decide.has_risen(12.1, 10.0, 900)
+    assert not decide.has_risen(9.0, 10.0, 900)
+    assert decide.has_risen(float("nan"), 10.0, 900)
+
+
+def test_T_and_K_shrink_by_seven_tenths_and_T_not_below_K() -> None:
+    experiment = replace(SMALL, T=10, K=8)
+    assert smaller(experiment, "T") == replace(experiment, T=8)
+    assert smaller(replace(experiment, T=8), "T") is None
+    assert smaller(experiment, "K") == replace(experiment, K=5)
+    assert smaller(replace(experiment, K=1), "K") is None
+
+
+NETS = {
+    "toy": toy(),
+    "energy-based": energy_based(2),
+    "prototypical": prototypical(2),
+    "convolutional": convolutional(),
+    "own F": asymmetric(),
+}
+
+
+def looked_at(model: Dynamics) -> Batches:
+    pairs = [batch(model, samples=4, seed=seed) for seed in (0, 10)]
+    return Batches(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_residuals_are_those_of_the_free_phase(name: str) -> None:
+    model = NETS[name]
+    x = looked_at(model).all_x()
+    curve = residuals(model, x, "synchronous", 30)
+    for t in (0, 1, 7, 30):
+        there = relax(model, x, Phase(t)).residual
+        if t < len(curve.worst):
+            assert curve.worst[t] == pytest.approx(float(there.max()), rel=1e-12, abs=1e-15)
+            assert curve.median[t] == pytest.approx(float(there.median()), rel=1e-12, abs=1e-15)
+
+
+def test_residuals_of_an_alternating_free_phase() -> None:
+    model = prototypical(2)
+    x = looked_at(model).all_x()
+    curve = residuals(model, x, "alternating", 20)
+    assert curve.worst[20] == pytest.approx(float(relax(model, x, Phase(20, "alternating")).residual.max()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_exact_gradients_are_those_of_bptt(name: str) -> None:
+    model = NETS[name]
+    found = exact_gradients(model, SquaredError(), looked_at(model), 200, 40)
+    x, y = looked_at(model).x[1], looked_at(model).y[1]
+    _, grads = BPTT(200, 40).gradient(model, SquaredError(), x, y)
+    for parameter, parameter_grad in model.named_parameters():
+        expected = grads[parameter_grad]
+        assert torch.allclose(found.gradients[1][parameter], expected, rtol=1e-9, atol=1e-12)
+    assert set(found.sizes.norms) == set(weight_names(model))
+
+
+def test_signs_agree_where_the_theorem_holds_and_not_where_it_does_not() -> None:
+    """The check can fail: feedback weights of its own spoil the signs, so does a large beta."""
+    experiment = replace(SMALL, T=400, K=200)
+
+    def signs(model: Dynamics, betas: tuple[float, ...]) -> tuple[float, ...]:
+        batches = looked_at(model)
+        exact = exact_gradients(model, SquaredError(), batches, 400, 200)
+        return agreement(model, SquaredError(), batches, exact, experiment, betas).mean_sign()
+
+    small, large = signs(energy_based(2), (1e-4, 5.0))
+    assert small > 0.99
+    assert large < small
+    assert signs(asymmetric(3.0), (1e-4,))[0] < 0.9
+
+
+def test_looking_at_gradients_leaves_the_network_alone() -> None:
+    model = energy_based(2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    found = scales(model, SquaredError(), looked_at(model), replace(SMALL, T=50, K=5))
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters())
+    one = gradients(model, SquaredError(), looked_at(model), replace(SMALL, T=50, K=5))
+    mean = sum(float(g["W01"].square().sum()) for g in one) / len(one)
+    assert found.gradient["W01"] == pytest.approx(mean**0.5)
+    assert found.value["W01"] == pytest.approx(float(before["W01"].norm()))
+
+
+def test_the_budget_is_counted_in_operations() -> None:
+    plan = make_plan(SMALL, Settings(), few_images(6000, 100))
+    work = count_work(plan)
+    assert 2 * 2 * 10 * 24 * SMALL.batch <= work.step <= 2 * 2 * 10 * 24 * SMALL.batch + 20 * 34 * SMALL.batch
+    small, large = short_training(plan, 0.5), short_training(plan, 5.0)
+    assert small.samples * small.epochs < large.samples * large.epochs
+    assert small == short_training(plan, 0.5)
+    assert large.samples + large.validation <= 6000
+    assert large.samples % SMALL.batch == 0
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="budget is"):
+            short_training(plan, wrong)
+
+
+def request(out: Path, experiment: Experiment = SMALL, **options: Any) -> Request:
+    return Request(experiment, out, **{"images": few_images(1200, 100), "budget": 0.2} | options)
+
+
+def settings_of(tuned: Tuned) -> dict[str, Any]:
+    """The document without what the clock says."""
+    document = {k: v for k, v in tuned.document.items() if k not in WALL}
+    document["trainings"] = [{k: v for k, v in t.items() if k != "seconds"} for t in document["trainings"]]
+    return json.loads(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    return tune(request(tmp_path_factory.mktemp("tuned")))
+
+
+def test_the_recipe_decides_everything_and_says_why(tuned: Tuned) -> None:
+    decisions = {d["name"]: d for d in tuned.document["decisions"]}
+    assert set(decisions) == {"T", "K", "beta", "learning_rates"}
+    for name, decision in decisions.items():
+        assert decision["value"] == getattr(tuned.experiment, name)
+        assert decision["reason"]
+    assert [look["weights"] for look in tuned.document["looks"]] == ["initial weights", "trained weights"]
+    assert tuned.experiment.K <= tuned.experiment.T
+    assert tuned.experiment.beta in decide.BETAS
+    first, *rest = [t for t in tuned.document["trainings"] if not t["stage"].startswith("rates")]
+    assert first["T"] >= tuned.experiment.T
+    assert rest
+    kept = next(t for t in tuned.document["trainings"] if (t["T"], t["K"]) == (tuned.experiment.T, tuned.experiment.K))
+    assert kept["train"] < 50.0
+
+
+def test_the_recipe_is_deterministic_and_never_sees_the_test_set(tuned: Tuned, tmp_path: Path) -> None:
+    images = few_images(1200, 100)
+    poisoned = replace(images, test_x=torch.full_like(images.test_x, math.nan), test_y=9 - images.test_y)
+    again = tune(request(tmp_path, images=poisoned))
+    assert settings_of(again) == settings_of(tuned)
+
+
+def test_a_recipe_that_was_stopped_goes_on(tuned: Tuned, tmp_path: Path) -> None:
+    stages = [t["stage"] for t in tuned.document["trainings"]]
+
+    def stop(text: str) -> None:
+        if text.startswith(f"training {stages[3]}"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(request(tmp_path, tell=stop))
+    kept = tmp_path / "trainings" / stages[2] / "metrics.jsonl"
+    assert not (tmp_path / "trainings" / stages[3] / "metrics.jsonl").exists()
+    written = kept.stat().st_mtime_ns
+    assert settings_of(tune(request(tmp_path))) == settings_of(tuned)
+    assert kept.stat().st_mtime_ns == written, "a training that was done was done again"
+
+
+def own_phi(seed: int) -> Dynamics:
+    """A user's own Phi, whose parameters have names of their own."""
+    source = torch.Generator().manual_seed(seed)
+    parameters = {
+        "inward": 0.05 * torch.randn(16, 784, generator=source),
+        "outward": 0.3 * torch.randn(10, 16, generator=source),
+        "offset": torch.zeros(16),
+    }
+
+    def phi(x: torch.Tensor, s: tuple[torch.Tensor, ...], theta: Any) -> torch.Tensor:
+        drive = x @ theta["inward"].T + theta["offset"]
+        return (s[0] * (s[1] @ theta["outward"].T)).sum(-1) + (drive * s[1]).sum(-1)
+
+    return from_primitive(phi, parameters, layers=(10, 16), squash=torch.sigmoid)
+
+
+KINDS: dict[str, tuple[Experiment, dict[str, Any]]] = {
+    "energy-based": (
+        replace(SMALL, architecture=LayeredNet((10, 12, 784), "energy-based", "sigmoid", eps=0.5, clip=True)),
+        {},
+    ),
+    "convolutional": (
+        replace(
+            SMALL,
+            architecture=ConvolutionalNet(channels=(2,), kernel=9, pool=5, activation="sigmoid"),
+            learning_rates={"*": 0.1},
+        ),
+        {},
+    ),
+    "own Phi": (replace(SMALL, architecture=OwnNet("own_phi"), learning_rates={"*": 0.1}), {"own": own_phi}),
+    "persistent states, random signs": (replace(SMALL, start="persistent", estimator="ep-random-sign"), {}),
+    "initialised, continual": (replace(SMALL, start="initialised", estimator="ep-continual"), {}),
+    "cross-entropy": (SMALL.override(cost="cross-entropy"), {}),
+    "Adam": (replace(SMALL, optimizer="Adam", learning_rates={"*": 0.1}), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_path: Path) -> None:
+    experiment, options = KINDS[kind]
+    found = tune(request(tmp_path, experiment, images=few_images(1200, 50), budget=0.01, **options))
+    assert found.document["trainings"]
+    path = tmp_path / "tuned.toml"
+    path.write_text(to_toml(found.experiment))
+    assert find_experiment(path) == found.experiment
+    model = found.experiment.build(0, own=options.get("own"))
+    names = [*dict(model.named_parameters()), *found.experiment.readout_names]
+    assert all(rate > 0 for rate in found.experiment.rates(names, model.layer_parameters).values())
+
+
+@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
+def test_every_record_survives_toml_and_json_files(experiment: Experiment, tmp_path: Path) -> None:
+    expected = replace(experiment, preset="own", paper_results={})
+    (tmp_path / "r.toml").write_text(to_toml(experiment, {"T": "one\ntwo", "learning_rates": "why"}, "a title"))
+    assert find_experiment(tmp_path / "r.toml") == expected
+    for name, content in (("plain", to_dict(experiment)), ("run", {"format": 1, "experiment": to_dict(experiment)})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        assert find_experiment(tmp_path / f"{name}.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is not a JSON file"),
+        ("[1]", "holds no experiment"),
+        ('{"experiment": 3}', "holds no experiment"),
+        ('{"T": 5}', "lacks architecture, K, epochs, learning_rates"),
+        ('{"Tee": 5}', "Unknown field 'Tee'"),
+    ],
+)
+def test_a_wrong_json_record_is_told(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        find_experiment(tmp_path / "wrong.json")
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        find_experiment(tmp_path / "missing.json")
+
+
+def test_a_folder_takes_one_request(tmp_path: Path) -> None:
+    asked = {"budget": 1.0, "experiment": {"T": 3}}
+    assert not prepare_folder(tmp_path / "new", asked)
+    assert prepare_folder(tmp_path / "new", asked)
+    with pytest.raises(ValueError, match=r"other settings \(budget 2.0 instead of 1.0\)"):
+        prepare_folder(tmp_path / "new", {**asked, "budget": 2.0})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="thesis.txt"):
+        prepare_folder(tmp_path / "full", asked)
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        prepare_folder(tmp_path / "full" / "thesis.txt", asked)
+
+
+def test_the_command_writes_what_train_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, small = write_idx(tmp_path / "data", few_images(1200, 50)), write_small_toml(tmp_path / "small.toml", 2)
+    out = tmp_path / "out"
+    common = ("tune", small, "--data", data, "--out", out, "--threads", 1)
+    assert call_main(monkeypatch, *common, "--budget", 0.05, "--json", tmp_path / "tune.json") == 0
+    printed = capsys.readouterr()
+    document = json.loads((out / "tune.json").read_text())
+    assert json.loads((tmp_path / "tune.json").read_text()) == document
+    for word in ("learning", "paper", "eqprop train"):
+        assert word in printed.out
+    assert "training" in printed.err
+    for name in ("decisions.png", "decisions.pdf", "tuned.toml"):
+        assert (out / name).stat().st_size > 100
+    experiment = find_experiment(out / "tuned.toml")
+    assert (experiment.T, experiment.K, experiment.beta) == tuple(
+        document["experiment"][name] for name in ("T", "K", "beta")
+    )
+    assert call_main(monkeypatch, "train", out / "tuned.toml", "--data", data, "--out", tmp_path / "run", "-q") == 0
+    assert call_main(monkeypatch, *common, "--budget", 7) == 2
+    assert "other settings (budget 7.0 instead of 0.05)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("P-9h",), "Unknown experiment 'P-9h'"),
+        (("missing.toml",), "There is no file missing.toml"),
+        (("P-1h", "--budget", "0"), "budget is 0"),
+        (("P-1h", "--storage", "x.log"), "--storage and --workers belong to a search"),
+        (("P-1h", "--workers", "2"), "--storage and --workers belong to a search"),
+        (("P-1h", "--init", "zeros"), "Unknown init 'zeros'"),
+        (("P-1h", "--device", "abacus"), "device"),
+    ],
+)
+def test_bad_input_is_told_in_words(
+    words: tuple[str, ...],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call_main(monkeypatch, "tune", *words, "--threads", 1) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_network_that_only_diverges_is_told(tmp_path: Path) -> None:
+    def explode(seed: int) -> Dynamics:
+        model = own_phi(seed)
+        with torch.no_grad():
+            model.get_parameter("outward").fill_(math.nan)
+        return model
+
+    experiment = replace(SMALL, architecture=OwnNet("explode"), learning_rates={"*": 0.1})
+    with pytest.raises(ArithmeticError, match="not finite"):
+        tune(request(tmp_path, experiment, own=explode))
+
+
+@pytest.mark.parametrize("form", ["ep", "ep-symmetric", "ep-holomorphic", "ep-random-sign", "ep-continual"])
+def test_ep_is_looked_at_in_the_form_it_is_trained(form: Any) -> None:
+    """Random signs and continual EP, which have no single gradient before the rates are known, as one-sided EP."""
+    model = energy_based(2)
+    batches = looked_at(model)
+    experiment = replace(SMALL, T=60, K=20, beta=0.3, estimator=form)
+    found = gradients(model, SquaredError(), batches, experiment)
+    seen = "ep" if form in ("ep-random-sign", "ep-continual") else form
+    estimator = experiment.make_estimator(seen)
+    _, expected = estimator.gradient(model, SquaredError(), batches.x[0], batches.y[0])
+    for name, p in model.named_parameters():
+        assert torch.equal(found[0][name], expected[p])
+    assert gradients(model, SquaredError(), batches, experiment)[1]["W01"].equal(found[1]["W01"])
