@@ -151,7 +151,7 @@ def test_a_download_that_broke_is_gone_on_with(cache: Path, web: Web) -> None:
         data.open_set("fashion-mnist")
     words = str(told.value)
     assert "100 of" in words or "100 bytes" in words
-    assert "goes on from there" in words
+    assert "resumes from there" in words
     assert str(cache) in words
     assert "dataset-fashion-mnist" in words
     part = cache / f"{first_file()}.part"

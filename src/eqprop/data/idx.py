@@ -1,8 +1,8 @@
-"""Reading IDX files, the format of MNIST and its relatives, strictly.
+"""Strict reader for IDX files, the format of MNIST and its relatives.
 
 An IDX file is two zero bytes, a byte for the element type, a byte for the number of dimensions, the
-dimensions as big-endian 32-bit integers, then exactly as many elements as the dimensions say, big-endian.
-Anything else is an error here: a file that is cut short must never become a smaller data set.
+dimensions as big-endian 32-bit integers, then exactly the elements those dimensions imply, big-endian.
+Anything else is an error: a truncated file must never become a smaller data set.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Idx:
 
 
 def read_idx(path: str | Path) -> Idx:
-    """The array in an IDX file, gzip-compressed or not (its first bytes say which, not its name).
+    """Read the array in an IDX file. Compression is detected from the first bytes, not from the name.
 
     Raises FileNotFoundError for a missing file and ValueError for one that is not exactly an IDX file.
     """
@@ -66,9 +66,9 @@ def _decode(path: Path, stream: BinaryIO) -> Idx:
     got = len(content) - len(head)
     if got < expected:
         raise ValueError(f"{path} is cut short: {promise}, and it holds {got}. Get the file again.")
-    # Reading past the last element also makes gzip compare its checksum.
+    # Reading past the last element also makes gzip verify its checksum.
     if stream.read(1):
-        raise ValueError(f"{path} goes on after its data: {promise}, and more follow. Get the file again.")
+        raise ValueError(f"{path} has trailing data: {promise}, and more follow. Get the file again.")
     values = np.frombuffer(content, dtype, offset=len(head)).reshape(dimensions)
     return Idx(path, content, values)
 
@@ -92,7 +92,7 @@ def _read_header(path: Path, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tu
 
 
 def _read_up_to(stream: BinaryIO, n: int) -> bytes:
-    """The next n bytes, or all there are. In pieces: one read would first allocate all that n says."""
+    """Read n bytes, or as many as there are. In pieces: a single read would allocate n bytes up front."""
     pieces = []
     while n > 0 and (piece := stream.read(min(n, PIECE))):
         pieces.append(piece)

@@ -1,7 +1,7 @@
-"""The order of the samples: a permutation per trial and epoch, drawn on the CPU from a hash of seed and epoch.
+"""Image sets as tensors, and the order of their samples.
 
-A run needs no generator state to go on: seed, epoch and iteration say which mini-batch comes next, on every
-device and for every estimator.
+The order is a permutation per trial and epoch, drawn on the CPU from a hash of seed and epoch. Resuming a run needs no
+generator state: seed, epoch and iteration determine the next mini-batch on every device and for every estimator.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MNIST_SHA256 = {
 }
 FILES = tuple(MNIST_SHA256)
 MNIST_DIGEST = "c5097fdd51cfdbe7695fd9df3612695696864b5c424f58d843ffdc5d335e9914"
-"""The `sha256` of MNIST as `Images` has it."""
+"""`Images.sha256` of MNIST."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A classification set: x holds a flat image a row, pixels in [0, 1]; y the labels 0 .. classes-1, int64.
+    """A classification set: x holds one flat image per row, pixels in [0, 1]; y the labels 0 .. classes-1, int64.
 
-    `shape` is that of one image, (height, width). `sha256` says where the set comes from: it is taken over
-    the uncompressed training images file followed by the training labels file, and a split keeps it.
+    `shape` is (height, width) of one image. `sha256` identifies the set: the digest of the uncompressed training
+    images file followed by the training labels file. A split keeps it.
     """
 
     train_x: Tensor  # (N, height * width)
@@ -53,7 +53,7 @@ class Images:
         )
 
     def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """n different training images (n, pixels) and their labels (n,); a seed means the same everywhere."""
+        """Draw n distinct training images (n, pixels) and labels (n,); a seed draws the same on every machine."""
         if not 1 <= n <= len(self.train_x):
             raise ValueError(
                 f"Cannot draw a sample of {n} images: {self.name} has {len(self.train_x)} training images. "
@@ -65,7 +65,7 @@ class Images:
 
 
 def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Images:
-    """MNIST as shipped with the package, its content checked against the known SHA-256."""
+    """Load the MNIST shipped with the package, verified against its known SHA-256."""
     return idx_directory(MNIST_DIRECTORY, device, dtype, sha256=MNIST_SHA256)
 
 
@@ -76,11 +76,11 @@ def idx_directory(
     classes: int = 10,
     sha256: Mapping[str, str] | None = None,
 ) -> Images:
-    """The set in a directory with the four files of MNIST's layout: Fashion-MNIST, KMNIST or one's own.
+    """Load a directory with the four files of MNIST's layout: Fashion-MNIST, KMNIST or your own.
 
     The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-    t10k-labels-idx1-ubyte, also with a dot before idx, also with .gz (an uncompressed file is taken before a
-    compressed one). `sha256` gives, by these names, digests of uncompressed files to insist on.
+    t10k-labels-idx1-ubyte; a dot before idx and a .gz ending are accepted, and an uncompressed file is preferred.
+    `sha256` maps these names to the required digests of the uncompressed files.
     """
     _check_destination(device, dtype)
     directory = Path(path)
@@ -111,9 +111,9 @@ def idx_directory(
 
 
 def split_validation(images: Images, n: int) -> Images:
-    """Train on all but the LAST n training images, and test on those n: for choosing hyper-parameters.
+    """Hold out the LAST n training images as the test set, for choosing hyper-parameters.
 
-    The real test set is not in the result, so whatever is chosen with it has not seen that set.
+    The real test set is not in the result, so a choice made with it cannot leak test data.
     """
     total = len(images.train_x)
     if not 1 <= n < total:
@@ -133,10 +133,9 @@ def split_validation(images: Images, n: int) -> Images:
 
 
 def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Labels (...,) as targets (..., classes): 1 at the label, 0 elsewhere.
+    """Turn labels (...,) into targets (..., classes): 1 at the label, 0 elsewhere.
 
-    It looks at the values, which waits for the device: make the targets of a whole set at once, not those
-    of every mini-batch.
+    Checking the values synchronises with the device: convert a whole set at once, not every mini-batch.
     """
     if labels.dtype != torch.int64:
         raise ValueError(f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long().")
@@ -144,14 +143,14 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             raise ValueError(
-                f"one_hot got labels from {low} to {high}; expected 0 to {classes - 1}. Check the labels, or "
-                f"say how many classes there are (now {classes})."
+                f"one_hot got labels from {low} to {high}; expected 0 to {classes - 1}. Check the labels or "
+                f"the number of classes (now {classes})."
             )
     return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)
 
 
 def find_file(directory: Path, name: str) -> Path | None:
-    """One of `FILES` in a directory, in any of its spellings, uncompressed first; None if it is not there."""
+    """Find one of `FILES` in a directory under any accepted spelling, uncompressed first; None if missing."""
     there = (directory / candidate for candidate in _spellings(name))
     return next((path for path in there if path.is_file()), None)
 
@@ -176,7 +175,7 @@ def _find(directory: Path, name: str) -> Path:
 
 def _check_digest(files: Mapping[str, Idx], name: str, expected: str) -> None:
     if name not in files:
-        raise ValueError(f"sha256 names {name!r}, which is not read here; expected {', '.join(FILES)}.")
+        raise ValueError(f"sha256 names {name!r}, which is not read; expected {', '.join(FILES)}.")
     got = files[name].sha256()
     if got != expected.lower():
         raise ValueError(
@@ -199,13 +198,13 @@ def _check_pair(images: Idx, labels: Idx, classes: int) -> None:
     if images.values.size == 0 or len(images.values) != len(labels.values):
         raise ValueError(
             f"{images.path} holds {len(images.values)} images of {images.values.shape[1:]} pixels, and "
-            f"{labels.path} {len(labels.values)} labels; expected as many of each, and at least one. "
+            f"{labels.path} {len(labels.values)} labels; expected equal numbers, at least one. "
             "Take both files from one set."
         )
     if labels.values.max() >= classes:
         raise ValueError(
             f"{labels.path} holds the label {labels.values.max()}; expected 0 to {classes - 1}. "
-            "Check the file, or say how many classes there are with `classes`."
+            "Check the file, or set `classes`."
         )
 
 
@@ -222,7 +221,7 @@ def _check_destination(device: torch.device | str | None, dtype: torch.dtype) ->
 
 
 def _pixels(images: Idx, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
-    # Divided on the CPU, so that pixels are the same to the bit on every device.
+    # Divide on the CPU, so that pixels are bit-identical on every device.
     flat = images.values.reshape(len(images.values), -1)
     return torch.tensor(flat).to(dtype).div_(255).to(device)
 
@@ -238,7 +237,7 @@ def order_seed(seed: int, epoch: int) -> int:
 
 
 def epoch_order(seed: int, epoch: int, samples: int, batch: int) -> Tensor:
-    """(samples // batch, batch) sample numbers; what does not fill a mini-batch is left out, others each epoch."""
+    """(samples // batch, batch) sample indices. The incomplete last mini-batch is dropped; it differs every epoch."""
     if batch > samples:
         raise ValueError(
             f"A mini-batch of {batch} needs {batch} training samples; there are {samples}. Lower the batch."
@@ -249,5 +248,5 @@ def epoch_order(seed: int, epoch: int, samples: int, batch: int) -> Tensor:
 
 
 def stacked_order(seeds: Sequence[int], epoch: int, samples: int, batch: int) -> Tensor:
-    """(n, R, batch): the orders of R trials side by side."""
+    """(n, R, batch): the orders of R trials, stacked."""
     return torch.stack([epoch_order(seed, epoch, samples, batch) for seed in seeds], dim=1)

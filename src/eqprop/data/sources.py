@@ -1,4 +1,4 @@
-"""Data sets by name: MNIST from the package, others from where they lie on this machine or from their hosts."""
+"""Data sets by name: MNIST from the package, others from a local folder or downloaded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from eqprop.messages import did_you_mean
 
 CHUNK = 1 << 16
 RETRIES = 2
-"""How often a broken or wrong file is asked for again before giving up; each time from where it broke off."""
+"""Retries per host after a broken or wrong download; a broken one resumes where it stopped."""
 TIMEOUT = 30.0
-"""Seconds without a byte after which a host counts as silent."""
+"""Seconds without a byte before a request times out."""
 
 Tell = Callable[[str, int, int | None], None]
-"""Told the file's name, the bytes there are and, where the host says it, the bytes there will be."""
+"""Progress callback: file name, bytes received, total bytes if the host reports them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files to get: the set they belong to, the web folders they are in, their SHA-256, another way to get them."""
+    """Files to download: title of the set, base URLs, SHA-256 by file name, advice on other ways to get them."""
 
     title: str
     hosts: tuple[str, ...]
@@ -44,17 +44,17 @@ class Source:
 
 
 class DownloadError(OSError):
-    """A file could not be fetched."""
+    """A file could not be downloaded."""
 
 
 def download(source: Source, folder: Path, tell: Tell | None = None) -> None:
-    """Get the files into the folder, from the first host that has them. Whole and right, or an error in words."""
+    """Download the files into the folder from the first host that has them. Verified, or raises."""
     _check_pooch(source, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise type(error)(
-            f"Cannot make {folder} for {source.title}: {error.strerror or error}. Choose another with $EQPROP_CACHE."
+            f"Cannot create {folder} for {source.title}: {error.strerror or error}. Choose another with $EQPROP_CACHE."
         ) from error
     with _alone(folder), _shown(source.title) if tell is None else _as_is(tell) as show:
         for name, digest in source.files.items():
@@ -69,11 +69,11 @@ def _check_pooch(source: Source, folder: Path) -> None:
             f"{source.title} is not on this machine, and getting it needs pooch: pip install 'eqprop[download]'. "
             f"{source.by_hand(folder)}"
         ) from error
-    pooch.get_logger().setLevel("WARNING")  # what it does is shown here already
+    pooch.get_logger().setLevel("WARNING")  # progress is already shown here
 
 
 def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> None:
-    """One file, from one host after the other."""
+    """Download one file, trying the hosts in order."""
     import pooch
     import requests
 
@@ -91,14 +91,14 @@ def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> No
             raise DownloadError(f"{name} of {source.title} could not be written to {folder}: {error}.") from error
     part, kept = folder / f"{name}.part", ""
     if part.is_file():
-        kept = f" The {part.stat().st_size} bytes that arrived are kept, and the next attempt goes on from there."
+        kept = f" The {part.stat().st_size} bytes received are kept; the next attempt resumes from there."
     raise DownloadError(
         f"{name} of {source.title} could not be downloaded. {'; '.join(complaints)}.{kept} {source.by_hand(folder)}"
     )
 
 
 class _Resuming:
-    """What pooch calls to fetch a URL: goes on with what an earlier attempt has left."""
+    """A pooch downloader that resumes from a partial file."""
 
     def __init__(self, part: Path, tell: Tell) -> None:
         self.part, self.tell = part, tell
@@ -107,10 +107,10 @@ class _Resuming:
         import requests
 
         have = self.part.stat().st_size if self.part.is_file() else 0
-        # A host that compresses once more on the way would change the file.
+        # Transfer compression would change the file.
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-            if answer.status_code == 416:  # nothing follows: what is there is the whole file, or none of it
+            if answer.status_code == 416:  # no bytes left: the partial file is complete, or wrong
                 self._finish(output_file)
                 return None
             answer.raise_for_status()
@@ -134,7 +134,7 @@ class _Resuming:
             raise requests.exceptions.ConnectionError(f"the connection ended after {have} of {total} bytes")
 
     def _finish(self, output_file: Any) -> None:
-        """Hand the file over to pooch, which checks it. A wrong one is not gone on with."""
+        """Hand the file to pooch, which verifies it. A wrong file is not resumed."""
         os.replace(self.part, output_file)
 
 
@@ -147,7 +147,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost cause, which is what went wrong; the layers around it repeat it at length."""
+    """The innermost cause; the exceptions around it only repeat it at length."""
     cause: BaseException = error
     for _ in range(8):
         inner = cause.args[-1] if cause.args and isinstance(cause.args[-1], BaseException) else None
@@ -160,7 +160,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two processes that want the same files: the second waits, and finds them there."""
+    """Lock the folder: a second process that needs the same files waits, then finds them."""
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -176,7 +176,7 @@ def _as_is(tell: Tell) -> Iterator[Tell]:
 
 @contextmanager
 def _shown(title: str) -> Iterator[Tell]:
-    """A bar on a terminal, one line a file elsewhere, on standard error."""
+    """Show progress on standard error: a bar on a terminal, one line per file elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -206,12 +206,12 @@ def _shown(title: str) -> Iterator[Tell]:
 
 @dataclass(frozen=True)
 class NamedSet:
-    """Where a set is published and how its files are told from others.
+    """Where a set is published and how its files are verified.
 
-    hosts       folders of the web that hold the four files, compressed; tried in this order
+    hosts       base URLs of the four compressed files, tried in this order
     archives    SHA-256 of each compressed file as published, by its name without .gz
-    contents    SHA-256 of each uncompressed file, which holds for any compression of it; empty where not known
-    places      folders in which packages of operating systems put it
+    contents    SHA-256 of each uncompressed file, independent of compression; empty if not known
+    places      folders where operating system packages install it
     advice      another way to get it
     """
 
@@ -262,16 +262,16 @@ KMNIST = NamedSet(
 
 NAMED: dict[str, NamedSet] = {s.name: s for s in (FASHION_MNIST, KMNIST)}
 NAMES = ("mnist", *NAMED)
-"""What `--data` takes by name; anything else is a directory of IDX files."""
+"""Names that `--data` accepts; anything else is a directory of IDX files."""
 
 
 def open_set(
     source: str | Path | None = None, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
 ) -> Images:
-    """A set by name, or the one in a directory; None is MNIST. A name wins over a directory of that name.
+    """Load a set by name or from a directory; None is MNIST. A name takes precedence over a directory.
 
-    A named set is looked for in the cache, then where packages put it, and is downloaded into the cache if it is in
-    neither. Files put there by hand are as good as downloaded ones.
+    A named set is looked up in the cache, then in the folders of system packages, and otherwise downloaded into the
+    cache. Files placed in the cache by hand work as well as downloaded ones.
     """
     if source is None:
         return mnist(device, dtype)
@@ -289,7 +289,7 @@ def open_set(
 
 
 def set_name(source: str | Path | None) -> str | None:
-    """The name of the set that `source` names; None for a directory. None itself is MNIST."""
+    """The set's name if `source` is one, None for a directory; a source of None is MNIST."""
     if source is None:
         return "mnist"
     name = str(source).lower()
@@ -317,14 +317,14 @@ def _holds_all(folder: Path) -> bool:
 
 
 def _check_archives(chosen: NamedSet, folder: Path) -> None:
-    """Compressed files against the published ones, where the digests of the uncompressed are not known."""
+    """Verify compressed files where the digests of the uncompressed ones are not known."""
     for name, digest in chosen.archives.items():
         path = find_file(folder, name)
-        assert path is not None, "looked for before"
+        assert path is not None, "_holds_all or download found it"
         with path.open("rb") as stream:
             compressed = stream.read(2) == GZIP_MAGIC
         if compressed and sha256_of(path) != digest:
             raise ValueError(
                 f"{path} is not the published file of {chosen.title}: its SHA-256 is {sha256_of(path)}, expected "
-                f"{digest}. Remove it to get it anew, or use it as data of your own: --data {folder}."
+                f"{digest}. Delete it to download it again, or use it as your own data: --data {folder}."
             )

@@ -1,6 +1,6 @@
-"""Choosing hyper-parameters: the paper's recipe, and a wider search with Optuna. The test set is never looked at.
+"""Choose hyper-parameters: the paper's recipe, or a wider search with Optuna. Neither uses the test set.
 
-The search is in `eqprop.tuning.search`, which needs Optuna.
+The search lives in `eqprop.tuning.search` and needs Optuna.
 """
 
 from eqprop.tuning.effort import Machine

@@ -1,4 +1,4 @@
-"""The folder of a tuning: what was asked for is written first, and only the same request goes on in it."""
+"""Short trainings within a budget, and the output folder of a tuning, which only the same request may resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from eqprop.training.watch import Progress, Watch
 from eqprop.tuning.probe import looked_through
 
 TRAININGS = 16
-"""How many short trainings a recipe takes, about."""
+"""Approximate number of short trainings in a recipe."""
 
 LEAST_SAMPLES = 400
 LEAST_EPOCHS = 2
@@ -36,19 +36,19 @@ LEAST_EPOCHS = 2
 
 @dataclass(frozen=True)
 class Pace:
-    """What a dependent step costs on a kind of machine, in seconds: a latency, and its operations at a rate."""
+    """Cost of a dependent step on a kind of machine: latency in seconds, operations per second."""
 
     latency: float
     operations: float
 
 
 PACES = {"cpu": Pace(15e-6, 1e11), "cuda": Pace(20e-6, 1e13)}
-"""Round figures of the engines on two cores of a server and on a large GPU."""
+"""Round figures for the engines on two server cores and on a large GPU."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of an iteration of one mini-batch: what does not depend on T and K, and each step."""
+    """Operations of one mini-batch iteration: a fixed part, and a part per step of T and K."""
 
     fixed: float
     step: float
@@ -60,7 +60,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Effort:
-    """A short training: how many samples, how often, tested on how many held-out ones, and its expected seconds."""
+    """Size of a short training: samples, epochs, held-out samples for testing, and expected seconds."""
 
     samples: int
     epochs: int
@@ -69,7 +69,7 @@ class Effort:
 
 
 def count_work(plan: Plan) -> Work:
-    """Of an EP iteration, by running two short ones on the CPU and counting."""
+    """Count the operations of an EP iteration by running two short ones on the CPU."""
     model = plan.experiment.build(0, plan.dtype, plan.own).cpu()
     x = plan.inputs(plan.images.train_x[: plan.experiment.batch].cpu(), model)
     y = one_hot(plan.images.train_y[: plan.experiment.batch].cpu(), plan.images.classes, plan.dtype)
@@ -83,17 +83,17 @@ def count_work(plan: Plan) -> Work:
             estimator.gradient(copy.deepcopy(model), copy.deepcopy(cost), x, y)
         counts.append(float(counter.get_total_flops()))
     step = counts[1] - counts[0]
-    # A step also passes over every neuron a few times, which the counter of products does not see.
+    # A step also passes over every neuron a few times, which the FLOP counter does not see.
     return Work(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
 
 
 def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Effort:
-    """The samples and epochs of which so many trainings fit into a budget of seconds, at the experiment's T and K."""
+    """Samples and epochs such that `trainings` runs at the experiment's T and K fit into `budget` seconds."""
     check_budget(budget)
     pace = PACES.get(torch.device(plan.settings.device).type, PACES["cpu"])
     each = count_work(plan).seconds(plan.experiment, pace)
     batch, total = plan.experiment.batch, len(plan.images.train_x)
-    # Every sample held out is relaxed once an epoch, half as much again as a tenth of the iterations.
+    # Testing relaxes every held-out sample once per epoch, which adds about a fifth.
     iterations = budget / trainings / each / 1.2
     validation = held_out(total)
     most = total - validation
@@ -121,12 +121,12 @@ def _two_digits_down(value: int) -> int:
 
 
 FAILED = 100.0
-"""The error, in percent, that a training that diverged counts with."""
+"""Error in percent assigned to a training that diverged."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where trainings run: options of `eqprop.train`."""
+    """Where trainings run; options of `eqprop.train`."""
 
     device: str = "cpu"
     engine: str = "auto"
@@ -135,11 +135,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A short training: what was tried and what came out, in percent.
+    """Settings and result of a short training. Errors are in percent.
 
-    train       the running error of the last epoch; FAILED if it diverged
-    held_out    the error on the held-out samples after the last epoch
-    unsettled   the share, in percent, of the free phases of the last epoch that had not settled
+    train       running error of the last epoch; FAILED if it diverged
+    held_out    error on the held-out samples after the last epoch
+    unsettled   percentage of free phases in the last epoch that did not settle
     """
 
     stage: str
@@ -157,7 +157,7 @@ class Outcome:
 
 @dataclass
 class Trainings:
-    """Trains variants of an experiment for a short time on part of the training set, never on the test set."""
+    """Train variants of an experiment briefly on part of the training set, never on the test set."""
 
     images: Images
     effort: Effort
@@ -168,7 +168,7 @@ class Trainings:
     done: list[Outcome] = field(default_factory=list)
 
     def run(self, experiment: Experiment, stage: str) -> Outcome:
-        """Train, or take what a training of the same settings gave before."""
+        """Train, or return the earlier outcome of the same settings."""
         rates = dict(experiment.learning_rates)
         same = next(
             (o for o in self.done if _settings(o) == (experiment.T, experiment.K, experiment.beta, rates)), None
@@ -207,7 +207,7 @@ class Trainings:
         return outcome
 
     def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:
-        """The network a training left, and its cost."""
+        """The trained network of an outcome, and its cost."""
         found = load(self.out.parent / outcome.folder, model=self.own, device=self.machine.device)
         return found.model, found.cost
 
@@ -217,7 +217,7 @@ def _settings(outcome: Outcome) -> tuple[int, int, float, dict[str, float]]:
 
 
 class _Said(Watch):
-    """Passes on how far a training is."""
+    """Report the progress of a training."""
 
     def __init__(self, tell: Callable[[str], None], form: str) -> None:
         self.tell, self.form = tell, form
@@ -231,9 +231,12 @@ REQUEST = "request.json"
 
 
 def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Make the folder and note the request; whether it was there before. Another request or foreign files: an error."""
+    """Create the folder and save the request. True if the same request was already there.
+
+    Raises if the folder holds another request or other files.
+    """
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder for what is found. Choose another --out.")
+        raise NotADirectoryError(f"{folder} is a file; expected a folder for the results. Choose another --out.")
     wanted = json.loads(json.dumps(request))
     if (folder / REQUEST).is_file():
         _check_same(folder, read_json(folder / REQUEST, "what was asked for"), wanted)
@@ -241,7 +244,7 @@ def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:
     foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
     if foreign:
         raise FileExistsError(
-            f"{folder} is not empty and holds no tuning ({', '.join(sorted(foreign)[:5])}). Choose a new or an empty "
+            f"{folder} is not empty and holds no tuning ({', '.join(sorted(foreign)[:5])}). Choose a new or empty "
             "folder with --out."
         )
     try:
@@ -259,8 +262,8 @@ def _check_same(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any
     ]
     if other:
         raise ValueError(
-            f"{folder} holds a tuning with other settings ({'; '.join(other)}). Go on with those it has, or choose "
-            "another --out."
+            f"{folder} holds a tuning with other settings ({'; '.join(other)}). Use those settings to resume it, "
+            "or choose another --out."
         )
 
 

@@ -1,7 +1,7 @@
-"""Looking at a network: how it settles, where its gradients die out, which beta EP's gradient bears.
+"""Probe a network: how it settles, when its gradients die out, and which beta EP's gradient tolerates.
 
-The network is looked at in the precision it is trained with; the exact gradient is computed in float64 from the same
-weights, with a longer free phase, by BPTT.
+The network runs in its training precision. The exact gradient is computed by BPTT in float64 from the same weights,
+with a longer free phase.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eqprop.state import distance
 
 @dataclass(frozen=True)
 class Residuals:
-    """|F(x, s_t) - s_t| over the samples, t = 0, 1, ...: the median, nine tenths of the samples, the worst one."""
+    """|F(x, s_t) - s_t| over the samples, t = 0, 1, ...: median, 90th percentile, maximum."""
 
     median: tuple[float, ...]
     most: tuple[float, ...]
@@ -34,17 +34,17 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Sizes:
-    """|nabla_W(t)|, t = 0, 1, ..., of each weight: the root mean square over mini-batches of its Frobenius norm."""
+    """|nabla_W(t)|, t = 0, 1, ..., per weight: root mean square over mini-batches of its Frobenius norm."""
 
     norms: dict[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """EP's gradient against the exact one at each beta, weight by weight, means over mini-batches.
+    """EP's gradient compared with the exact one at each beta, per weight, averaged over mini-batches.
 
-    sign        of the synapses whose exact gradient is not zero, the share where EP's has its sign
-    cosine      of the angle between the two
+    sign        share of the synapses with a nonzero exact gradient where EP's gradient has the same sign
+    cosine      cosine of the angle between the two
     """
 
     betas: tuple[float, ...]
@@ -52,13 +52,13 @@ class Agreement:
     cosine: dict[str, tuple[float, ...]]
 
     def mean_sign(self) -> tuple[float, ...]:
-        """Over the weights, each counting the same however many synapses it has."""
+        """Mean over the weights, each with equal weight whatever its number of synapses."""
         return tuple(sum(column) / len(column) for column in zip(*self.sign.values(), strict=True))
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Of each parameter: the norm of its value, and the root mean square over mini-batches of its gradient's norm."""
+    """Per parameter: norm of its value, and root mean square over mini-batches of its gradient's norm."""
 
     value: dict[str, float]
     gradient: dict[str, float]
@@ -66,7 +66,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Look:
-    """Everything measured at one set of weights."""
+    """All measurements at one set of weights."""
 
     weights: str
     residuals: Residuals
@@ -76,15 +76,15 @@ class Look:
 
 
 MOST = 0.9
-"""The share of the samples that must have settled: single ones may never, in a 2-cycle."""
+"""Share of the samples that must have settled; a few may never settle, for example in a 2-cycle."""
 
 LOOK_EVERY = 20
-"""Steps between two looks at whether anything still moves."""
+"""Steps between checks whether anything still moves."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Mini-batches of training samples to look at, each (B, ...) with its targets (B, classes)."""
+    """Mini-batches of training samples to probe, each (B, ...) with targets (B, classes)."""
 
     x: tuple[Tensor, ...]
     y: tuple[Tensor, ...]
@@ -98,7 +98,7 @@ class Batches:
 
 @torch.no_grad()
 def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> Residuals:
-    """|F(x, s_t) - s_t| of each sample, t = 0, ..., longest, or until not one bit moves  [eq:1st-phase]."""
+    """|F(x, s_t) - s_t| per sample, t = 0, ..., longest, or until no bit changes  [eq:1st-phase]."""
     s, drive = prepare(model, x, None, None), model.drive(x)
     columns: list[Tensor] = []
     for t in range(longest + 1):
@@ -110,7 +110,7 @@ def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> R
     table = torch.stack(columns).double()  # (t, B)
     if not bool(torch.isfinite(table).all()):
         raise ArithmeticError(
-            f"The free phase of {type(model).__name__} is not finite. Lower eps, or take other initial weights "
+            f"The free phase of {type(model).__name__} is not finite. Lower eps, or use other initial weights "
             "(--init default)."
         )
     most = table.sort(1).values[:, min(int(MOST * table.shape[1]), table.shape[1] - 1)]
@@ -119,7 +119,7 @@ def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> R
 
 @dataclass(frozen=True)
 class Exact:
-    """The exact gradients of the mini-batches, in float64, and what they are made of."""
+    """The exact gradients of the mini-batches in float64, and the norms of their terms."""
 
     sizes: Sizes
     gradients: tuple[dict[str, Tensor], ...]
@@ -150,7 +150,7 @@ def exact_gradients(model: Dynamics, cost: Cost, batches: Batches, longest: int,
 def agreement(
     model: Dynamics, cost: Cost, batches: Batches, exact: Exact, experiment: Experiment, betas: Sequence[float]
 ) -> Agreement:
-    """EP as the experiment trains, at each of these betas, against the exact gradients."""
+    """Compare EP, configured as in the experiment, with the exact gradients at each beta."""
     names = weight_names(model)
     sign: dict[str, list[float]] = {name: [] for name in names}
     cosine: dict[str, list[float]] = {name: [] for name in names}
@@ -164,7 +164,7 @@ def agreement(
 
 
 def gradients(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> list[dict[str, Tensor]]:
-    """EP's gradient of each mini-batch by parameter name, the cost's own among them, from copies of both."""
+    """EP's gradient per mini-batch by parameter name, including the cost's; model and cost are copied."""
     found = []
     steady = looked_through(experiment)
     estimator = replace(steady.make_estimator(steady.estimator), checked=False)
@@ -177,9 +177,9 @@ def gradients(model: Dynamics, cost: Cost, batches: Batches, experiment: Experim
 
 
 def looked_through(experiment: Experiment) -> Experiment:
-    """The experiment with a form of EP that gives the same gradient every time and needs no learning rates.
+    """Replace the estimator by one that is deterministic and needs no learning rates.
 
-    Random signs have the mean of both; continual EP has one-sided EP as its limit for small rates, which are not
+    Random signs average over both signs. Continual EP tends to one-sided EP for small rates, and the rates are not
     known yet.
     """
     changing = experiment.estimator in ("ep-random-sign", "ep-continual")
@@ -187,7 +187,7 @@ def looked_through(experiment: Experiment) -> Experiment:
 
 
 def scales(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> Scales:
-    """How large each parameter is and how large its gradient, over the mini-batches."""
+    """Measure the size of each parameter and of its gradient over the mini-batches."""
     found = gradients(model, cost, batches, experiment)
     mean = {name: sum(float(g[name].double().square().sum()) for g in found) / len(found) for name in found[0]}
     return Scales(
@@ -197,7 +197,7 @@ def scales(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment
 
 
 def weight_names(model: Dynamics, cost: Cost | None = None) -> list[str]:
-    """The parameters of two dimensions or more, with those of a readout if asked for; all of them, if there is none."""
+    """Parameters with two or more dimensions, or all if there are none; includes a readout's if `cost` is given."""
     parameters = trainable(model) | ({} if cost is None else trainable(cost))
     return [name for name, p in parameters.items() if p.dim() > 1] or list(parameters)
 

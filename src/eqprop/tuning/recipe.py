@@ -1,4 +1,4 @@
-"""The recipe of the paper for choosing hyper-parameters, step by step, without a look at the test set."""
+"""The paper's recipe for choosing hyper-parameters, step by step, without using the test set."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from eqprop.tuning.probe import (
 )
 
 T_RANGE, K_RANGE, BETA_RANGE = (10, 1000), (2, 100), (0.01, 1.0)
-"""The ranges the paper names as typical."""
+"""Typical ranges according to the paper."""
 
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 STILL_MOVING = 1e-3
-"""Nine tenths of the samples move less than this in a step: a hundredth of a usual nudge."""
+"""Residual below which a sample counts as settled: a hundredth of a usual nudge."""
 
 DIED_OUT = 0.1
-"""A process counts as died out where it stays below this share of its largest value."""
+"""A process has died out once it stays below this share of its maximum."""
 
 AS_GOOD = 0.01
-"""Signs that agree within a hundredth of the best count as equally good."""
+"""Sign agreements within this distance of the best count as equally good."""
 
 LARGEST_RATE = 0.1
-"""The largest rate tried first: the upper end of the range the paper names."""
+"""First value tried for the largest rate: the upper end of the paper's range."""
 
 SHRINK = 0.7
-"""What T or K is multiplied with from one training to the next."""
+"""Factor on T or K from one training to the next."""
 
 NOISE = 2.0
-"""A training error has risen if it is so many standard deviations of a count above the one before."""
+"""Standard deviations of a count by which a training error must exceed the previous one to count as risen."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, in one field of the experiment, and why."""
+    """A value chosen for one field of the experiment, and why."""
 
     name: str
     value: Any
@@ -69,7 +69,7 @@ class Decision:
 
 
 def free_steps(curves: Sequence[Residuals]) -> Decision:
-    """T: the first step after which nine tenths of the samples stay nearly still, at every set of weights."""
+    """T: the first step after which nine tenths of the samples stay nearly still, at all sets of weights."""
     least, largest = T_RANGE
     found = [_stays_below(c.most, STILL_MOVING) for c in curves]
     if any(t is None for t in found):
@@ -87,7 +87,7 @@ def free_steps(curves: Sequence[Residuals]) -> Decision:
 
 
 def second_steps(curves: Sequence[Sizes], T: int) -> Decision:
-    """K: from there on the gradients of every weight stay below a tenth of their largest."""
+    """K: the first step after which the gradients of every weight stay below a tenth of their maximum."""
     least, largest = K_RANGE
     ends = []
     for curve in curves:
@@ -105,7 +105,7 @@ def second_steps(curves: Sequence[Sizes], T: int) -> Decision:
 
 
 def nudge(curves: Sequence[Agreement]) -> Decision:
-    """beta: the largest at which the signs of EP's gradient agree about as well as at the best."""
+    """beta: the largest at which the sign agreement of EP's gradient is about as good as at the best beta."""
     columns = [c.mean_sign() for c in curves]
     mean = [sum(values) / len(values) for values in zip(*columns, strict=True)]
     best = max(mean)
@@ -119,7 +119,7 @@ def nudge(curves: Sequence[Agreement]) -> Decision:
 
 
 def relative_rates(scales: Scales, names: Sequence[str], optimizer: str) -> tuple[dict[str, float], str]:
-    """Rates of the weights up to a common factor, the largest being 1, and the reason for them."""
+    """Learning rates of the weights relative to the largest, which is 1, and the reason for them."""
     if optimizer != "SGD":
         return dict.fromkeys(names, 1.0), f"the same for all: {optimizer} weighs the sizes of gradients itself"
     wanted = {name: _wish(scales.value[name], scales.gradient.get(name, 0.0)) for name in names}
@@ -140,7 +140,10 @@ def _wish(value: float, gradient: float) -> float | None:
 def climb(
     error: Callable[[float], float], start: float, factor: float = 2.0, most: int = 6
 ) -> tuple[float, dict[float, float]]:
-    """The lowest error over start * factor^n, n going up and then down as long as it falls; and all that was tried."""
+    """Minimise the error over start * factor^n, first upwards, then downwards, while it falls.
+
+    Returns the best value and all errors tried.
+    """
     tried = {start: error(start)}
     for step in (factor, 1.0 / factor):
         here = min(tried, key=lambda c: (tried[c], c))
@@ -156,18 +159,18 @@ def climb(
 
 
 def count_noise(percent: float, samples: int) -> float:
-    """The standard deviation, in percent, of an error rate counted over so many samples."""
+    """Standard deviation, in percent, of an error rate counted over `samples` samples."""
     share = min(max(percent / 100.0, 1.0 / samples), 1.0)
     return 100.0 * math.sqrt(share * (1.0 - share) / samples)
 
 
 def has_risen(now: float, before: float, samples: int) -> bool:
-    """Whether an error rate is above another by more than counting over so many samples explains."""
+    """Whether an error rate exceeds another by more than counting noise over `samples` samples."""
     return not now <= before + NOISE * count_noise(before, samples)
 
 
 def two_digits(value: float) -> int:
-    """Rounded up to two significant digits."""
+    """Round up to two significant digits."""
     if value < 100:
         return math.ceil(value)
     unit = 10 ** (len(str(int(value))) - 2)
@@ -175,12 +178,12 @@ def two_digits(value: float) -> int:
 
 
 def rounded_rates(rates: Mapping[str, float], factor: float) -> dict[str, float]:
-    """The rates times a factor, to two significant digits."""
+    """Multiply the rates by a factor and round to two significant digits."""
     return {name: float(f"{rate * factor:.1e}") for name, rate in rates.items()}
 
 
 def _stays_below(values: Sequence[float], limit: float) -> int | None:
-    """The first index from which on every value is below the limit; None if the last is not."""
+    """The first index from which all values are below the limit; None if the last is not."""
     above = [t for t, value in enumerate(values) if not value < limit]
     first = above[-1] + 1 if above else 0
     return first if first < len(values) else None
@@ -188,18 +191,18 @@ def _stays_below(values: Sequence[float], limit: float) -> int | None:
 
 FORMAT = 1
 MINI_BATCHES = 5
-"""Mini-batches that are looked at."""
+"""Number of mini-batches to probe."""
 
 TRAININGS = "trainings"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is tuned and with what means.
+    """What to tune, where, and within which budget.
 
     experiment  gives the network, its initial weights, batch, optimizer, epochs, schedule and seed; its T, K, beta and
-                learning rates are where nothing starts from
-    budget      seconds for the short trainings, about: they are turned into samples by counting operations
+                learning rates are ignored
+    budget      approximate seconds for the short trainings; operation counts convert them into samples
     """
 
     experiment: Experiment
@@ -213,7 +216,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The experiment that came out, and the document with everything it was decided from."""
+    """The tuned experiment, and a document with all measurements behind it."""
 
     experiment: Experiment
     document: dict[str, Any]
@@ -221,7 +224,7 @@ class Tuned:
 
 @dataclass
 class Recipe:
-    """One run of the recipe: what was decided so far, in order, and what it was decided from."""
+    """State of the recipe: decisions so far, in order, and the measurements behind them."""
 
     request: Request
     plan: Plan
@@ -236,14 +239,14 @@ class Recipe:
             self.experiment = self.experiment.override(**{decision.name: decision.value})
 
     def batches(self, model: Dynamics) -> Batches:
-        """The same training samples every time, none of those that may be held out."""
+        """Draw the same training samples every time, never held-out ones."""
         n, images = self.experiment.batch, self.plan.images
         x, labels = images.sample(min(MINI_BATCHES * n, len(images.train_x) // n * n), self.experiment.seed)
         y = one_hot(labels, images.classes, self.plan.dtype)
         return Batches(self.plan.inputs(x, model).split(n), y.split(n))
 
     def look(self, model: Dynamics, cost: Cost, weights: str) -> None:
-        """Measure at these weights; T, K and beta follow from all looks so far."""
+        """Measure at these weights, then decide T, K and beta from all measurements so far."""
         batches, tell = self.batches(model), self.request.tell
         tell(f"residuals at the {weights}")
         settling = residuals(model, batches.all_x(), self.experiment.schedule, T_RANGE[1])
@@ -260,8 +263,10 @@ class Recipe:
 
 
 def tune(request: Request) -> Tuned:
-    """T from the residuals, K from where the gradients die out, beta from the signs, rates from the sizes of the
-    gradients, all again at trained weights; then T and K smaller until the training error rises.
+    """Run the recipe.
+
+    T follows from the residuals, K from where the gradients die out, beta from sign agreement, the rates from gradient
+    sizes. T, K and beta are measured again at trained weights; then T and K shrink until the training error rises.
     """
     began = time.monotonic()
     check_budget(request.budget)
@@ -287,12 +292,12 @@ def _plan(request: Request) -> Plan:
 
 
 def _split(request: Request, validation: int) -> Images:
-    """The training samples without those held out, in the place of the test set those."""
+    """The training samples minus the held-out ones, which replace the test set."""
     return read_images(request.images, Settings(device=request.machine.device, validation=validation))
 
 
 def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) -> Outcome:
-    """The rates of the weights in the proportion of their gradients' sizes, their height by short trainings."""
+    """Set the ratios of the rates from gradient sizes and their common scale by short trainings."""
     wanted, why = relative_rates(recipe.looks[0].scales, names, recipe.experiment.optimizer)
     outcomes: dict[float, Outcome] = {}
 
@@ -304,7 +309,7 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
     best, tried = climb(error, LARGEST_RATE)
     if outcomes[best].diverged:
         raise ArithmeticError(
-            f"Every short training diverged, with largest rates from {min(tried):g} to {max(tried):g}. Take initial "
+            f"Every short training diverged, with largest rates from {min(tried):g} to {max(tried):g}. Use initial "
             "weights that settle (--init default), or a smaller step eps."
         )
     chosen = _rates(recipe, wanted, best)
@@ -315,7 +320,7 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
 
 
 def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str, float]:
-    """Rates of the weights; a bias takes its weight's, and what has neither the smallest of them."""
+    """Learning rates of the weights. A bias gets its weight's rate, any other parameter the smallest."""
     rates = rounded_rates(wanted, height)
     network = recipe.plan.network((0,))
     named, layers = [name for name, _ in network.named_parameters()], network.layer_parameters
@@ -327,7 +332,7 @@ def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str,
 
 
 def _shrink(recipe: Recipe, trainings: Trainings) -> None:
-    """T and K in turn to seven tenths, until for each the training error rises."""
+    """Shrink T and K in turn to seven tenths, each until the training error rises."""
     first = trainings.run(recipe.experiment, f"T-{recipe.experiment.T}-K-{recipe.experiment.K}")
     lowest, samples = first.train, trainings.effort.samples
     stopped: dict[str, str] = {}
@@ -335,7 +340,7 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
         for name in [n for n in ("T", "K") if n not in stopped]:
             experiment = smaller(recipe.experiment, name)
             if experiment is None:
-                # K as large as T keeps T from shrinking until K does.
+                # While K equals T, T cannot shrink before K does.
                 if name == "K" or "K" in stopped:
                     stopped[name] = f"{getattr(recipe.experiment, name)} is the least"
                 continue
@@ -352,7 +357,7 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
 
 
 def smaller(experiment: Experiment, name: str) -> Experiment | None:
-    """The experiment with seven tenths of T or K; None where that is no fewer: K is 1 at least, T no less than K."""
+    """The experiment with seven tenths of T or K; None at the minimum, which is 1 for K and K for T."""
     now = getattr(experiment, name)
     below = max(int(now * SHRINK), experiment.K if name == "T" else 1)
     return experiment.override(**{name: below}) if below < now else None
@@ -363,7 +368,7 @@ def _named(experiment: Experiment) -> Experiment:
 
 
 def _document(recipe: Recipe, effort: Effort, seconds: float) -> dict[str, Any]:
-    assert recipe.trainings is not None, "made before anything is trained"
+    assert recipe.trainings is not None, "set before any training"
     request = recipe.request
     printed = printed_experiment(request.experiment)
     return {

@@ -1,4 +1,4 @@
-"""A wider search: Optuna's sampler and pruner over short trainings, by any number of workers on one storage."""
+"""Hyper-parameter search: Optuna's sampler and pruner over short trainings, with any number of workers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 STEPS_FACTOR, RATES_FACTOR = 4, 10
-"""T and K from a quarter to four times the experiment's, rates from a tenth to ten times."""
+"""The search spans a quarter to four times the experiment's T and K, a tenth to ten times its rates."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Ranges of T, K, beta and each weight's rate, ends included; all searched on a logarithmic scale."""
+    """Inclusive ranges of T, K, beta and each weight's rate, all searched on a logarithmic scale."""
 
     T: tuple[int, int]
     K: tuple[int, int]
@@ -58,7 +58,7 @@ class Space:
 
 
 def space_around(experiment: Experiment, weights: Sequence[str]) -> Space:
-    """Ranges that hold the experiment's own values, and for beta the range the paper names."""
+    """Ranges around the experiment's values; for beta, the paper's range extended to include it."""
     rates = {name: rate for name, rate in experiment.rates(weights).items() if rate > 0.0}
     return Space(
         T=_steps(experiment.T),
@@ -73,7 +73,7 @@ def _steps(value: int) -> tuple[int, int]:
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
-    """Values from the sampler, by the names the study keeps."""
+    """Draw values from the sampler, keyed by their names in the study."""
     values: dict[str, Any] = {
         "T": trial.suggest_int("T", *space.T, log=True),
         "K": trial.suggest_int("K", *space.K, log=True),
@@ -83,13 +83,13 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
 
 
 def own_values(experiment: Experiment, space: Space) -> dict[str, Any]:
-    """The experiment's own place in the space, where a search begins."""
+    """The experiment's own values, where a search begins."""
     rates = experiment.rates(space.rates)
     return {"T": experiment.T, "K": experiment.K, "beta": abs(experiment.beta), **_keyed(rates)}
 
 
 def to_experiment(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with these values; K is no more than T, as BPTT needs it."""
+    """The experiment with these values; K is capped at T, as BPTT requires."""
     rates = {key.removeprefix("lr "): float(f"{v:.3g}") for key, v in values.items() if key.startswith("lr ")}
     return replace(
         experiment,
@@ -109,10 +109,10 @@ TRIALS = "trials"
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched and with what means. Every worker of a search is given the same.
+    """What to search, where, and within which budget. All workers of a search get the same.
 
-    trials      finished ones wanted in all, by all workers and sessions; with several workers a few more may end
-    storage     sqlite:///FILE or another database, or the path of a journal file
+    trials      total number of finished trials over all workers and restarts; several workers may finish a few more
+    storage     sqlite:///FILE or another database URL, or the path of a journal file
     """
 
     experiment: Experiment
@@ -137,16 +137,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Found:
-    """The best trial as an experiment, and the document about all of them."""
+    """The best trial as an experiment, and a document with all trials."""
 
     experiment: Experiment
     document: dict[str, Any]
 
 
 def study_of(search: Search, experiment: Experiment, space: Space, effort: Effort) -> tuple[Study, Effort]:
-    """The study in the storage and how long its trials train; a new one begins with the experiment's own values.
+    """Open the study and return it with the effort per trial; a new one begins with the experiment's own values.
 
-    A study that is there keeps its effort: more trials are then a larger number and nothing else.
+    An existing study keeps its effort, so asking for more trials changes only their number.
     """
     settings = {"experiment": digest(to_dict(experiment)), "space": digest(asdict(space)), "data": search.images.sha256}
     with alone(search.folder):
@@ -158,20 +158,20 @@ def study_of(search: Search, experiment: Experiment, space: Space, effort: Effor
 
 
 def search(wanted: Search) -> Found:
-    """Work on the study until it has its trials, alone or beside other workers; then tell the best."""
+    """Work on the study until it has its trials, alone or with other workers; return the best."""
     work(wanted)
     return result(wanted)
 
 
 def work(wanted: Search) -> None:
-    """One worker: trial after trial until the study has as many as wanted."""
+    """Run trials as one worker until the study has enough."""
     experiment, space, effort = wanted.plan()
     study, effort = study_of(wanted, experiment, space, effort)
     with signed_on(wanted.folder) as worker:
         objective = Objective(wanted, experiment, space, effort, worker)
         while (finished := count(study, *FINISHED)) < wanted.trials:
             for number in adopt_orphans(study, wanted.folder):
-                wanted.tell(f"trial {number} was left by a worker that ended; it goes on")
+                wanted.tell(f"trial {number} was abandoned by a dead worker; resuming it")
             if finished + count(study, TrialState.RUNNING) >= wanted.trials:
                 wanted.tell(f"{finished} of {wanted.trials} trials done; waiting for other workers")
                 wait()
@@ -187,7 +187,7 @@ def count(study: Study, *states: TrialState) -> int:
 class Objective:
     """The held-out error after a short training with a trial's values.
 
-    The run folder is named by the values: a trial that is begun again finds what was done for it.
+    The run folder is named after the values, so a restarted trial finds its earlier progress.
     """
 
     search: Search
@@ -231,13 +231,13 @@ class Objective:
 
 
 class Report(Watch):
-    """Tells the study the held-out error of every epoch, and ends a trial that its pruner gives up."""
+    """Report the held-out error of every epoch to the study, and end a trial that should be pruned."""
 
     def __init__(self, trial: Trial, epochs: int, tell: Callable[[str], None]) -> None:
         self.trial, self.epochs, self.tell = trial, epochs, tell
 
     def past(self, lines: Sequence[Line]) -> None:
-        """Epochs done before, by whoever began the trial."""
+        """Report epochs that an earlier worker completed."""
         for line in lines:
             self._report(line)
 
@@ -245,7 +245,7 @@ class Report(Watch):
         for line in lines:
             self._report(line)
             self.tell(f"trial {self.trial.number}: epoch {line['epoch']}, held-out error {_percent(line)}")
-        # After the last epoch there is nothing to be saved by giving up.
+        # After the last epoch, pruning saves nothing.
         if progress.epoch < self.epochs and self.trial.should_prune():
             raise TrialPruned("worse than half of the others")
 
@@ -255,13 +255,13 @@ class Report(Watch):
 
 
 def result(wanted: Search) -> Found:
-    """The best of the finished trials, and all of them, ready for JSON."""
+    """The best finished trial, and all trials ready for JSON."""
     experiment, space, effort = wanted.plan()
     study, effort = study_of(wanted, experiment, space, effort)
     if count(study, TrialState.COMPLETE) == 0:
         raise ArithmeticError(
-            f"None of the {count(study, *FINISHED)} trials was trained to its end: they diverged. Take initial weights "
-            "that settle (--init default), or an experiment with smaller learning rates to search around."
+            f"None of the {count(study, *FINISHED)} trials completed: all diverged. Use initial weights that settle "
+            "(--init default), or start the search from smaller learning rates."
         )
     best = study.best_trial
     chosen = replace(to_experiment(experiment, best.params), preset="own", paper_results={})

@@ -1,6 +1,6 @@
-"""The study of a search: its storage, its sampler, and the trials that a worker left when it died.
+"""The study of a search: its storage, its sampler, and recovery of trials whose worker died.
 
-Optuna is optional and loaded here alone.
+Optuna is optional and imported only here.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ try:
 except ImportError as error:
     raise ImportError(
         "A search needs Optuna 5 or newer, which is not installed: pip install 'eqprop[tune]'. Without it, eqprop tune "
-        "NAME follows the paper's recipe."
+        "NAME still follows the paper's recipe."
     ) from error
 
 __all__ = ["FrozenTrial", "Study", "Trial", "TrialPruned", "TrialState", "adopt_orphans", "alone", "open_study"]
 
 HEARTBEAT, GRACE = 10, 60
-"""Seconds between two signs of life in a database, and without one until a trial counts as abandoned."""
+"""Seconds between heartbeats in a database, and without one until a trial counts as abandoned."""
 
 YOUNG = timedelta(seconds=2)
-"""A trial that has just begun may not say yet whose it is."""
+"""A trial this young may not have named its worker yet."""
 
 NAMELESS = timedelta(seconds=60)
-"""A trial that does not say whose it is after so long never will: its worker died at once."""
+"""A trial that has not named its worker by this age never will: the worker died at once."""
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 ATTEMPTS = 3
-"""How many workers a trial may outlive: one that takes too much memory would end them all."""
+"""How many times a trial may be restarted: one that runs out of memory would kill every worker."""
 
 SETTINGS, WORKER, WORKERS = "settings", "worker", "workers"
 
 
 def open_storage(where: str) -> BaseStorage:
-    """A database by URL, such as sqlite:///study.db, with signs of life; or a journal file."""
+    """Open a database by URL, such as sqlite:///study.db, with heartbeats; or a journal file."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def open_storage(where: str) -> BaseStorage:
                     grace_period=GRACE,
                     heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=ATTEMPTS),
                 )
-            # Absolute: the lock beside it must name the same file wherever a worker stands.
+            # Absolute: the lock must name the same file whatever a worker's current directory.
             path = Path(where).resolve()
             path.parent.mkdir(parents=True, exist_ok=True)
             return optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
@@ -78,7 +78,7 @@ def open_storage(where: str) -> BaseStorage:
 
 
 def open_study(where: str, name: str, seed: int, settings: Mapping[str, Any]) -> Study:
-    """The study of that name, made if it is not there. One with other settings is an error."""
+    """Open the study, creating it if missing. Raises if it has other settings."""
     storage = open_storage(where)
     pruner = optuna.pruners.MedianPruner(n_startup_trials=5)
     try:
@@ -93,23 +93,23 @@ def open_study(where: str, name: str, seed: int, settings: Mapping[str, Any]) ->
     elif there != dict(settings):
         other = [key for key in {*there, *settings} if there.get(key) != settings.get(key)]
         raise ValueError(
-            f"The study {name!r} in {where} was begun with other settings ({', '.join(sorted(other))}). Go on with "
-            "those, or give another --storage."
+            f"The study {name!r} in {where} was begun with other settings ({', '.join(sorted(other))}). Use those "
+            "settings to resume it, or another --storage."
         )
     return study
 
 
 class Seeded(BaseSampler):
-    """Optuna's TPE sampler, seeded anew for every trial and value from the search's seed, the trial's place, its name.
+    """Optuna's TPE sampler, reseeded for every draw from the search's seed, the trial's position and the value's name.
 
-    A search by one worker then draws the same whether or not it was stopped and begun again.
+    A search by one worker then draws the same values whether or not it was interrupted.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def _of(self, study: Study, trial: FrozenTrial, what: str) -> TPESampler:
-        # Trials that failed are begun again under a new number and are no draw of their own.
+        # Failed trials are restarted under a new number and do not count as draws.
         failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
         place = trial.number - sum(other.number < trial.number for other in failed)
         digest = hashlib.sha256(f"eqprop search {self.seed} {place} {what}".encode()).digest()
@@ -132,7 +132,7 @@ class Seeded(BaseSampler):
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Among the workers of this folder one at a time; the others wait."""
+    """Lock the folder: one worker at a time, the others wait."""
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -143,7 +143,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def signed_on(folder: Path) -> Iterator[str]:
-    """The name of a worker, whose lock file is held for as long as its process lives, however it ends."""
+    """Register a worker and yield its name; its lock file stays locked as long as the process lives."""
     name = uuid.uuid4().hex
     path = folder / WORKERS / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def signed_on(folder: Path) -> Iterator[str]:
 
 
 def is_gone(folder: Path, worker: str) -> bool:
-    """Whether a worker that signed on in this folder has died. Of one that never did, nothing is known: False."""
+    """Whether a worker that signed on in this folder has died. False if it never signed on."""
     try:
         handle = os.open(folder / WORKERS / worker, os.O_RDWR)
     except FileNotFoundError:
@@ -173,9 +173,10 @@ def is_gone(folder: Path, worker: str) -> bool:
 
 
 def adopt_orphans(study: Study, folder: Path) -> list[int]:
-    """End the trials whose workers died and queue their values again, to go on from their run folders; their numbers.
+    """Fail the trials whose workers died and queue their values again, to resume from their run folders.
 
-    Works without signs of life in the storage, on the machine of the worker; elsewhere a database's heartbeat does it.
+    Returns their numbers. Needs no heartbeat on the worker's own machine; across machines a database's heartbeat does
+    the same.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -199,7 +200,7 @@ def _is_orphan(trial: FrozenTrial, folder: Path) -> bool:
 
 
 def _fail(study: Study, trial: FrozenTrial) -> bool:
-    """Whether it was this process that put an end to the trial, and not another at the same time."""
+    """Fail the trial. False if another process did so first."""
     try:
         study.tell(trial.number, state=TrialState.FAIL)
     except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
