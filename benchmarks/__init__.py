@@ -1,1 +1,1 @@
-"""Timing every engine against the paper's algorithm written the obvious way: `python -m benchmarks`."""
+"""Time every engine against a straightforward implementation of the paper: `python -m benchmarks`."""

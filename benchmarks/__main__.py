@@ -1,8 +1,8 @@
-"""python -m benchmarks: every engine against the naive twin, checked before it is timed.
+"""python -m benchmarks: check every engine against the naive twin, then time it.
 
     python -m benchmarks P-1h --device cuda --trials 5 --json out.json
 
-An engine that is not as good as float32 gets no ratio, and the command ends with code 1.
+An engine less accurate than float32 gets no ratio, and the command exits with code 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eqprop.relax import Schedule, Stop
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line says; lists are words joined by commas."""
+    """Parsed command line; lists are comma-separated."""
 
     names: tuple[str, ...] = ()
     method: str = "ep,bptt"
@@ -40,7 +40,7 @@ class Request:
 
     def plan(self) -> Plan:
         if self.trials < 1:
-            raise ValueError(f"--trials is {self.trials}; expected how many networks run side by side, 1 or more.")
+            raise ValueError(f"--trials is {self.trials}; expected the number of networks to stack, 1 or more.")
         return Plan(
             experiments_named(self.names, self.preset),
             words(self.method),
@@ -57,7 +57,7 @@ class Request:
 def words(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not found:
-        raise ValueError(f"Got {text!r}; expected one word, or several joined by commas.")
+        raise ValueError(f"Got {text!r}; expected one word, or several separated by commas.")
     return found
 
 
@@ -71,14 +71,14 @@ def device_named(name: str | None) -> torch.device:
 
 
 def exit_code(result: dict[str, Any]) -> int:
-    """130 after an interruption, 1 if an engine was not right or failed while it ran, else 0."""
+    """130 after an interruption, 1 if an engine failed or was refused, else 0."""
     failed = any(s["reason"].startswith("failed") for s in result["skipped"])
     wrong = failed or any(row["refused"] for row in result.get("rows", ()))
     return 130 if result.get("interrupted") else int(wrong)
 
 
 def check_target(where: str | None) -> None:
-    """A file that cannot be written is said before the work, not after it."""
+    """Fail early if --json is not writable."""
     if where in (None, "-"):
         return
     path = Path(str(where))
@@ -89,7 +89,7 @@ def check_target(where: str | None) -> None:
 def parser() -> argparse.ArgumentParser:
     effort, request = Effort(), Request()
     p = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every engine against the naive twin.")
-    p.add_argument("names", nargs="*", help="experiments; all six without any")
+    p.add_argument("names", nargs="*", help="experiments; default: all six")
     for name in ("method", "engine", "schedule", "stop", "preset"):
         p.add_argument(f"--{name}", default=getattr(request, name))
     p.add_argument("--trials", type=int, default=request.trials)
@@ -124,9 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What follows the rows: whether they are all, what was skipped, the tolerance, the projection of Table 1."""
-    lines = ["Interrupted: these are the rows that were finished."] if result.get("interrupted") else []
-    # A reason may hold for several schedules and stops.
+    """Closing lines: whether it was interrupted, skipped cases, the tolerance, the projection of Table 1."""
+    lines = ["Interrupted: only finished rows are shown."] if result.get("interrupted") else []
+    # Several schedules and stops may share a reason.
     if "rows" in result:
         lines += dict.fromkeys(f"{s['name']} {s['method']}, {s['engine']}: {s['reason']}" for s in result["skipped"])
         lines.append(result["tolerance"])

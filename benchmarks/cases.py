@@ -1,4 +1,4 @@
-"""What is timed: an experiment, an estimator and an engine, as a job and as a recipe for the naive twin."""
+"""A benchmark case: experiment, estimator and engine, as a job and as a recipe for the naive twin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train one experiment: estimator, engine (as asked for), schedule, stop, networks side by side."""
+    """One way to train an experiment: estimator (`method`), requested engine, number of stacked networks."""
 
     experiment: Experiment
     method: str
@@ -37,7 +37,7 @@ class Case:
         if self.method not in METHODS:
             raise ValueError(unknown("method", self.method, METHODS))
         if self.trials < 1:
-            raise ValueError(f"trials is {self.trials}; expected how many networks run side by side, 1 or more.")
+            raise ValueError(f"trials is {self.trials}; expected the number of networks to stack, 1 or more.")
 
     @property
     def steps(self) -> int:
@@ -46,18 +46,18 @@ class Case:
 
     @property
     def network_count(self) -> int | None:
-        """As a job states it: None for one network."""
+        """`networks` of a job: None for one network."""
         return self.trials if self.trials > 1 else None
 
     def build(self, device: torch.device, first_trial: int = 0) -> Dynamics:
-        """The networks with their initial weights, stacked if there are several."""
+        """Build the networks with their initial weights, stacked if there are several."""
         models = [self.experiment.build(first_trial + r) for r in range(self.trials)]
         if self.trials == 1:
             return models[0].to(device)
         return stack([cast(PrimitiveDynamics, model) for model in models]).to(device)
 
     def choose(self, model: Dynamics) -> Engine:
-        """The engine asked for; ValueError in its words if it cannot serve."""
+        """The requested engine; ValueError with its reason if it refuses."""
         return choose(self.engine, Task(model, SquaredError(), self.estimator(), self.optimizer(model)))
 
     def estimator(self) -> Any:
@@ -110,20 +110,20 @@ def naive_net(experiment: Experiment) -> Net:
         return EnergyNet(net.eps, net.activation, net.clip, net.output_slope)
     if isinstance(net, LayeredNet):
         return PrototypicalNet(net.activation)
-    raise ValueError(f"{experiment.name} is a network of its own, for which there is no naive twin to compare with.")
+    raise ValueError(f"{experiment.name} has a custom network, for which there is no naive twin to compare with.")
 
 
 def weights(model: Dynamics, dtype: torch.dtype, r: int | None = None) -> Theta:
-    """A copy of the parameters, of network r where several are stacked."""
+    """Copy the parameters, those of network r if several are stacked."""
     return {
         name: (p.detach() if r is None else p.detach()[r]).to(dtype, copy=True) for name, p in model.named_parameters()
     }
 
 
 def batch_order(case: Case, iterations: int, samples: int, seed: int, distinct: int | None = None) -> Tensor:
-    """Sample numbers (n, B), or (n, R, B) for R networks, each network its own; drawn on the CPU.
+    """Draw sample indices (n, B), or (n, R, B) for R networks with their own samples, on the CPU.
 
-    `distinct` limits how many different samples a mini-batch holds.
+    `distinct` limits the number of different samples per mini-batch.
     """
     source = torch.Generator().manual_seed(seed)
     batch = case.experiment.batch
@@ -149,7 +149,7 @@ def combinations(
     stops: Sequence[Stop],
     trials: int,
 ) -> list[Case]:
-    """Every case asked for, experiment by experiment."""
+    """All requested cases, experiment by experiment."""
     return [
         Case(experiment, method, engine, trials).with_schedule(schedule, stop)
         for experiment in experiments

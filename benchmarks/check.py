@@ -1,10 +1,9 @@
-"""Is the engine right? Its states and weight updates against the naive twin's in float64, before any time is told.
+"""Correctness check before timing: an engine's states and weight updates against the naive twin's in float64.
 
-The yardstick is torch's own float32: an engine may be at most twice as far from float64. Torch has two ways, the naive
-twin, one network after the other, and the eager engine on the stacked networks, whose batched products round
-otherwise; the larger error of the two counts. Errors are quantiles over networks and starts: in float32 a sample that
-has not settled, or a pooling arg-max that is nearly a tie, may go another way, and then differ by far more than
-rounding, in torch as well.
+The reference error is that of torch's own float32: an engine may be at most twice as far from float64. Torch runs in
+two ways, the naive twin one network at a time, and the eager engine on stacked networks, whose batched products round
+differently; the larger error counts. Errors are quantiles over networks and starts: in float32 an unsettled sample or
+a near-tie in a pooling arg-max may take another branch and differ by far more than rounding, in torch as well.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from eqprop.relax import Phase
 from eqprop.state import State
 
 FACTOR = 2.0
-"""How many times the error of torch's own float32 an engine may have."""
+"""Largest allowed error, as a multiple of torch's own float32 error."""
 UPDATE_FLOOR = 1e-5
-"""A relative error of the weight update that always passes: rounding of the weights themselves, of few numbers."""
+"""Relative error of a weight update that always passes: rounding of the weights themselves, in small parameters."""
 STATE_FLOOR = 2e-6
-"""An error of the state that always passes: a few roundings of numbers up to 1."""
+"""Error of the state that always passes: a few roundings of numbers up to 1."""
 VALUES = 5
-"""At least so many networks times starts are compared."""
+"""Smallest number of networks times starts to compare."""
 QUANTILE, CONV_QUANTILE = 0.5, 0.25
-"""Which of the errors is judged. An arg-max goes another way for one sample in twenty-five or so in an iteration, and
-spoils its whole mini-batch: the lower quartile shows what the arithmetic does where that did not happen."""
+"""Quantile of the errors that is judged. About one sample in twenty-five flips an arg-max in an iteration and spoils
+its whole mini-batch; the lower quartile shows the arithmetic where that did not happen."""
 WORST_FACTOR = 8.0
-"""How many times the worst error of torch's float32 a fully connected net's worst may be: no network may be wrong."""
+"""Largest allowed worst error of a fully connected net, as a multiple of torch's: no network may be wrong."""
 
 TOLERANCE = (
     f"Errors are against the naive twin in float64: of the weight update ||dW - dW64|| / ||dW64|| for each parameter, "
@@ -52,9 +51,9 @@ TOLERANCE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far an engine is from float64 and how far torch's own float32 is (`naive_...`).
+    """Distance of an engine from float64, and of torch's own float32 (`naive_...`).
 
-    `reason` says why no ratio is told.
+    `reason` says why no ratio is reported; None if the engine passed.
     """
 
     update_error: dict[str, float]
@@ -67,7 +66,7 @@ class Verdict:
 
     @property
     def max_error(self) -> float:
-        """The largest of the parameters' update errors."""
+        """The largest update error over the parameters."""
         return max(self.update_error.values(), key=lambda e: math.inf if math.isnan(e) else e)
 
     @property
@@ -77,20 +76,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far one network of one start is from float64: each parameter's update, each sample's free state."""
+    """Distance of one network and start from float64: update per parameter, free state per sample."""
 
     update: dict[str, float]
     state: Tensor  # (B,)
 
     def or_larger(self, other: Errors) -> Errors:
-        """Number by number the larger."""
+        """The elementwise maximum."""
         update = {name: max(error, other.update[name]) for name, error in self.update.items()}
         return Errors(update, torch.maximum(self.state, other.state))
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What the naive twin found for one network of one start in float64, and the errors of torch's own float32."""
+    """The naive twin's float64 result for one network and start, and the errors of torch's own float32."""
 
     update: Theta
     state: list[Tensor]
@@ -99,7 +98,7 @@ class Twin:
 
 @dataclass
 class Checker:
-    """Checks cases on one set of images. Twins are kept: engines and stops of one experiment share them."""
+    """Check cases on one set of images. Twins are cached: engines and stops of an experiment share them."""
 
     images: Images
     iterations: int = 2
@@ -119,7 +118,7 @@ class Checker:
         return judge(Found(errors, twins, case.trials, is_convolutional(case), weights))
 
     def _order(self, case: Case, start: int) -> Tensor:
-        # With two samples in a mini-batch instead of twenty, an arg-max spoils one in ten instead of half of them.
+        # With two samples per mini-batch instead of twenty, arg-max flips spoil a tenth of them instead of half.
         distinct = 2 if is_convolutional(case) else None
         order = batch_order(case, self.iterations, len(self.images.train_x), self.seed + start, distinct)
         return order.to(self.images.train_x.device)
@@ -149,7 +148,7 @@ class Checker:
         return self.known[key]
 
     def _twin(self, case: Case, theta: Theta, order: Tensor) -> Twin:
-        """With the errors of the naive twin's own float32."""
+        """Run the naive twin in float64, and in float32 for its errors."""
         updates, states = {}, {}
         recipe = case.recipe()
         for dtype in (torch.float64, torch.float32):
@@ -170,7 +169,7 @@ class Checker:
         return self.images.train_x[rows].view(*rows.shape, *shape)
 
     def _errors(self, case: Case, engine: Engine, twins: Sequence[Twin], start: int) -> list[Errors]:
-        """Of the engine's networks, each beside its twin."""
+        """Errors of the engine's networks against their twins."""
         model = case.build(self.images.train_x.device, start * case.trials)
         order = self._order(case, start)
         runner = engine.runner(case.job(model, self.images))
@@ -187,7 +186,7 @@ class Checker:
         else:
             runner.run(order[:1])
             state = runner.free_states()
-        assert state is not None, "the runner kept its states a moment ago"
+        assert state is not None, "free_states was not None above"
         return [
             Errors(
                 relative_errors(_difference(after[r], before[r]), twin.update),
@@ -197,7 +196,7 @@ class Checker:
         ]
 
     def _relaxed(self, case: Case, engine: Engine, model: Dynamics, rows: Tensor) -> State:
-        """The end of the first phase as the method has it, (R, B, ...) a layer: BPTT's last K steps are synchronous."""
+        """Final state of the first phase, (R, B, ...) per layer; for BPTT the last K steps are synchronous."""
         experiment, x = case.experiment, self._inputs(case, rows)
         last = experiment.K if case.method == "bptt" else 0
         free = engine.relaxation(
@@ -210,7 +209,7 @@ class Checker:
 
 @dataclass(frozen=True)
 class Found:
-    """The errors of an engine beside those of torch's own float32, per network and start; the weight of each bias."""
+    """Errors of an engine and of torch's own float32 per network and start; `weights` maps a bias to its weight."""
 
     errors: Sequence[Errors]
     twins: Sequence[Twin]
@@ -219,20 +218,20 @@ class Found:
     weights: Mapping[str, str] = field(default_factory=dict)
 
     def typical(self, errors: Sequence[Errors]) -> dict[str, float]:
-        """The judged quantile of each parameter's error; NaN if there is one."""
+        """The judged quantile of each parameter's error; NaN if any error is NaN."""
         share = CONV_QUANTILE if self.convolutional else QUANTILE
         table = {name: torch.tensor([e.update[name] for e in errors], dtype=torch.float64) for name in errors[0].update}
         return {name: float(values.quantile(share, interpolation="lower")) for name, values in table.items()}
 
     def of_networks(self, errors: Sequence[Errors]) -> float:
-        """The median of the states over samples and starts, of the network where it is largest."""
+        """Median state error over samples and starts, for the network where it is largest."""
         states = torch.stack([e.state for e in errors])
         by_network = states.view(-1, self.trials, states.shape[-1]).transpose(0, 1).flatten(1)
         return float(by_network.quantile(0.5, 1).amax())
 
 
 def judge(found: Found) -> Verdict:
-    """Update errors by their quantile over everything, states network by network."""
+    """Judge update errors by their quantile over all networks and starts, states per network."""
     naive = [twin.float32 for twin in found.twins]
     verdict = Verdict(
         found.typical(found.errors),
@@ -248,26 +247,26 @@ def judge(found: Found) -> Verdict:
 def _against(verdict: Verdict, found: Found) -> str | None:
     for name, error in verdict.update_error.items():
         if all(float(twin.update[name].norm()) == 0.0 for twin in found.twins):
-            return f"the check says nothing: the exact update of {name} is zero in every network."
+            return f"the check is void: the exact update of {name} is zero in every network."
         bound = max(FACTOR * _yardstick(verdict.naive_update_error, name, found.weights), UPDATE_FLOOR)
         if not error <= bound:
-            return f"the update of {name} is off by {error:.1e} of its size; at most {bound:.1e} is as good as float32."
+            return f"the update of {name} is off by a relative {error:.1e}; float32 accuracy allows {bound:.1e}."
     bound = max(FACTOR * verdict.naive_state_error, STATE_FLOOR)
     if not verdict.state_error <= bound:
-        return f"the free state is off by {verdict.state_error:.1e}; at most {bound:.1e} is as good as float32."
+        return f"the free state is off by {verdict.state_error:.1e}; float32 accuracy allows {bound:.1e}."
     bound = max(WORST_FACTOR * verdict.naive_worst_update_error, UPDATE_FLOOR)
     if not found.convolutional and not verdict.worst_update_error <= bound:
-        return f"the update of one network is off by {verdict.worst_update_error:.1e} of its size."
+        return f"the update of one network is off by a relative {verdict.worst_update_error:.1e}."
     return None
 
 
 def _yardstick(naive: dict[str, float], name: str, weights: Mapping[str, str]) -> float:
-    """The error of torch's float32; for a bias, a few numbers with an error of much chance, at least its weight's."""
+    """The error of torch's float32; for a bias, whose few numbers make it noisy, at least its weight's."""
     return max(naive[name], naive[weights.get(name, name)])
 
 
 def well_conditioned(case: Case) -> Case:
-    """The case with weights that tell something.
+    """The case with weights that make the check meaningful.
 
     Glorot weights saturate every output of the convolutional net, and BPTT's update is then zero.
     """
@@ -299,5 +298,5 @@ def _difference(after: Theta, before: Theta) -> Theta:
 
 
 def _numbers(case: Case) -> list[int | None]:
-    """The networks by number; None alone for one network."""
+    """Indices of the stacked networks; [None] for a single network."""
     return [None] if case.trials == 1 else list(range(case.trials))

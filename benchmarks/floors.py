@@ -1,7 +1,7 @@
-"""What an iteration cannot do without: its arithmetic and its chain of dependent steps, from the sizes alone.
+"""Lower bounds on the time of an iteration: its arithmetic and its chain of dependent steps, from the sizes alone.
 
-Arithmetic counts the multiplications and additions of matrix products and convolutions, 2 a product: the input's
-drive once, every step, the gradient. A step is counted once even where nothing moves any more.
+Arithmetic counts the multiplications and additions of matrix products and convolutions, 2 per product: the input's
+drive once, every step, the gradient. Steps count even after the state has settled.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from eqprop.experiments.experiment import Experiment
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations for one sample of one network, and the length of the chain.
+    """Floating-point operations for one sample of one network.
 
-    drive       W x, once an iteration      step        every layer from every other, once
-    contrast    EP's gradient from the two states: both for weights between layers, their difference for the input's
-    unrolled    BPTT's gradient of one step: the weights between layers; the input's once, from the sum over steps
+    drive       W x, once per iteration     step        all layers, once
+    contrast    EP's gradient: from both states for weights between layers, from their difference for the input's
+    unrolled    BPTT's gradient of one step for weights between layers; the input's is taken once, from the sum
     """
 
     drive: int
@@ -29,12 +29,12 @@ class Work:
     unrolled: int
 
     def flops(self, experiment: Experiment, method: str, trials: int) -> int:
-        """Of one iteration of all trials."""
+        """Operations of one iteration of all trials."""
         free = experiment.T * self.step // (2 if experiment.schedule == "alternating" else 1)
         if method == "ep":
             own = free + experiment.K * self.step + self.contrast
         else:
-            # The K differentiated steps are synchronous; each is gone back through by as many products.
+            # The K differentiated steps are synchronous; going back through each takes as many products.
             alternating = (
                 (experiment.T - experiment.K) * self.step // (2 if experiment.schedule == "alternating" else 1)
             )
@@ -53,7 +53,7 @@ def work(experiment: Experiment) -> Work:
         return _layered(net.sizes)
     if isinstance(net, ConvolutionalNet):
         return _convolutional(net)
-    raise ValueError(f"The work of {net} is not known: it is a network of one's own.")
+    raise ValueError(f"The work of {net} is not known; expected a layered or convolutional net.")
 
 
 def _layered(sizes: tuple[int, ...]) -> Work:
@@ -62,7 +62,7 @@ def _layered(sizes: tuple[int, ...]) -> Work:
 
 
 def _convolutional(net: ConvolutionalNet) -> Work:
-    """An unpooled map has one number in each pooling zone that is not zero: only those are counted on the way back."""
+    """An unpooled map has one nonzero number per pooling zone: only those are counted on the way back."""
     shapes = _map_shapes(net)
     flat = (*net.flat, math.prod(shapes[0]))
     fully = sum(2 * rows * columns for rows, columns in pairwise(flat))
@@ -88,7 +88,7 @@ def _map_shapes(net: ConvolutionalNet) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class Floors:
-    """The least an iteration could take on a machine, in microseconds; None where the machine's figure is not known."""
+    """Lower bounds for an iteration on a machine, in microseconds; None if the machine's figure is not known."""
 
     arithmetic: float
     latency: float | None
@@ -99,15 +99,15 @@ class Floors:
 
 
 def floors(experiment: Experiment, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
-    """From the figures of a machine (see `benchmarks.machine`).
+    """Compute the bounds from a machine's figures (see `benchmarks.machine`).
 
-    On a GPU a net with one hidden layer runs a sample inside a block; the weights of any other are larger than a
-    multiprocessor, so its steps end with an exchange between several.
+    On a GPU a net with one hidden layer runs a sample within one block. The weights of larger nets do not fit one
+    multiprocessor, so each step ends with an exchange between several.
     """
     rate = peaks["float32_flops"]
-    assert rate is not None, "every machine multiplies"
+    assert rate is not None, "measured on every machine"
     half = peaks.get("half_flops")
-    # Three half-precision products of high and low parts are as good as one in float32.
+    # Three half-precision products of high and low parts are as accurate as one in float32.
     rate = max(rate, half / 3) if half else rate
     net = experiment.architecture
     alone = isinstance(net, LayeredNet) and len(net.sizes) <= 3

@@ -1,6 +1,6 @@
-// The cheapest dependent steps of a GPU, timed by eqprop.benchmarks.machine: what no kernel can go below.
+// The cheapest dependent steps of a GPU, timed by benchmarks.machine: a lower bound for every kernel.
 
-// Inside a block: 512 neurons reduced to one number that all of them need before their next sigma.
+// Within a block: 512 neurons are reduced to one number that all of them need for their next sigma.
 extern "C" __global__ void block_step(float *out, int steps) {
     __shared__ float partial[2][16];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -18,7 +18,7 @@ extern "C" __global__ void block_step(float *out, int steps) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Between eight multiprocessors: every block hands a number to the next one's shared memory, then all meet.
+// Between eight multiprocessors: every block writes a number to the next block's shared memory, then all synchronise.
 extern "C" __global__ void __cluster_dims__(8, 1, 1) exchange_step(float *out, int steps) {
     __shared__ float inbox[2];
     unsigned rank, next;

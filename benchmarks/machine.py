@@ -1,4 +1,4 @@
-"""What a machine can do at best: its rate of multiplication, and how fast one result can lead to the next.
+"""Peak figures of a machine: its multiplication rate, and the latency of a dependent step.
 
 python -m benchmarks.machine --device cuda --json results/bench/machine-h200.json
 """
@@ -36,11 +36,11 @@ static void work(Team *team, int rank, void *job) {
 }
 void meet(int64_t threads, int64_t times) { run_team(threads, work, &times); }
 """
-"""Threads that do nothing but wait for each other, with the barrier of the CPU engine."""
+"""Threads that only wait for each other at the CPU engine's barrier."""
 
 
 def best(run: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few runs, in seconds: a floor is what the machine can do undisturbed."""
+    """The shortest of a few runs, in seconds: a lower bound needs an undisturbed machine."""
     times = []
     for _ in range(REPEATS):
         wait(device)
@@ -52,14 +52,14 @@ def best(run: Callable[[], object], device: torch.device) -> float:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
-    """Operations per second of an n x n matrix product, the best that torch's libraries reach."""
+    """Operations per second of torch's n x n matrix product, best of a few runs."""
     a, b = (torch.rand(n, n, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2.0 * n**3 / best(lambda: torch.mm(a, b, out=out), device)
 
 
 def cpu_exchange_us() -> float | None:
-    """Microseconds for all threads to meet once; None without a C compiler, or with one thread."""
+    """Microseconds per barrier over all threads; None without a C compiler or with one thread."""
     threads = torch.get_num_threads()
     if threads == 1:
         return None
@@ -78,7 +78,7 @@ def cpu_exchange_us() -> float | None:
 
 
 def gpu_step_us(device: torch.device, kernel: str, blocks: int) -> float | None:
-    """Microseconds of one step of a kernel of latency.cu; None where it cannot be compiled or launched."""
+    """Microseconds per step of a kernel in latency.cu; None if it cannot be compiled or launched."""
     out = torch.empty(blocks * 512, device=device)
     try:
         compiled = nvrtc.Module(Path(__file__).with_name("latency.cu"), {}).kernel(kernel)
@@ -89,13 +89,13 @@ def gpu_step_us(device: torch.device, kernel: str, blocks: int) -> float | None:
         print(f"{kernel}: {error}", file=sys.stderr)
         return None
     if not bool(torch.isfinite(out).all()):
-        raise ArithmeticError(f"The kernel {kernel} did not write what it should.")
+        raise ArithmeticError(f"The kernel {kernel} wrote values that are not finite, so its time is void.")
     return 1e6 * run / STEPS
 
 
 def peaks(device: torch.device) -> dict[str, float | None]:
-    """float32_flops, half_flops; block_step_us, a dependent step inside a block or a core, and exchange_us, one that
-    ends with an exchange between several."""
+    """Measure float32_flops, half_flops, block_step_us (a dependent step within a block) and exchange_us (a step that
+    ends with an exchange between several blocks or cores)."""
     with full_precision():
         if device.type == "cpu":
             return {"float32_flops": product_rate(device, torch.float32, 1536), "exchange_us": cpu_exchange_us()}
@@ -108,7 +108,7 @@ def peaks(device: torch.device) -> dict[str, float | None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.machine", description="What this machine can do.")
+    parser = argparse.ArgumentParser("python -m benchmarks.machine", description="Measure this machine's peak figures.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE|-", default="-")
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""The naive twin: the paper's algorithms written the obvious way, the yardstick of every engine.
+"""The naive twin: a straightforward implementation of the paper's algorithms, the reference for every engine.
 
-One network, eager torch, every product of every layer at every step (the static input too), SGD by hand. It shares
-no code with the models and engines it is compared with: parameters are a dictionary of tensors, the equations those
-of the paper's appendix.
+One network, eager torch, every product of every layer at every step (even of the static input), SGD by hand. It shares
+no code with the models and engines it is compared with: parameters are a dictionary of tensors, the equations are
+those of the paper's appendix.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Net(ABC):
 
     @abstractmethod
     def step(self, theta: Theta, x: Tensor, s: Layers, push: Tensor | None = None) -> Layers:
-        """Every layer at t + 1 from every layer at t, `push` being added to the output."""
+        """All layers at t + 1 from all layers at t, with `push` added to the output."""
 
     def half_step(self, theta: Theta, x: Tensor, s: Layers, parity: int) -> Layers:
-        """The layers of one parity (0: even) at t + 1, the others as they are."""
+        """The layers of one parity (0: even) at t + 1, the others unchanged."""
         raise ValueError(f"The naive twin of {type(self).__name__} does not alternate. Use the synchronous schedule.")
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Net(ABC):
 
 
 def depth_of(theta: Theta, prefix: str = "W") -> int:
-    """How many matrices prefix01, prefix12, ... there are."""
+    """Number of matrices prefix01, prefix12, ..."""
     n = 0
     while f"{prefix}{n}{n + 1}" in theta:
         n += 1
@@ -102,8 +102,8 @@ def flat_pairings(theta: Theta, r: Layers) -> dict[str, Tensor]:
 class EnergyNet(Net):
     """s^n <- s^n + eps (-s^n + sigma'(s^n) (W sigma(s^{n+1}) + W^T sigma(s^{n-1}) + b)), then clipped to [0, 1].
 
-    The nudge enters as eps beta (y - s^0), before the clip  [exp:def-fc-eb]. Without `output_slope`, sigma'(s^0) is
-    left out, as in the authors' code.
+    The nudge is eps beta (y - s^0), added before the clip  [exp:def-fc-eb]. Without `output_slope`, sigma'(s^0) is
+    omitted, as in the authors' code.
     """
 
     eps: float
@@ -165,8 +165,8 @@ class PrototypicalNet(Net):
 class ConvNet(Net):
     """h^n <- sigma(P(W * h^{n+1} + b) + W~ * P^-1(h^{n-1})) under flat layers as in `PrototypicalNet`  [exp:conv].
 
-    Layers s0, ... , then h0, h1, ...; h0 flattened is the last flat layer's input. The arg-max of the inverse
-    pooling is that of the current state.
+    Layers are s0, ..., then h0, h1, ...; h0 flattened is the last flat layer's input. Inverse pooling uses the arg-max
+    of the current state.
     """
 
     sigma: str = "hard-sigmoid"
@@ -200,7 +200,7 @@ class ConvNet(Net):
         return self.update(theta, x, s, range(parity, len(s), 2))
 
     def update(self, theta: Theta, x: Tensor, s: Layers, wanted: range) -> Layers:
-        """The wanted layers at t + 1; each convolution they need is done once."""
+        """The wanted layers at t + 1; each convolution they need is computed once."""
         sigma, _ = SIGMA[self.sigma]
         first = depth_of(theta, "Wfc")
         flat, maps = s[:first], [*s[first:], x]
@@ -247,7 +247,7 @@ class ConvNet(Net):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a net is trained: T free steps, K more, SGD with a learning rate for each parameter.
+    """How to train a net: T free steps, K more, SGD with a learning rate per parameter.
 
     With `alternating` the free phase updates even and odd layers in turn, the even ones last; the K nudged or
     differentiated steps are synchronous.
@@ -275,7 +275,7 @@ def free_phase(recipe: Recipe, theta: Theta, x: Tensor, T: int) -> Layers:
 
 
 def train_step(recipe: Recipe, theta: dict[str, Tensor], x: Tensor, y: Tensor) -> Layers:
-    """One iteration on a mini-batch; theta is updated in place. Returns the last state of the first phase."""
+    """Run one iteration on a mini-batch and update theta in place. Returns the last state of the first phase."""
     return (_ep if recipe.method == "ep" else _bptt)(recipe, theta, x, y)
 
 

@@ -1,4 +1,4 @@
-"""Every engine against the naive twin, in one run, each checked before it is timed."""
+"""Check every engine against the naive twin, then time them in one run."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from eqprop.relax import SCHEDULES, Schedule, Stop
 
 STOPS: tuple[Stop, ...] = ("never", "settled")
 EPOCH = 3000
-"""Iterations of one of the paper's epochs: 60,000 samples in mini-batches of 20."""
+"""Iterations per epoch of the paper: 60,000 samples in mini-batches of 20."""
 EARLY = 20
-"""The longest chunk on initial weights with stop="settled": the weights move on while they are timed."""
+"""Longest chunk on initial weights with stop="settled", since timing also trains the weights."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much time goes into a measurement.
+    """How much time to spend on a measurement.
 
-    rounds          chunks timed for each contestant     naive_rounds      those of the naive twin
-    chunk_seconds   about how long a chunk takes         check_iterations  of each start of the correctness check
-    trained         iterations before a settled stop is timed on trained weights, as far as trained_seconds allow
+    rounds          timed chunks per contestant          naive_rounds      timed chunks of the naive twin
+    chunk_seconds   approximate time per chunk           check_iterations  iterations per start of the check
+    trained         iterations before a settled stop is timed on trained weights, limited by trained_seconds
     """
 
     rounds: int = 7
@@ -56,12 +56,12 @@ class Effort:
         if self.naive_rounds > self.rounds:
             raise ValueError(f"The naive twin cannot be timed {self.naive_rounds} times in {self.rounds} rounds.")
         if self.trained < 0:
-            raise ValueError(f"trained is {self.trained}; expected a number of iterations, 0 to leave it out.")
+            raise ValueError(f"trained is {self.trained}; expected a number of iterations, or 0 to skip it.")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Everything is checked here, before anything is timed."""
+    """What to measure. All settings are validated here, before anything is timed."""
 
     experiments: tuple[Experiment, ...]
     methods: tuple[str, ...] = METHODS
@@ -90,13 +90,13 @@ class Plan:
 
 
 def experiments_named(names: Sequence[str], preset: str = "paper") -> tuple[Experiment, ...]:
-    """The experiments of these names, the paper's six without any."""
+    """The experiments with these names; without names, the paper's six."""
     experiments = tuple(named_experiment(name, preset) for name in (names or tuple(PAPER)))
     for experiment in experiments:
         if experiment.start != "zero" or experiment.estimator != "ep":
             raise ValueError(
                 f"{experiment.name} begins its free phases {experiment.start} and nudges {experiment.estimator}; "
-                "the obvious code that engines are measured against begins at zero and nudges one-sided. "
+                "the naive twin begins at zero and nudges one-sided. "
                 f"Choose among {', '.join(PAPER)}."
             )
     return experiments
@@ -117,7 +117,7 @@ def default_device() -> torch.device:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A case that was asked for and not measured, with the reason in words."""
+    """A requested case that was not measured, and why."""
 
     case: Case
     reason: str
@@ -128,7 +128,7 @@ class Skipped:
 
 @dataclass
 class Entry:
-    """A case on its way to a row."""
+    """A case being measured."""
 
     case: Case
     engine: Engine
@@ -169,7 +169,7 @@ def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
                 say("Evaluating the test set")
                 with_evaluation(rows, images, {engine.name: engine for _, engine in served})
         except KeyboardInterrupt:
-            # What has been measured took minutes; it is told, and marked.
+            # Finished rows took minutes: return them, marked as interrupted.
             interrupted = True
     return {
         "machine": provenance(plan.device),
@@ -187,7 +187,7 @@ def bare(case: Case, experiment: Experiment) -> Experiment:
 
 
 def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]]:
-    """The engine of every case, each engine once; and the cases nobody serves."""
+    """The engine of every case, without duplicates, and the cases that no engine supports."""
     served: list[tuple[Case, Engine]] = []
     skipped: list[Skipped] = []
     for experiment in plan.experiments:
@@ -210,15 +210,15 @@ def _chosen(case: Case, device: torch.device) -> Engine:
     model = case.build(device)
     if case.experiment.schedule == "alternating" and not model.bipartite:
         raise ValueError(
-            f"{case.experiment.name} cannot alternate: its layers do not fall into two classes that see only each "
-            "other. Use the synchronous schedule."
+            f"{case.experiment.name} cannot alternate: its layers do not split into two groups that are connected only "
+            "to each other. Use the synchronous schedule."
         )
     return case.choose(model)
 
 
 @dataclass
 class Bout:
-    """One experiment and method: its engines and the naive twin, checked, then timed in turns."""
+    """One experiment and estimator: check its engines, then time them and the naive twin in turns."""
 
     plan: Plan
     images: Images
@@ -226,7 +226,7 @@ class Bout:
     say: Say
 
     def run(self, group: Sequence[tuple[Case, Engine]]) -> tuple[list[dict[str, Any]], list[Skipped]]:
-        """The rows of the group's cases, and those that failed while they ran."""
+        """The rows of the group's cases, and the cases that failed."""
         entries: list[Entry] = []
         failed: list[Skipped] = []
         for case, engine in group:
@@ -249,7 +249,7 @@ class Bout:
         return rows, failed
 
     def _enter(self, case: Case, engine: Engine) -> list[Entry]:
-        """Check a case and warm it up; with a settled stop on trained weights too."""
+        """Check a case and warm it up; with a settled stop, also on trained weights."""
         self.say(
             f"{case.experiment.name} {case.method}: checking {engine.name} "
             f"({case.experiment.schedule}) on {case.trials}"
@@ -274,7 +274,7 @@ class Bout:
         return contestant
 
     def _train(self, contestant: Contestant, case: Case) -> None:
-        """Train on until `trained` iterations are done, or as many as the plan's time allows."""
+        """Train until `trained` iterations are done, or as many as `trained_seconds` allows."""
         effort = self.plan.effort
         per_iteration = contestant.seconds(contestant.chunk) / contestant.chunk
         more = min(effort.trained - contestant.done, int(effort.trained_seconds / per_iteration))
@@ -302,7 +302,7 @@ class Bout:
 
 
 def row(entry: Entry, naive: Contestant) -> dict[str, Any]:
-    """A line of the result. `speedup` is trials x naive / ours, None for an engine that is not right."""
+    """A row of the result. `speedup` is trials x naive / ours, None for an engine that failed the check."""
     case, verdict, ours = entry.case, entry.verdict, entry.contestant
     right = verdict.reason is None
     return {
@@ -333,7 +333,7 @@ def row(entry: Entry, naive: Contestant) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
+    """None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""How the time of an iteration grows with the batch, the depth, the width and the trials."""
+"""Time per iteration as a function of batch, depth, width and trials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Curves:
-    """Which engines, over which values. One axis varies at a time, the others stay as in `base`."""
+    """Which engines to time at which values. One axis varies at a time, the others stay at `base`."""
 
     engines: tuple[str, ...] = ("auto",)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -52,14 +52,14 @@ class Curves:
             beta=0.5,
             epochs=1,
             batch=at["batch"],
-            # Small, so that nothing diverges at any size; the time does not depend on it.
+            # Small, so that no size diverges; the time does not depend on it.
             learning_rates={"*": 1e-3},
         )
         return Case(experiment, "ep", engine, at["trials"])
 
 
 def measure_scaling(curves: Curves, say: Say = lambda line: None) -> dict[str, Any]:
-    """The times along every axis, ready for JSON; a point under "scaling" names its axis and all four values."""
+    """Time every point, ready for JSON; a point under "scaling" has its axis and all four values."""
     check_device(curves.device)
     images = mnist(curves.device)
     points, skipped = [], []

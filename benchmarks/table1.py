@@ -1,4 +1,4 @@
-"""How long the whole of Table 1 would take: six rows, both methods, the paper's epochs, evaluation included."""
+"""Project the time for all of Table 1: six rows, both estimators, the paper's epochs, evaluation included."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.training.evaluate import BATCH, Measure
 
 ITERATIONS = 3000
-"""Of an epoch: 60,000 samples in mini-batches of 20."""
+"""Iterations per epoch: 60,000 samples in mini-batches of 20."""
 TEST, TRAIN = 10_000, 60_000
-"""Samples evaluated after every epoch, and once after the last."""
+"""Samples evaluated after every epoch, and once at the end."""
 TRIALS = 5
 
 
 def evaluation_seconds(case: Case, engine: Engine, images: Images) -> float:
-    """Seconds to evaluate the test set on the case's networks, as training does it, at initial weights.
+    """Seconds to evaluate the test set on the case's networks, as in training, at initial weights.
 
-    On a CPU one batch is timed and multiplied; on a GPU the whole set is run.
+    On a CPU one batch is timed and extrapolated; on a GPU the whole set runs.
     """
     device = images.test_x.device
     model = case.build(device)
@@ -58,11 +58,11 @@ def _experiment(row: Mapping[str, Any]) -> Experiment:
 
 
 def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The projected time of Table 1 from measured rows: with all steps, and with every exact means.
+    """Project the time of Table 1 from measured rows: with all steps, and with every exact shortcut.
 
-    A row that was refused or not measured leaves the total open and is named in `missing`. Trials run side by side
-    where the rows were measured with five; with fewer, as many runs as are needed one after the other. Of a settled
-    stop only the time on trained weights counts.
+    A row that was refused or not measured leaves the total open and is listed in `missing`. Trials are stacked as in
+    the measured rows; with fewer than five, runs follow one another. For a settled stop only the time on trained
+    weights counts.
     """
     every_step = [r for r in rows if r["schedule"] == "synchronous" and r["stop"] == "never"]
     typical = [r for r in rows if r["stop"] == "never" or r["weights"] == "trained"]

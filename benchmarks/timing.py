@@ -1,4 +1,4 @@
-"""Times of chunks of training iterations, several contestants taken in turn so that a busy machine is fair to all."""
+"""Time chunks of training iterations. Contestants take turns, so that load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statistics import median, quantiles
 import torch
 
 CHUNKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 3000)
-"""How many iterations a chunk may have; 3000 is one epoch of the paper's."""
+"""Allowed iterations per chunk; 3000 is one epoch of the paper."""
 
 
 @dataclass
 class Contestant:
-    """Something that runs n training iterations when told to, and what they took.
+    """A callable that runs n training iterations, and its timings.
 
-    times   seconds per iteration, a value a chunk      done    the iterations run so far
+    times   seconds per iteration, one value per chunk  done    iterations run so far
     """
 
     run: Callable[[int], None]
@@ -31,7 +31,7 @@ class Contestant:
         self.done = 0
 
     def seconds(self, n: int) -> float:
-        """Wall time of n iterations, the device's work included."""
+        """Wall time of n iterations, including the device's work."""
         wait(self.device)
         start = time.perf_counter()
         self.run(n)
@@ -40,9 +40,9 @@ class Contestant:
         return time.perf_counter() - start
 
     def prepare(self, target: float) -> None:
-        """Warm up (compilers, graphs, caches), then choose the chunk so that it takes about `target` seconds.
+        """Warm up (compilers, graphs, caches), then choose a chunk that takes about `target` seconds.
 
-        `setup` is what the first iteration took beyond an ordinary one.
+        `setup` is the extra time of the first iteration.
         """
         first = self.seconds(1)
         n, took = 1, self.seconds(1)
@@ -76,7 +76,7 @@ def wait(device: torch.device) -> None:
 
 
 def take_turns(contestants: Sequence[Contestant], rounds: int, slow: Contestant, slow_rounds: int) -> None:
-    """`rounds` rounds of one chunk each; the slow one joins in `slow_rounds` of them, spread evenly."""
+    """Time one chunk per contestant and round; `slow` joins only in `slow_rounds` of them, spread evenly."""
     for i in range(rounds):
         if (i + 1) * slow_rounds // rounds > i * slow_rounds // rounds:
             slow.time_chunk()

@@ -1,8 +1,8 @@
-"""One's own model: a scalar function of the state is all it takes.
+"""Your own model: all it takes is a scalar function of the state.
 
-The model below has what the shipped ones do not: hidden neurons that are connected to each other, and a shortcut
-from the input to the output. It is written twice, as a class (its primitive Phi) and as a function (its energy E),
-checked against BPTT step by step, and trained with EP on a problem that no net without a hidden layer can solve.
+The model below has what the built-in ones lack: connections between hidden neurons, and a shortcut from the input to
+the output. It is written twice, as a class (its primitive Phi) and as a function (its energy E), checked against BPTT
+step by step, and trained with EP on a problem that no net without a hidden layer can solve.
 
     python examples/own_model.py
 """
@@ -20,7 +20,7 @@ EPS = 0.5
 
 
 class Lateral(eqprop.PrimitiveDynamics):
-    """Phi = 1/2 |s|^2 - eps E, with E as in `energy`: then s_{t+1} = dPhi/ds, and the rest follows from it."""
+    """Phi = 1/2 |s|^2 - eps E, with E as in `energy`; the dynamics s_{t+1} = dPhi/ds follow from it."""
 
     def __init__(self, outputs: int, hidden: int, inputs: int, seed: int = 0) -> None:
         super().__init__()
@@ -49,18 +49,18 @@ def energy(x: Tensor, s: eqprop.State, theta: Mapping[str, Tensor]) -> Tensor:
 
 
 def by_function(model: Lateral) -> eqprop.PrimitiveDynamics:
-    """The same model from its energy: a function, the parameters by name, the sizes and the step."""
+    """The same model built from its energy: a function, parameters by name, layer sizes and the step."""
     return eqprop.from_energy(energy, dict(model.named_parameters()), layers=model.sizes, eps=EPS)
 
 
 def two_bits() -> tuple[Tensor, Tensor]:
-    """Exclusive or, in plus and minus one."""
+    """Exclusive or on inputs of plus and minus one."""
     x = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
     return x, -0.5 * x[:, :1] * x[:, 1:]
 
 
 def check(model: Lateral, x: Tensor, y: Tensor) -> None:
-    """EP's updates, in the limit beta -> 0, against the gradients of BPTT, step by step."""
+    """Compare EP's updates in the limit beta -> 0 with the gradients of BPTT, step by step."""
     cost, T, K = eqprop.SquaredError(), 200, 20
     free = eqprop.relax(model, x, T, keep=K)
     print(f"steady state: largest residual {float(free.residual.max()):.1e} after {free.steps} steps")

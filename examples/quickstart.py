@@ -1,4 +1,4 @@
-"""Ten lines: a prototypical net with one hidden layer learns MNIST by equilibrium propagation.
+"""Train a prototypical net with one hidden layer on MNIST by equilibrium propagation.
 
 python examples/quickstart.py
 """

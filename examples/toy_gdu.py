@@ -1,4 +1,4 @@
-"""The toy model of the paper: EP's updates against BPTT's gradients, step by step, in numbers.
+"""The paper's toy model: compare EP's updates with BPTT's gradients, step by step.
 
 5 outputs, 50 hidden and 10 input neurons, tanh, eps = 0.08, T = 5000 free steps, K = 80 steps compared, one random
 input and a one-hot target, float64. The theorem says Delta(beta, t) -> -nabla(t) as beta -> 0 for every neuron and
@@ -25,7 +25,7 @@ T, K, BETA, EPS, SEED = 5000, 80, 0.01, 0.08, 0
 
 
 def processes(steps: Iterable[Step]) -> dict[str, Tensor]:
-    """Every layer's and every synapse group's process by name, as (K, elements)."""
+    """The process of every layer and synapse group by name, as (K, elements)."""
     taken = list(steps)
     layers = {f"s{n}": [step.neurons[n] for step in taken] for n in range(len(taken[0].neurons))}
     weights = {name: [step.synapses[name] for step in taken] for name in taken[0].synapses}
@@ -33,7 +33,7 @@ def processes(steps: Iterable[Step]) -> dict[str, Tensor]:
 
 
 def relative_errors(delta: Tensor, nabla: Tensor) -> Tensor:
-    """|Delta + nabla| / max(|Delta|, |nabla|) with norms over time, one value an element  [exp:rmse]."""
+    """|Delta + nabla| / max(|Delta|, |nabla|) with norms over time, one value per element  [exp:rmse]."""
     return (delta + nabla).norm(dim=0) / torch.maximum(delta.norm(dim=0), nabla.norm(dim=0))
 
 

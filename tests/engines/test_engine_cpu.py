@@ -254,7 +254,7 @@ def test_it_says_in_words_what_it_does_not_have() -> None:
         (own, None, None, "the model is _Primitive"),
         (model, FunctionCost(lambda s, y: (s[0] - y).abs().sum(-1)), None, "the cost is FunctionCost"),
         (model, SquaredError(), RBP(T=5, K=3), "the estimator is RBP"),
-        (other, None, None, "its own, 'relu'"),
+        (other, None, None, "and this net has 'relu'"),
         (copy.deepcopy(model).half(), None, None, "float16"),
         (Case("EB", energy_based((3, 4, 5))).model(EXACT), None, EP(T=5, K=3, schedule="alternating"), "alternate"),
     ]
@@ -295,7 +295,7 @@ except ValueError as error:
     ("variables", "reason"),
     [
         ({"EQPROP_NO_COMPILER": "1"}, "$EQPROP_NO_COMPILER is set"),
-        ({"CC": "/nowhere/cc"}, "$CC is '/nowhere/cc', which is not there"),
+        ({"CC": "/nowhere/cc"}, "$CC is '/nowhere/cc', which was not found"),
         ({"CC": sys.executable}, "failed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fast time loops behind one interface: `choose` takes the fastest that serves a task, or the one asked for."""
+"""Fast time loops behind one interface: `choose` picks the fastest engine that supports a task, or a named one."""
 
 from eqprop.engines.base import Engine, Job, Runner, Tally, Task, choose, engine_names
 

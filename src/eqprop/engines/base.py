@@ -1,8 +1,8 @@
 """Engines replace the time loop and nothing else.
 
-An engine has two faces. `relaxation` runs a free phase (evaluation). A `Runner` does whole training iterations:
-mini-batch, both phases, gradient, optimizer step, without reading anything back until it is asked to. Where its
-iterations are so much faster that they outdo `relaxation`, it evaluates too (`Engine.evaluates`).
+An engine has two entry points. `relaxation` runs a free phase, for evaluation. A `Runner` runs whole training
+iterations (mini-batch, both phases, gradient, optimizer step) and reads nothing back until asked. Where its iterations
+are faster than `relaxation`, it also evaluates (`Engine.evaluates`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from eqprop.state import State
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, in matrix products and convolutions; afterwards as the caller had it."""
+    """Disable TF32 in matrix products and convolutions, and restore the caller's settings afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
@@ -41,7 +41,7 @@ def full_precision() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine is asked to run; a part that is None is not looked at.
+    """What an engine should run; parts that are None are not checked.
 
     start       where the free phases of training begin (see `eqprop.starts`)
     """
@@ -55,16 +55,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, on what, and how.
+    """What to train, on which data, and how.
 
     model       one network, or several stacked (see `eqprop.models.stack`); its parameters are updated in place
-    images      (N, ...) every training input, on the model's device and of its dtype
+    images      (N, ...) all training inputs, on the model's device and in its dtype
     targets     (N, classes) one-hot rows, or whatever the cost takes
-    labels      (N,) class numbers, against which the running error is counted
+    labels      (N,) class numbers, for the running error
     optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
     networks    how many networks are stacked; None for a single one
     start       where free phases begin; None for the model's zero state
-    signs       of beta, for random-sign nudging: an iteration takes those of its number; None for seeds 0, 1, ...
+    signs       of beta per iteration, for random-sign nudging; None for seeds 0, 1, ...
     """
 
     model: Dynamics
@@ -86,7 +86,7 @@ class Job:
 
 @dataclass
 class Tally:
-    """What a runner counted, one value a network, on the device: reading it is the caller's one synchronisation.
+    """A runner's counts, one value per network, kept on the device: only reading them synchronises.
 
     samples     seen                    errors      whose largest output was not the label, at the free state
     loss        summed over samples     residual    of the free phase, summed over samples
@@ -113,7 +113,7 @@ class Tally:
         return [f.name for f in fields(cls)]
 
     def read(self) -> dict[str, list[float]]:
-        """Every count as a list of numbers over networks. Waits for the device."""
+        """All counts as lists over networks. Synchronises with the device."""
         table = torch.stack([getattr(self, name) for name in self.names()]).cpu()
         return dict(zip(self.names(), table.tolist(), strict=True))
 
@@ -123,27 +123,27 @@ class Runner(ABC):
 
     tally: Tally
     keeps_states = False
-    """Whether `free_states` will be asked for; to be set before the first run. Training does not need them."""
+    """Whether `free_states` will be needed; set it before the first run. Training does not need it."""
 
     @abstractmethod
     def run(self, order: Tensor) -> None:
-        """One iteration for each row of `order`: (n, B) sample numbers, or (n, R, B) for R stacked networks.
+        """Run one iteration per row of `order`: (n, B) sample indices, or (n, R, B) for R stacked networks.
 
-        The model's parameters are up to date when it returns (on a GPU: in stream order).
+        The model's parameters are up to date on return (on a GPU: in stream order).
         """
 
     def free_states(self) -> State | None:
-        """The free states of the last iteration, (R, B, ...) a layer; see `keeps_states`.
+        """The free states of the last iteration, (R, B, ...) per layer; see `keeps_states`.
 
-        None from a runner that keeps none, because its free phase is the engine's `relaxation`.
+        None if the runner keeps none because its free phase is the engine's `relaxation`.
         """
         return None
 
     def take_rates(self) -> None:
-        """The optimizer's learning rates have changed: to be called before the next run, for runners that keep them."""
+        """Pick up changed learning rates from the optimizer. Call it before the next run."""
 
     def reset(self) -> None:
-        """Start counting anew; a network that is frozen stays so, with the iteration it went bad at."""
+        """Reset the counts; a frozen network stays frozen and keeps its `bad` iteration."""
         bad = self.tally.bad
         self.tally = Tally.zeros(bad.numel(), bad.device)
         self.tally.bad.copy_(bad)
@@ -152,41 +152,40 @@ class Runner(ABC):
 class Engine(ABC):
     """A way to run the time loop.
 
-    A subclass declares what it serves; what is left empty is not restricted. Models and costs are served by exact type,
-    with methods as their classes define them: a subclass or a patched method is another model, which an engine with
-    the class written out would train wrongly.
+    A subclass declares what it supports; an empty field is no restriction. Models and costs must match by exact type,
+    with unpatched methods: an engine that hard-codes a class would train a subclass or a patched object wrongly.
     """
 
     name: str
 
     device: str = ""
-    """The kind of device it runs on."""
+    """Type of device it runs on."""
 
     models: tuple[type[Dynamics], ...] = ()
     costs: tuple[type[Cost], ...] = ()
     estimators: tuple[type[Estimator], ...] = ()
 
     nudgings: tuple[Nudging, ...] = ()
-    """The kinds of nudging of EP."""
+    """Supported kinds of nudging for EP."""
 
     updates: bool = False
-    """Whether it updates parameters itself, by SGD without options."""
+    """Whether it updates parameters itself, by SGD without options such as momentum."""
 
     starts: tuple[StartName, ...] = ("zero",)
-    """Where the free phases of its training iterations can begin (see `eqprop.starts`)."""
+    """Supported starting points of free phases in training (see `eqprop.starts`)."""
 
     evaluated_from: int | None = None
-    """Samples of an iteration, over all networks, from which on iterations evaluate a set faster than `relaxation`."""
+    """Samples per iteration, over all networks, from which iterations evaluate a set faster than `relaxation`."""
 
     def evaluates(self, samples: int) -> bool:
         return self.evaluated_from is not None and samples >= self.evaluated_from
 
     def refuses(self, task: Task) -> str | None:
-        """Why this engine cannot serve, as a sentence; None if it can."""
+        """Why this engine cannot run the task, as a sentence; None if it can."""
         return self._refuses_declared(task) or self.refuses_more(task)
 
     def refuses_more(self, task: Task) -> str | None:
-        """What a subclass asks of a task beyond what it declares."""
+        """Checks of a subclass beyond what it declares."""
         return None
 
     def _refuses_declared(self, task: Task) -> str | None:
@@ -195,7 +194,7 @@ class Engine(ABC):
             where = "a CUDA device" if self.device == "cuda" else "the CPU"
             return f"it runs on {where}, and the model is on {place}."
         if task.start not in self.starts:
-            return f"its free phases begin at {' or '.join(self.starts)}, and they are to begin {task.start}."
+            return f"its free phases begin at {' or '.join(self.starts)}, and the task's start is {task.start}."
         estimator = task.estimator
         if self.estimators and estimator is not None and type(estimator) not in self.estimators:
             return f"it computes {_listed(self.estimators)}, and the estimator is {type(estimator).__name__}."
@@ -209,11 +208,11 @@ class Engine(ABC):
 
     @abstractmethod
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        """The free phase."""
+        """Run the free phase."""
 
     @abstractmethod
     def runner(self, job: Job) -> Runner:
-        """Training iterations of a job this engine does not refuse."""
+        """A runner for a job that this engine does not refuse."""
 
 
 def _listed(kinds: tuple[type, ...]) -> str:
@@ -221,26 +220,26 @@ def _listed(kinds: tuple[type, ...]) -> str:
 
 
 def _refuses_part(what: str, part: object | None, kinds: tuple[type, ...]) -> str | None:
-    """Whether a model or a cost is one of these, untouched."""
+    """Why a model or cost is not one of these kinds, unpatched; None if it is."""
     if part is None or not kinds:
         return None
     if type(part) not in kinds:
-        return f"it has {_listed(kinds)} written out, and the {what} is {type(part).__name__}."
+        return f"it supports only {_listed(kinds)}, and the {what} is {type(part).__name__}."
     changed = touched(part)
     if changed is not None:
-        return f"it has {_listed(kinds)} written out, and {changed} of this {what} is not the class's own."
+        return f"it supports only unmodified {_listed(kinds)}, and {changed} of this {what} was replaced."
     return None
 
 
 @functools.cache
 def _as_defined(kind: type) -> dict[str, object]:
-    """What a class and its bases below nn.Module define, as it was when first asked for."""
+    """The attributes of a class and its bases below nn.Module, as of the first call."""
     own = [c for c in kind.__mro__ if c.__module__.startswith("eqprop.")]
     return {name: vars(c)[name] for c in reversed(own) for name in vars(c) if not name.startswith("__")}
 
 
 def touched(part: Any) -> str | None:
-    """The name of a method that was replaced, on the object or on its class; None if all are as they were defined."""
+    """The name of a method that was replaced on the object or its class; None if there is none."""
     kind: type = type(part)
     defined = _as_defined(kind)
     for name, value in defined.items():
@@ -250,15 +249,15 @@ def touched(part: Any) -> str | None:
 
 
 def _needs_bare_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:
-    """Why an engine with its own update cannot stand in for this optimizer; None for SGD without options."""
+    """Why an engine's own update cannot replace this optimizer; None for SGD without options."""
     if optimizer is None:
         return None
     if type(optimizer) is not torch.optim.SGD:
-        return f"it updates by SGD itself, and the optimizer is {type(optimizer).__name__}."
+        return f"it has its own SGD update, and the optimizer is {type(optimizer).__name__}."
     for group in optimizer.param_groups:
         extras = [name for name in ("momentum", "weight_decay", "dampening", "nesterov", "maximize") if group.get(name)]
         if extras:
-            return f"it updates by SGD without options itself, and the optimizer has {', '.join(extras)}."
+            return f"its own SGD update has no options, and the optimizer has {', '.join(extras)}."
     return None
 
 
@@ -267,13 +266,13 @@ def has_bare_sgd(job: Job) -> bool:
 
 
 def learning_rates(job: Job) -> dict[str, float]:
-    """The rate of each parameter by name, from the optimizer's groups; 0 for one that is not optimised."""
+    """Learning rate by parameter name, from the optimizer's groups; 0 if not optimised."""
     rates = {id(p): float(group["lr"]) for group in job.optimizer.param_groups for p in group["params"]}
     return {name: rates.get(id(p), 0.0) for name, p in job.model.named_parameters()}
 
 
 def _engines() -> list[Engine]:
-    """Every engine, the fastest first; the last serves everything."""
+    """All engines, fastest first; the last supports everything."""
     from eqprop.engines.cpu.engine import Cpu
     from eqprop.engines.cuda.conv import Conv
     from eqprop.engines.cuda.deep import Deep
@@ -289,7 +288,7 @@ def engine_names() -> tuple[str, ...]:
 
 
 def choose(name: str, task: Task) -> Engine:
-    """The engine of that name, or with "auto" the first that does not refuse."""
+    """The engine with this name, or for "auto" the first that does not refuse."""
     engines = _engines()
     if name == "auto":
         return next(engine for engine in engines if engine.refuses(task) is None)
@@ -301,6 +300,6 @@ def choose(name: str, task: Task) -> Engine:
     raise ValueError(unknown("engine", name, engine_names()))
 
 
-# Taken down at import, before anybody can patch a class.
+# Recorded at import, before anyone can patch a class.
 for _written_out in (Layered, Convolutional, SquaredError):
     _as_defined(_written_out)

@@ -1,4 +1,4 @@
-"""The reference engine: the time loop as the mathematics writes it, any model, any cost, any estimator."""
+"""The reference engine: the time loop as in the equations, for any model, cost and estimator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eqprop.state import State
 
 
 class EagerRunner(Runner):
-    """One iteration after the other, each exactly what `Estimator.backward` and the optimizer do."""
+    """Run iterations one by one, each with `Estimator.backward` and the optimizer."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -32,14 +32,14 @@ class EagerRunner(Runner):
             self.iterate(rows, None if signs is None else signs[n])
 
     def next_signs(self, n: int) -> Tensor | None:
-        """(n, R) signs of beta for the next n iterations, on the device; None for an estimator that draws none."""
+        """(n, R) signs of beta for the next n iterations, on the device; None if the estimator draws none."""
         first, self.done = self.done, self.done + n
         if not (isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"):
             return None
         return self.signs.rows(first, n).to(self.job.images.device)
 
     def iterate(self, rows: Tensor, signs: Tensor | None = None) -> None:
-        """One iteration. Everything stays on the device, the iteration's number too, so that it can be captured."""
+        """Run one iteration. Everything stays on the device, even the iteration number, so that it can be captured."""
         job = self.job
         x, y = job.images[rows], job.targets[rows]
         job.optimizer.zero_grad(set_to_none=True)
@@ -59,7 +59,7 @@ class EagerRunner(Runner):
         self.clock += 1.0
 
     def _guard(self, loss: Tensor) -> None:
-        """Freeze the networks whose loss or gradient is not finite: a zero gradient leaves SGD where it is."""
+        """Freeze networks whose loss or gradient is not finite: with a zero gradient, SGD changes nothing."""
         good = torch.isfinite(loss).all(1)
         grads = [p.grad for group in self.job.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for grad in grads:

@@ -1,4 +1,4 @@
-"""Which nets the C code of the CPU engine has, and the form it wants each in."""
+"""Adapters from models to the structs of the CPU engine's C code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from eqprop.models.activations import ACTIVATIONS
 from eqprop.state import State
 
 LINE = 64
-"""Bytes of a cache line: rows of parameters start on one, which is also where the widest vectors want them."""
+"""Bytes of a cache line. Parameter rows start on one, which also aligns them for the widest vectors."""
 
 
 def rounded_up(size: int, dtype: torch.dtype) -> int:
-    """The length of a row of `size` numbers that ends with a cache line."""
+    """Row length for `size` numbers, rounded up to whole cache lines."""
     unit = LINE // dtype.itemsize
     return -(-size // unit) * unit
 
 
 class AlignedRows:
-    """A parameter as (R, rows, padded columns) on cache lines: itself where it is so already, else a copy.
+    """A parameter as (R, rows, padded columns) aligned to cache lines: the parameter itself if it fits, else a copy.
 
-    `fetch` before the C code runs and `give_back` after it keep the two alike. Padding is zero and stays so.
+    Call `fetch` before and `give_back` after the C code to keep the two in sync. Padding is zero and stays zero.
     """
 
     def __init__(self, parameter: nn.Parameter, networks: int) -> None:
@@ -42,7 +42,7 @@ class AlignedRows:
         self.gradient: Tensor | None = None
 
     def arrange(self, value: Tensor) -> Tensor:
-        """(R, rows, columns), a view where that can be. A bias is one row."""
+        """(R, rows, columns), a view if possible. A bias is one row."""
         return value.reshape(self.networks, -1, value.shape[-1])
 
     def restore(self, arranged: Tensor) -> Tensor:
@@ -65,14 +65,14 @@ class AlignedRows:
         return self.restore(rows[..., : self.columns])
 
     def gradient_rows(self) -> Tensor:
-        """Where the C code writes the gradient; memory that is not written to costs nothing."""
+        """The buffer for the gradient from C. Allocating it is cheap: untouched memory is never mapped."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.rows)
         return self.gradient
 
 
 class Table:
-    """Fills the fields of a C struct and keeps alive whatever they point to."""
+    """Fill the fields of a C struct and keep alive what they point to."""
 
     def __init__(self, struct: ctypes.Structure) -> None:
         self.struct = struct
@@ -83,13 +83,13 @@ class Table:
             setattr(self.struct, name, value)
 
     def point(self, name: str, tensor: Tensor | None) -> None:
-        """A field that points to a tensor's numbers."""
+        """Point a field at a tensor's data."""
         assert tensor is None or tensor.is_contiguous()
         self.kept[name] = tensor
         setattr(self.struct, name, None if tensor is None else tensor.data_ptr())
 
     def point_each(self, name: str, tensors: Iterable[Tensor] | None) -> None:
-        """A field that points to a list of pointers."""
+        """Point a field at an array of pointers, one per tensor."""
         if tensors is None:
             setattr(self.struct, name, None)
             return
@@ -99,7 +99,7 @@ class Table:
         self._keep(name, array, each)
 
     def list_numbers(self, name: str, numbers: Sequence[int] | Sequence[float], kind: Any = ctypes.c_int64) -> None:
-        """A field that points to a list of numbers."""
+        """Point a field at an array of numbers."""
         self._keep(name, (kind * len(numbers))(*numbers), None)
 
     def _keep(self, name: str, array: Any, also: Any) -> None:
@@ -113,17 +113,17 @@ TASK = (
     (ctypes.c_double, "tolerance"),
     (ctypes.c_void_p, "beta images targets labels order tally residuals steps"),
 )
-"""The fields of struct Task in csrc/task.h, with which the struct of every net begins."""
+"""The fields of struct Task in csrc/task.h, which begin the struct of every net."""
 
 
 def struct_of(name: str, *fields: tuple[Any, str]) -> type[ctypes.Structure]:
-    """A C struct: each pair gives a type of eight bytes and the names of the fields that have it, in order."""
+    """Define a C struct: each pair is an eight-byte type and the names of its fields, in order."""
     listed = [(field, kind) for kind, names in (*TASK, *fields) for field in names.split()]
     return type(name, (ctypes.Structure,), {"_fields_": listed})
 
 
 KINDS = tuple(ACTIVATIONS.values())
-"""The activations in the order of the C code's own list: tanh, sigmoid, hard-sigmoid."""
+"""Activations in the order of the C code: tanh, sigmoid, hard-sigmoid."""
 
 LayeredStruct = struct_of(
     "LayeredStruct",
@@ -134,7 +134,7 @@ LayeredStruct = struct_of(
 
 
 class LayeredNet:
-    """A layered model as the C code sees it."""
+    """A layered model in the form the C code expects."""
 
     unit = "layered"
 
@@ -170,7 +170,7 @@ class LayeredNet:
             table.list_numbers("bias_rates", rates[depth:], ctypes.c_double)
 
     def describe_state(self, start: State | None, state: State) -> None:
-        """Where a relaxation starts and where it leaves its end."""
+        """Set the initial state of a relaxation and the buffer for its final state."""
         self.table.point_each("start", start)
         self.table.point_each("state", state)
 
@@ -192,7 +192,7 @@ ConvStruct = struct_of(
 
 
 class OverMaps(AlignedRows):
-    """Weights from a flat layer to the first map, whose columns follow the map: channels last."""
+    """Weights from a flat layer to the first map, with columns in the map's order: channels last."""
 
     def __init__(self, parameter: nn.Parameter, networks: int, shape: tuple[int, int, int]) -> None:
         self.shape = shape
@@ -208,10 +208,10 @@ class OverMaps(AlignedRows):
 
 
 class FilterRows(AlignedRows):
-    """Filters (channels, below, k, k) as rows (k, run): a run is one row of the window, (k, below), padded."""
+    """Filters (channels, below, k, k) as rows (k, run). A run is one row of the window, (k, below), padded."""
 
     def arrange(self, value: Tensor) -> Tensor:
-        """(R, channels k, run): the padding goes behind every run."""
+        """(R, channels k, run), with padding after every run."""
         kernel = value.reshape(self.networks, -1, *value.shape[-3:])
         return kernel.permute(0, 1, 3, 4, 2).flatten(3).flatten(1, 2)
 
@@ -222,7 +222,7 @@ class FilterRows(AlignedRows):
 
 
 class ConvNet:
-    """A convolutional model as the C code sees it."""
+    """A convolutional model in the form the C code expects."""
 
     unit = "conv"
 
@@ -246,7 +246,7 @@ class ConvNet:
         table.list_numbers("flat_sizes", model.flat)
         table.list_numbers("shapes", [n for shape in (*model.maps, model.image) for n in shape])
         table.point_each("values", [held.rows for held in self.held])
-        # A filter is one row to the C code: its k runs follow each other.
+        # To the C code a filter is one row: its k runs are contiguous.
         runs = [model.kernel if held in self.filters else 1 for held in self.held]
         table.list_numbers("rows", [held.rows.shape[1] // k for held, k in zip(self.held, runs, strict=True)])
         table.list_numbers("apart", [held.apart * k for held, k in zip(self.held, runs, strict=True)])
@@ -257,7 +257,7 @@ class ConvNet:
         self.table.list_numbers("rates", rates, ctypes.c_double)
 
     def describe_state(self, start: State | None, state: State) -> None:
-        """Where a relaxation starts and where it leaves its end, channels last."""
+        """Set the initial state of a relaxation and the buffer for its final state, channels last."""
         self.table.point_each("start", start)
         self.table.point_each("state", state)
 
@@ -280,7 +280,7 @@ Net = LayeredNet | ConvNet
 
 
 def net_of(model: Dynamics, networks: int) -> Net:
-    """The model as the C code sees it; the engine has not refused it."""
+    """Wrap a model that the engine has not refused."""
     if isinstance(model, Convolutional):
         return ConvNet(model, networks)
     assert isinstance(model, Layered), "others are refused"
@@ -288,12 +288,12 @@ def net_of(model: Dynamics, networks: int) -> Net:
 
 
 def unit_of(model: Dynamics) -> str:
-    """The C file that has this net."""
+    """The C unit that implements this net."""
     return ConvNet.unit if isinstance(model, Convolutional) else LayeredNet.unit
 
 
 def networks_of(model: Dynamics, x: Tensor) -> int | None:
-    """How many networks are stacked for an input of this shape, 1 if none; None if the two do not go together."""
+    """Number of stacked networks for an input of this shape, 1 if not stacked; None if model and input do not match."""
     first = next(model.parameters())  # weights of the output layer: (n0, n1), or (R, n0, n1)
     lead = x.shape[: model.sample_dims(x)]
     if first.dim() == 2:
@@ -303,11 +303,11 @@ def networks_of(model: Dynamics, x: Tensor) -> int | None:
 
 def refuses_net(model: Layered | Convolutional) -> str | None:
     if isinstance(model, Convolutional) and not model.flat:
-        return "its convolutional nets end in a flat layer, and this one has none."
+        return "it needs a convolutional net with a flat layer, and this one has none."
     parameter = next(model.parameters())
     if parameter.dtype not in (torch.float32, torch.float64):
         return f"the model is {parameter.dtype}; it computes in float32 and float64."
     if model.activation not in KINDS:
         known = ", ".join(kind.name for kind in KINDS)
-        return f"it knows the activations {known}; this net has its own, {model.activation.name!r}."
+        return f"it supports the activations {known}, and this net has {model.activation.name!r}."
     return None

@@ -1,4 +1,4 @@
-"""The C part of the CPU engine: compiled at first use with the system's compiler, kept in the user's cache, loaded."""
+"""Compile the C part of the CPU engine at first use with the system's compiler, cache it and load it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eqprop.cache import cache_folder
 
 SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
-"""Set to anything but 0, this variable makes the engine behave as on a machine without a compiler."""
+"""If set to anything but 0, the engine behaves as if there were no compiler."""
 
 COMMON = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 TUNINGS = (
@@ -30,15 +30,15 @@ TUNINGS = (
     ("-O2", "-mcpu=native"),
     ("-O2",),
 )
-"""Tried in turn until the compiler takes one: the first is for x86, the third for those that know no -march here."""
+"""Tried in turn until the compiler accepts one. The first is for x86, the third for compilers without -march=native."""
 
 
 class NoLibraryError(RuntimeError):
-    """The C part cannot be had on this machine; the message says why."""
+    """The C part is not available on this machine; the message says why."""
 
 
 class Library(NamedTuple):
-    """The two functions of a unit; each takes the address of its struct and returns 0, or 1 without memory."""
+    """The two functions of a unit. Each takes the address of its struct and returns 0, or 1 if out of memory."""
 
     train: Callable[[Any], int]
     relax: Callable[[Any], int]
@@ -46,7 +46,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def library(unit: str, dtype: torch.dtype) -> Library:
-    """A unit ("layered" or "conv") in float32 or float64. Compiling takes seconds, once per machine and version."""
+    """Load a unit ("layered" or "conv") in float32 or float64. The first call per machine and version compiles it."""
     command = find_compiler()
     defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
     arguments = (*COMMON, *defines, str(SOURCES / f"{unit}.c"))
@@ -64,24 +64,24 @@ def library(unit: str, dtype: torch.dtype) -> Library:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """The command of the C compiler: $CC, or the first of cc, gcc, clang that is there."""
+    """The C compiler command: $CC, or the first of cc, gcc, clang that is found."""
     if os.environ.get(NO_COMPILER, "0") not in ("", "0"):
         raise NoLibraryError(f"${NO_COMPILER} is set, so no C compiler is used.")
     given = os.environ.get("CC", "").split()
     found = shutil.which(given[0]) if given else next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
-        looked = f"$CC is {' '.join(given)!r}, which is not there" if given else "there is no cc, gcc or clang"
+        looked = f"$CC is {' '.join(given)!r}, which was not found" if given else "there is no cc, gcc or clang"
         raise NoLibraryError(f"no C compiler was found ({looked}). Install one, or name it in $CC.")
     return (found, *given[1:])
 
 
 def library_folder() -> Path:
-    """Where compiled code is kept: the cache folder, or a new one if that is not this user's alone."""
+    """The folder for compiled code: the cache folder if only this user can write to it, else a new one."""
     folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()
-        # Code is loaded from here: nobody else may be able to put a file into it.
+        # Code is loaded from here: nobody else may be able to write to it.
         private = not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and facts.st_uid == os.getuid()
         if private and os.access(folder, os.W_OK | os.X_OK):
             return folder
@@ -96,7 +96,7 @@ def _folder_of_this_process() -> Path:
 
 
 def _fingerprint(command: tuple[str, ...], arguments: tuple[str, ...]) -> str:
-    """Whatever the compiled code depends on: sources, flags, compiler and processor."""
+    """Hash everything the compiled code depends on: sources, flags, compiler and processor."""
     parts = [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
     parts.append(repr((command, arguments, TUNINGS, platform.machine())).encode())
     parts.append(_output([*command, "--version"]).encode())
@@ -105,7 +105,7 @@ def _fingerprint(command: tuple[str, ...], arguments: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """The processor's model and abilities: -march=native means another machine code on another model."""
+    """The processor's model and features: with -march=native the machine code depends on them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -115,7 +115,7 @@ def _processor() -> str:
 
 
 def _compile(command: tuple[str, ...], arguments: tuple[str, ...], target: Path) -> None:
-    """Compile into a file of its own and rename it, so that a reader sees all of it or nothing."""
+    """Compile into a temporary file and rename it, so that readers never see a partial library."""
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     complaint = ""
@@ -131,7 +131,7 @@ def _compile(command: tuple[str, ...], arguments: tuple[str, ...], target: Path)
 
 
 def _output(command: list[str], wanted: bool = True) -> str:
-    """What a command prints; with `wanted` unset, only what it says when it fails."""
+    """Run a command and return its output; without `wanted`, only its error message, empty on success."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.SubprocessError) as error:

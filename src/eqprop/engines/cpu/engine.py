@@ -1,4 +1,4 @@
-"""The fast CPU engine: whole phases and whole training iterations in C, every core busy, Python outside the loop."""
+"""The fast CPU engine: whole phases and training iterations in C on all cores, with no Python in the loop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State, first_bad_layer
 
 CALL_SECONDS = 0.2
-"""About how long one call into C may take: an interrupt from the keyboard is seen between two."""
+"""Approximate length of one call into C: keyboard interrupts are handled between calls."""
 
 
 class CpuRunner(Runner):
-    """Mini-batch, phases, gradient and SGD step in one loop of C.
+    """Mini-batch, phases, gradient and SGD step in one C loop.
 
-    Other optimizers get their gradients from C, one iteration at a time, and step in Python. One at a time are also the
-    iterations whose nudge has a sign of its own, and those of a job with a `start`, which hands over the state to begin
-    from and takes the one that was reached.
+    Other optimizers get their gradients from C, one iteration at a time, and step in Python. Random-sign nudging and
+    jobs with a `start` also run one iteration at a time: each needs its own signs, or the state to begin from.
     """
 
     def __init__(self, job: Job) -> None:
@@ -64,7 +63,7 @@ class CpuRunner(Runner):
             getattr(self.tally, name).copy_(count)
 
     def _bind(self) -> None:
-        """Tell the C code about the job; again if a parameter was moved to other memory."""
+        """Pass the job's addresses to the C code; again whenever a parameter moves in memory."""
         job = self.job
         self.net = net_of(job.model, self.networks)
         self.addresses = self._addresses()
@@ -78,7 +77,7 @@ class CpuRunner(Runner):
         return [p.data_ptr() for p in self.job.model.parameters()]
 
     def _checked(self, order: Tensor) -> Tensor:
-        """(n, R, B) sample numbers, each within the data: C code does not look."""
+        """(n, R, B) sample indices, bounds-checked because the C code does not check."""
         dims = 2 if self.job.networks is None else 3
         if order.dim() != dims or (dims == 3 and order.shape[1] != self.networks) or order.is_floating_point():
             expected = "(n, B)" if dims == 2 else f"(n, {self.networks}, B)"
@@ -90,12 +89,12 @@ class CpuRunner(Runner):
             low, high = (int(v) for v in rows.aminmax())
             if low < 0 or high >= len(self.images):
                 raise IndexError(
-                    f"The order names samples {low} to {high}; expected 0 to {len(self.images) - 1}, the data's own."
+                    f"The order names samples {low} to {high}; expected 0 to {len(self.images) - 1}, as in the data."
                 )
         return rows.view(rows.shape[0], self.networks, rows.shape[-1])
 
     def _describe(self, rows: Tensor) -> None:
-        """What may differ from one call of `run` to the next: batch size, threads, learning rates."""
+        """Set what may change between calls of `run`: batch size, threads, learning rates."""
         self.net.table.set(batch=rows.shape[-1], threads=torch.get_num_threads(), gradients_only=not self.bare)
         rates = {p: float(group["lr"]) for group in self.job.optimizer.param_groups for p in group["params"]}
         held = [w.parameter for w in self.net.held]
@@ -108,7 +107,7 @@ class CpuRunner(Runner):
         function = library(self.net.unit, self.images.dtype).train
         if function(ctypes.byref(table.struct)):
             raise MemoryError(
-                f"No memory for a batch of {rows.shape[-1]} with K={self.job.estimator.K}. Lower the batch size or K."
+                f"Out of memory: batch {rows.shape[-1]}, K={self.job.estimator.K}. Lower the batch size or K."
             )
         self.iteration += rows.shape[0]
 
@@ -135,7 +134,7 @@ class CpuRunner(Runner):
             done, count = done + len(part), max(1, int(CALL_SECONDS / max(took, 1e-9)))
 
     def _iterate(self, one: Tensor) -> None:
-        """One iteration, (1, R, B), with the signs of its number, begun where the job's `start` says."""
+        """Run one iteration, (1, R, B), with its signs of beta and from the job's `start`."""
         if self.signs is not None:
             describe_beta(self.net, self.job.estimator, self.signs.rows(self.iteration, 1)[0].tolist())
         start = self.job.start
@@ -180,7 +179,7 @@ def describe_estimator(net: Net, job: Job) -> None:
 
 
 def describe_beta(net: Net, estimator: Estimator, each: Sequence[float]) -> None:
-    """The strength of the nudge, with a sign for each network."""
+    """Set beta with a sign per network."""
     beta = float(estimator.beta) if isinstance(estimator, EP) else 1.0
     net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
 
@@ -190,7 +189,7 @@ def _check_data(job: Job) -> None:
     for what, tensor in (("images", job.images), ("targets", job.targets)):
         if tensor.dtype != parameter.dtype or tensor.device.type != "cpu":
             raise ValueError(
-                f"The {what} are {tensor.dtype} on {tensor.device}; expected {parameter.dtype} on the CPU, as the "
+                f"The {what} are {tensor.dtype} on {tensor.device}; expected {parameter.dtype} on the CPU, like the "
                 "model's parameters. Convert them with .to(...)."
             )
     outputs = model.init_state(job.images[:0])[0].shape[-1]
@@ -204,10 +203,10 @@ def _check_data(job: Job) -> None:
 
 
 class Cpu(Engine):
-    """The paper's nets, the squared error, EP and BPTT, in float32 or float64, on a machine with a C compiler.
+    """The paper's nets, the squared error, EP and BPTT, in float32 or float64. Needs a C compiler.
 
-    Results do not depend on the number of threads (torch.get_num_threads), bit for bit. With stop="settled" each
-    sample leaves its free phase by itself, when it is at a fixed point bit for bit.
+    Results are bit-identical for any number of threads (torch.get_num_threads). With stop="settled" each sample leaves
+    its free phase on its own, once no bit of its state changes.
     """
 
     name = "cpu"
@@ -232,7 +231,7 @@ class Cpu(Engine):
             return relax(model, x, phase, state)
         end, residual, steps = _relax(model, x, phase, None if state is None else start)
         if phase.checked and first_bad_layer(end) is not None:
-            # The reference runs it again to say where it went wrong.
+            # Rerun on the reference engine, whose error says where it went wrong.
             return relax(model, x, phase, state)
         settled = residual < settled_below(residual.dtype, phase.tolerance)
         return Relaxation(end, int(steps.max()), residual, settled)
@@ -255,18 +254,18 @@ def _refuses_machine(unit: str, dtype: torch.dtype) -> str | None:
 
 @functools.cache
 def _say_once(reason: str) -> None:
-    warnings.warn(f"The fast CPU engine is not available: {reason} The reference engine is used.", stacklevel=2)
+    warnings.warn(f"The fast CPU engine is not available: {reason} Using the reference engine.", stacklevel=2)
 
 
 def _serves(model: Dynamics, x: Tensor, phase: Phase) -> bool:
-    """Phases left to the reference: those it answers with an error, tolerant stops, and stacks of another shape."""
+    """False for phases left to the reference engine: invalid ones, tolerant stops, mismatched stacks."""
     impossible = phase.schedule == "alternating" and not model.bipartite
     return networks_of(model, x) is not None and x.numel() > 0 and not impossible and phase.still == 0.0
 
 
 @torch.no_grad()
 def _relax(model: Dynamics, x: Tensor, phase: Phase, start: State | None) -> tuple[State, Tensor, Tensor]:
-    """The end of the free phase, and of each sample the residual and the steps used."""
+    """The final state of the free phase, and residual and steps per sample."""
     net = net_of(model, networks_of(model, x) or 1)
     for held in net.held:
         held.fetch()
@@ -281,5 +280,5 @@ def _relax(model: Dynamics, x: Tensor, phase: Phase, start: State | None) -> tup
     table.point("residuals", residual)
     table.point("steps", steps)
     if library(net.unit, x.dtype).relax(ctypes.byref(table.struct)):
-        raise MemoryError(f"No memory to relax a batch of shape {tuple(x.shape)}. Relax fewer samples at a time.")
+        raise MemoryError(f"Out of memory relaxing a batch of shape {tuple(x.shape)}. Relax fewer samples at a time.")
     return net.from_c(end), residual, steps

@@ -1,1 +1,1 @@
-"""Engines for CUDA devices: graphs of the reference iteration, and kernels of their own."""
+"""Engines for CUDA devices: the reference iteration as a CUDA graph, and hand-written kernels."""

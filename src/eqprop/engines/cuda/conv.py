@@ -20,7 +20,7 @@ ITERATIONS_PER_GRAPH = 20
 THREADS = 256
 MOST_CHANNELS, MOST_BELOW, MOST_OUTPUTS, MOST_IMAGES = 64, 32, 16, 3
 SIDE, BELOW_SIDE, KERNEL = 4, 12, 5
-"""Sides of h0, of h1 and of the filters that the kernels are laid out for; smaller ones are filled up with zeros."""
+"""Largest sides of h0, h1 and the filters; smaller ones are padded with zeros."""
 
 # Sizes of kernels/conv_net.cuh and kernels/conv_learn.cuh.
 TAP_BYTES = 4096
@@ -50,15 +50,15 @@ class _Args(ctypes.Structure):
 
 
 PARAMETERS = {"W01": "Wconv01", "b0": "bconv0", "W12": "Wconv12", "b1": "bconv1", "Wfc": "Wfc01", "bfc": "bfc0"}
-"""The kernels' names of the parameters, and the model's."""
+"""Parameter names in the kernels, and in the model."""
 
 
 class ConvRunner(CapturedRunner):
     """Convolutional nets.
 
-    Moves of at most 2^-24, the last bit of a float32 next to 1, are not told in the free phase, so that a sample comes
-    to rest; its further steps cost little. With stop="settled" a sample leaves once its states repeat themselves bit
-    for bit, and ends in the very state that all T steps lead to.
+    Changes of at most 2^-24, the last bit of a float32 near 1, are not sent on in the free phase, so that a sample
+    settles and its remaining steps cost little. With stop="settled" a sample leaves once its states repeat bit for bit;
+    its final state is exactly the one after all T steps.
     """
 
     def __init__(self, job: Job) -> None:
@@ -70,7 +70,7 @@ class ConvRunner(CapturedRunner):
         count = len(rows)
         self.order[:count].copy_(rows, non_blocking=True)
         self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
-        # Between two runs the caller may have changed the weights.
+        # The caller may have changed the weights between runs.
         self.pack.launch(-(-self.model.get_parameter("Wconv01").numel() // THREADS), THREADS, [self.arguments])
         for _ in range(-(-count // ITERATIONS_PER_GRAPH)):
             self.graph.replay()
@@ -137,7 +137,7 @@ class ConvRunner(CapturedRunner):
 
     def _arguments(self) -> _Args:
         estimator, rates, model = self.job.estimator, learning_rates(self.job), self.model
-        # EP's kernels leave what the nudge has changed; the gradient is -1/beta times that  [eq:ep-grad].
+        # EP's kernels return the change due to the nudge; the gradient is -1/beta times that  [eq:ep-grad].
         unit = -1.0 / estimator.beta if isinstance(estimator, EP) else 1.0
         parameters = dict(model.named_parameters())
         return _Args(
@@ -161,7 +161,7 @@ class ConvRunner(CapturedRunner):
         )
 
     def states(self) -> tuple[State, State]:
-        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) a layer."""
+        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) per layer."""
         (c0, h0, w0), (c1, h1, w1) = self.model.maps
         table = self.buffers["states"].view(2, self.networks, self.batch, STATE).clone()
         free, last = (
@@ -180,19 +180,19 @@ class Conv(KernelEngine):
     models = (Convolutional,)
     activations = ACTIVATIONS
 
-    # Measured on an H200 with the paper's net: torch in large batches takes 0.16 ms a sample and network, an iteration
-    # 1.3 ms with up to a hundred of them.
+    # Measured on an H200 with the paper's net: torch in large batches takes 0.16 ms per sample and network, an
+    # iteration 1.3 ms for up to a hundred of them.
     evaluated_from = 8
 
     def refuses_net(self, model: Convolutional, estimator: Estimator | None) -> str | None:
         if torch.cuda.get_device_capability(next(model.parameters()).device)[0] != 9:
-            return f"it is written for Hopper's matrix units, and the device is {torch.cuda.get_device_name()}."
+            return f"it needs a Hopper GPU (compute capability 9.x), and the device is {torch.cuda.get_device_name()}."
         if len(model.maps) != 2 or len(model.flat) != 1:
             found = f"{len(model.maps)} and {len(model.flat)}"
-            return f"it takes two convolutions and one flat layer, and the net has {found}."
+            return f"it supports two convolutions and one flat layer, and the net has {found}."
         if model.pool != 2 or model.padding != 0 or model.kernel > KERNEL:
             return (
-                f"it takes zones of 2 x 2, no padding and filters of up to {KERNEL} x {KERNEL}, and the net has pool "
+                f"it supports 2 x 2 pooling, no padding and filters up to {KERNEL} x {KERNEL}, and the net has pool "
                 f"{model.pool}, padding {model.padding}, kernel {model.kernel}."
             )
         (c0, *sides), (c1, *below) = model.maps
@@ -201,7 +201,7 @@ class Conv(KernelEngine):
         )
         if not fits or max(sides) > SIDE or max(below) > BELOW_SIDE:
             return (
-                f"it takes up to {MOST_CHANNELS} x {SIDE} x {SIDE} over {MOST_BELOW} x {BELOW_SIDE} x {BELOW_SIDE} "
+                f"it supports up to {MOST_CHANNELS} x {SIDE} x {SIDE} over {MOST_BELOW} x {BELOW_SIDE} x {BELOW_SIDE} "
                 f"units, {MOST_OUTPUTS} outputs and {MOST_IMAGES} image channels, and the net has {model.maps}, "
                 f"{model.flat[0]} and {model.image[0]}."
             )

@@ -21,23 +21,23 @@ from eqprop.state import State
 LAYERS = 5
 WARPS = 8
 HELPERS = 4
-"""Warps of a block beyond those that hold weights between hidden layers: they have the outputs."""
+"""Extra warps of a block, which compute the outputs; the others hold weights between hidden layers."""
 THREADS = 32 * (WARPS + HELPERS)
 WIDEST = 32
-"""Tiles of 16 units of a layer: a warp's registers hold a row of that many tiles of weights."""
+"""Largest number of 16-unit tiles in a layer: a warp's registers hold one row of that many weight tiles."""
 CLUSTERS = (2, 4, 8, 16)
 SAMPLES = 7
-"""Samples a cluster runs, at most. A tensor-core product has eight columns; for the paper's twenty samples seven do."""
+"""Most samples per cluster. A tensor-core product has eight columns; seven are enough for the paper's batch of 20."""
 LARGEST_RANGE = 32
-"""Outputs are quantised relative to their bound; beyond this, a state of ordinary size would lose digits."""
+"""Largest allowed bound of the outputs. They are quantised relative to it; above this, states would lose digits."""
 WORKERS = 4
-"""Of a block that updates a tile of 64 x 64 weights (kernels/inner_weights.cuh)."""
+"""Workers of a block that updates a 64 x 64 tile of weights (kernels/inner_weights.cuh)."""
 SCRATCH, OUTPUT_SCRATCH = 6 * 640 * 4, 16 * 36 * 4
-"""Bytes a warp needs, and a helper, while it loads its weights (kernels/tile.cuh, outputs.cuh)."""
+"""Scratch bytes for a warp, and for a helper, while loading weights (kernels/tile.cuh, outputs.cuh)."""
 FRAGMENT_BYTES = 1536
-"""Weights of the outputs to two tiles (kernels/spot.cuh)."""
+"""Bytes of the weights from the outputs to two tiles (kernels/spot.cuh)."""
 SHARED_BYTES = 232_448
-"""Of a block on a device with clusters."""
+"""Shared memory per block on a device with clusters."""
 
 _Pointers = ctypes.c_void_p * LAYERS
 Role = tuple[int, int, int]
@@ -62,19 +62,19 @@ class _Args(ctypes.Structure):
 
 
 def _tiles(units: int) -> int:
-    """Tiles of a hidden layer, whose last may be empty."""
+    """Tiles of a hidden layer, rounded up to an even number."""
     return -(-units // 32) * 2
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which warp of which block of a cluster holds which tile, and what lies where in shared memory.
+    """Assignment of tiles to the warps of a cluster, and the layout of shared memory.
 
-    blocks        for each block its roles: (layer, pair of tiles, part), at most WARPS; the two warps of a pair side by
-                  side at an even place, the four of a layer between two hidden ones at a multiple of four
-    sizes         of the layers that move, output first
-    samples       that a cluster runs, at most
-    bptt          whether errors are told too
+    blocks        roles per block: (layer, pair of tiles, part), at most WARPS; the two warps of a pair are adjacent at
+                  an even index, the four of a layer between two hidden ones start at a multiple of four
+    sizes         of the dynamic layers, output first
+    samples       most samples per cluster
+    bptt          whether errors are exchanged too
     """
 
     blocks: tuple[tuple[Role, ...], ...]
@@ -83,24 +83,24 @@ class Layout:
     bptt: bool
 
     def heard(self, rank: int) -> set[int]:
-        """The layers a block is told of."""
+        """The layers whose states a block receives."""
         return {m for n, _, _ in self.blocks[rank] for m in (n - 1, n + 1) if 0 <= m < len(self.sizes)}
 
     def listeners(self, n: int) -> int:
-        """The blocks that are told of layer n, which lie side by side: the first, and 256 times their number."""
+        """The blocks that receive layer n, which are adjacent: index of the first + 256 * their number."""
         ranks = [rank for rank in range(len(self.blocks)) if n in self.heard(rank)]
         assert ranks == list(range(ranks[0], ranks[-1] + 1))
         return ranks[0] + 256 * len(ranks)
 
     @property
     def shares(self) -> list[tuple[int, int]]:
-        """The helpers, as (block, helper), that sum what the outputs hear of layer 1, two tiles or more each."""
+        """The helpers, as (block, helper), that sum the outputs' input from layer 1, at least two tiles each."""
         helpers = [(rank, i) for i in range(HELPERS) for rank in range(len(self.blocks)) if 1 in self.heard(rank)]
         return helpers[: _tiles(self.sizes[1]) // 2]
 
     @property
     def places(self) -> list[int]:
-        """Where a layer's tiles begin in a block's area, always even; a block hears even layers only, or odd."""
+        """First tile of each layer in a block's area, always even. A block receives only even or only odd layers."""
         starts, ends = [], [0, 0]
         for n, size in enumerate(self.sizes):
             starts.append(ends[n % 2])
@@ -113,23 +113,23 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """Pairs of tiles that a warp hears: half of the widest layer."""
+        """Pairs of tiles that a warp receives: half of the widest layer."""
         return -(-self.most // 4)
 
     @property
     def area(self) -> int:
-        """Tiles of a block's area, so wide that every warp can read as many as it has weights for."""
+        """Tiles in a block's area, enough for every warp to read a tile for each of its weights."""
         return max(place + 4 * self.chunks for place in self.places)
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where things lie in shared memory.
+        """Offsets in shared memory.
 
-        EXTRAS     in blocks of layer 1: lo bytes of the weights to the outputs
-        FRAGMENTS  in blocks that hear layer 1: weights of the outputs
-        OUTPUTS    in blocks that hear the outputs: shares of their sums
-        PARTIALS   partial sums that warps hand each other; from here on, a scratch while weights are loaded
-        SLOTS      what the block is told
+        EXTRAS     in blocks of layer 1: low bytes of the weights to the outputs
+        FRAGMENTS  in blocks that receive layer 1: weights of the outputs
+        OUTPUTS    in blocks that receive the outputs: shares of their sums
+        PARTIALS   partial sums exchanged between warps; from here on, scratch while weights are loaded
+        SLOTS      states received from other blocks
         """
         shares = self.shares
         in_a_block = max(Counter(rank for rank, _ in shares).values())
@@ -143,7 +143,7 @@ class Layout:
 
     @property
     def definitions(self) -> dict[str, int]:
-        """What deep.cu is compiled with."""
+        """Preprocessor definitions for deep.cu."""
         depth = len(self.sizes)
         heard = [self.listeners(n) for n in range(depth)]
         per_layer = {"N": self.sizes, "PLACE": self.places, "HEARD": heard}
@@ -160,16 +160,16 @@ class Layout:
 
     @property
     def shared_bytes(self) -> int:
-        told = 2 * self.area * self.samples * 48 + (2 * LAYERS + 2) * 8
+        slots = 2 * self.area * self.samples * 48 + (2 * LAYERS + 2) * 8
         errors = 2 * (self.area + LAYERS) * 8 if self.bptt else 0
         scratch = WARPS * SCRATCH + HELPERS * OUTPUT_SCRATCH
-        return max(self.offsets["SLOTS"] + told + errors, self.offsets["PARTIALS"] + scratch)
+        return max(self.offsets["SLOTS"] + slots + errors, self.offsets["PARTIALS"] + scratch)
 
     def table(self) -> list[list[int]]:
         """`roles` of deep.cu.
 
-        Of a warp its layer, pair, part, and the barriers it makes ready (1: its source's, 2: the outputs'); of a helper
-        its share of the outputs' sums or -1, and which of the block's shares that is.
+        For a warp: layer, pair, part, and the barriers it arms (1: its source's, 2: the outputs'). For a helper: its
+        share of the outputs' sums or -1, and the index of that share within the block.
         """
         rows, shares = [], self.shares
         for rank, block in enumerate(self.blocks):
@@ -188,9 +188,9 @@ class Layout:
 
 
 def layout(sizes: tuple[int, ...], samples: int = SAMPLES, bptt: bool = True) -> Layout | None:
-    """The smallest cluster that holds the layers that move, for so many samples; None if none does.
+    """The smallest cluster that holds the dynamic layers for this many samples; None if there is none.
 
-    Layers of even and of odd number live in different blocks, so that a block is told of few tiles.
+    Even and odd layers live in different blocks, so that a block receives few tiles.
     """
     depth = len(sizes)
     units: list[list[tuple[Role, ...]]] = [[], []]
@@ -208,14 +208,14 @@ def layout(sizes: tuple[int, ...], samples: int = SAMPLES, bptt: bool = True) ->
 
 
 def _share_out(units: list[tuple[Role, ...]], blocks: int) -> list[tuple[Role, ...]]:
-    """The units in order over blocks, as even as can be; teams of four first, so that each begins at a multiple."""
+    """Distribute the units evenly over blocks, in order; teams of four first, so that each starts at a multiple."""
     edges = [len(units) * i // blocks for i in range(blocks + 1)]
     shares = [sorted(units[a:b], key=len, reverse=True) for a, b in pairwise(edges)]
     return [tuple(role for unit in share for role in unit) for share in shares]
 
 
 def output_range(model: Layered, estimator: Estimator, largest_target: float = 1.0) -> float:
-    """A power of two that no rate of an output exceeds; infinity where nothing bounds it.
+    """A power of two that bounds the outputs' rates; infinity if they are unbounded.
 
     A prototypical output is sigma + beta (y - s), with sigma in [-1, 1] and y the target.
     """
@@ -231,14 +231,14 @@ class DeepRunner(KernelRunner):
         model, B, depth = self.model, self.batch, self.model.depth
         self.output_range = output_range(model, self.job.estimator, float(self.targets.abs().max()))
         if self.output_range > LARGEST_RANGE:
-            raise nvrtc.CudaError("Targets this large leave the states too few digits for the kernels.")
+            raise nvrtc.CudaError("Targets this large leave the kernels too few digits for the states.")
         self.sample_groups = -(-B // SAMPLES)
         plan = layout(model.sizes[:depth], -(-B // self.sample_groups), isinstance(self.job.estimator, BPTT))
         assert plan is not None, "refused otherwise"
         self.cluster = len(plan.blocks)
         self.compile("deep.cu", plan.definitions | {"QUICK": 1, "GROUPS": self.sample_groups})
         self.relax = self.module.kernel("relax", plan.shared_bytes, self.cluster)
-        # Of each worker two pages of rates and errors, and then its sums (kernels/inner_weights.cuh).
+        # Per worker, two pages of rates and errors, then its sums (kernels/inner_weights.cuh).
         pages, sums = WORKERS * 2 * (2 * min(B, 28) * 64) * 4, WORKERS * (64 * 64 + 64) * 4
         self.update = self.module.kernel("update", max(self.input_tile_bytes, pages, sums))
         self.roles = torch.tensor(plan.table(), dtype=torch.int32, device=self.device)
@@ -247,7 +247,7 @@ class DeepRunner(KernelRunner):
         self.update_blocks = self.input_blocks + tiles + 1
         self.arguments = self._arguments()
         if self.takes_turns:
-            # Where a graph ends, networks wait for the last one.
+            # At the end of a graph, all networks wait for the last one.
             self.iterations_per_graph = 100
 
     def _lay_out(self) -> None:
@@ -300,14 +300,14 @@ class DeepRunner(KernelRunner):
     def takes_turns(self) -> bool:
         """Whether the device cannot hold all clusters at once.
 
-        They then take turns, the last of which, of all networks together, would leave most of it idle: so networks do
-        not wait for each other. Where all fit, they had better: one of a network's clusters that finds its place taken
-        by another network's update waits for a whole relaxation (P-2h with BPTT on an H200: 820 us in place of 460).
+        Clusters then take turns, and if all networks ran in step, the last turn would leave most of the device idle; so
+        networks do not wait for each other. If all fit, running in step is better: a cluster whose slot is taken by
+        another network's update waits for a whole relaxation (P-2h with BPTT on an H200: 820 us instead of 460).
         """
         return self.networks * self.sample_groups > self.relax.clusters_at_once(THREADS, self.cluster)
 
     def launch(self, i: int, first: int, count: int) -> None:
-        """Iteration i of the graph, of `count` networks from `first` on."""
+        """Launch iteration i of the graph for `count` networks starting at `first`."""
         arguments = [self.arguments, *map(ctypes.c_int, (i, first, count))]
         self.update.launch(self.update_blocks * count, 256, arguments)
         self.relax.launch(self.cluster * self.sample_groups * count, THREADS, arguments[:3], cluster=self.cluster)
@@ -325,17 +325,17 @@ class Deep(LayeredEngine):
     name = "cuda-deep"
 
     # Measured on an H200, ten thousand samples on each of five of the paper's nets: torch in large batches takes 1.54 s
-    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), and more the more nets there are; iterations take 0.46, 0.10 and 0.41.
+    # (EB-2h), 0.18 (P-2h) and 0.65 (P-3h), growing with the number of nets; iterations take 0.46, 0.10 and 0.41.
     evaluated_from = 80
 
     def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
         if not 3 <= model.depth <= LAYERS:
             return f"it runs nets with two to four hidden layers, and the sizes are {model.sizes}."
         if max(map(_tiles, model.sizes[:-1])) > WIDEST or any(size % 4 for size in model.sizes[1:]):
-            return f"a hidden layer has a multiple of 4 and up to {16 * WIDEST} units; the sizes are {model.sizes}."
+            return f"hidden sizes must be a multiple of 4 and at most {16 * WIDEST} units; the sizes are {model.sizes}."
         if layout(model.sizes[:-1]) is None:
             return (
-                f"the hidden layers must fit {CLUSTERS[-1]} blocks (three of 512 units do, four of 256), "
+                f"the hidden layers must fit {CLUSTERS[-1]} blocks (three of 512 units or four of 256 do), "
                 f"and the sizes are {model.sizes}."
             )
         if estimator is not None and output_range(model, estimator) > LARGEST_RANGE:

@@ -1,4 +1,4 @@
-"""The reference iteration captured as a CUDA graph: any model, a user's own too, without the host in the loop."""
+"""The reference iteration captured as a CUDA graph: any model, including your own, without the host in the loop."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
 STEPS_PER_GRAPH = 400
-"""Time steps in one graph: short iterations share a graph, so that the host's work per replay disappears."""
+"""Time steps per graph. Short iterations share a graph, which makes the host's work per replay negligible."""
 
 LONGEST_RUN = 3000
 WARM_UP = 3
 
 
 class GraphRunner(EagerRunner):
-    """`EagerRunner.iterate`, captured once for a batch size and replayed.
+    """`EagerRunner.iterate`, captured once per batch size and replayed.
 
-    A free phase with stop="settled" runs all its steps: at a fixed point that changes nothing, and a graph has no
-    early exit.
+    A free phase with stop="settled" runs all its steps: a graph has no early exit, and at a fixed point further steps
+    change nothing.
     """
 
     def __init__(self, job: Job) -> None:
@@ -51,11 +51,11 @@ class GraphRunner(EagerRunner):
                 self.single.replay()
 
     def take_rates(self) -> None:
-        """The graph holds them; the next run captures another."""
+        """The graph contains the rates, so the next run captures a new one."""
         self.order = None
 
     def reset(self) -> None:
-        """In place: the graph holds the tally's memory."""
+        """Reset in place: the graph points to the tally's memory."""
         for name in self.tally.names():
             if name != "bad":
                 getattr(self.tally, name).zero_()
@@ -64,7 +64,7 @@ class GraphRunner(EagerRunner):
         device = self.job.images.device
         self.order = torch.zeros((LONGEST_RUN, *rows.shape[1:]), dtype=torch.int64, device=device)
         self.order[: len(rows)].copy_(rows)
-        # Any signs will do for the warm-up; each run lays out its own.
+        # Any signs will do for the warm-up; each run sets its own.
         done, self.sign_rows = self.done, self.next_signs(LONGEST_RUN)
         self.done = done
         self.per_graph = max(1, STEPS_PER_GRAPH // (self.estimator.T + self.estimator.K))
@@ -89,7 +89,7 @@ class GraphRunner(EagerRunner):
         self.position += 1
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
-        """What the warm-up changes and must not: parameters, optimizer, starts, tally, clock, position."""
+        """Save what the warm-up must not change: parameters, optimizer, starts, tally, clock, position."""
         optimizer = self.job.optimizer
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
@@ -113,9 +113,9 @@ class Graph(Engine):
         if optimizer is not None and type(optimizer) is not torch.optim.SGD:
             capturable = all(group.get("capturable", False) for group in optimizer.param_groups)
             if not capturable:
-                return f"{type(optimizer).__name__} must be made with capturable=True to be part of a graph."
+                return f"{type(optimizer).__name__} must be created with capturable=True to be part of a graph."
             if not optimizer.state:
-                return f"{type(optimizer).__name__} makes its state at the first step, which a graph cannot undo."
+                return f"{type(optimizer).__name__} creates its state at the first step, which a graph cannot undo."
         return None
 
     @full_precision()

@@ -1,4 +1,4 @@
-"""What the engines with own CUDA kernels share: a job laid out on the device, iterations captured into a graph."""
+"""Shared by the engines with CUDA kernels: a job laid out on the device, iterations captured into a graph."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from eqprop.relax import Phase, Relaxation, relax, settled_below
 from eqprop.state import State
 
 LONGEST_RUN = 3000
-"""Iterations whose order is laid on the device at once: an epoch of the paper."""
+"""Iterations whose order is copied to the device at once: an epoch of the paper."""
 
 ACTIVATIONS = {"sigmoid": 0, "tanh": 1}
 COLUMNS = 49 * 4
-"""Input columns of a tile in kernels/input_layer.cuh."""
+"""Columns of an input tile in kernels/input_layer.cuh."""
 ROWS = 64
-"""And its rows."""
+"""Rows of an input tile."""
 
 
 class JobArgs(ctypes.Structure):
@@ -44,10 +44,10 @@ class JobArgs(ctypes.Structure):
 
 
 class CapturedRunner(Runner):
-    """Many iterations to a graph; order, counters and tallies stay on the device.
+    """Many iterations per graph; order, counters and tallies stay on the device.
 
-    Subclasses prepare for a batch size in `_prepare` and replay in `_run`. Where the kernels cannot be compiled or
-    launched after all, the graph engine takes over and a warning says so.
+    Subclasses prepare for a batch size in `_prepare` and replay in `_run`. If the kernels cannot be compiled or
+    launched, the graph engine takes over with a warning.
     """
 
     def __init__(self, job: Job) -> None:
@@ -69,7 +69,7 @@ class CapturedRunner(Runner):
             self.substitute.reset()
 
     def take_rates(self) -> None:
-        """The captured launches hold them; the next run prepares anew."""
+        """The captured launches contain the rates, so the next run prepares again."""
         self.batch = 0
         if self.substitute is not None:
             self.substitute.take_rates()
@@ -89,7 +89,7 @@ class CapturedRunner(Runner):
             self._run(part)
 
     def states(self) -> tuple[State, State]:
-        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) a layer."""
+        """The free states of the last iteration and, after EP, the nudged ones: (R, B, ...) per layer."""
         raise NotImplementedError(f"{type(self).__name__} keeps no states.")
 
     def free_states(self) -> State | None:
@@ -100,11 +100,11 @@ class CapturedRunner(Runner):
 
     @abstractmethod
     def _prepare(self, batch: int) -> None:
-        """Lay out the buffers for this batch size, compile, capture the graph."""
+        """Allocate the buffers for this batch size, compile, capture the graph."""
 
     @abstractmethod
     def _run(self, rows: Tensor) -> None:
-        """The iterations of rows (n, R, B), at most LONGEST_RUN."""
+        """Run the iterations of rows (n, R, B), at most LONGEST_RUN."""
 
 
 class KernelRunner(CapturedRunner):
@@ -122,7 +122,7 @@ class KernelRunner(CapturedRunner):
         count = len(rows)
         self.order[:count].copy_(rows, non_blocking=True)
         self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
-        # One more update than relaxations: the last gradient is applied by an iteration that only updates.
+        # One more update than relaxations: a final update-only iteration applies the last gradient.
         for _ in range(-(-(count + 1) // self.iterations_per_graph)):
             self.graph.replay()
         self.done += count
@@ -150,7 +150,7 @@ class KernelRunner(CapturedRunner):
 
     @property
     def input_blocks(self) -> int:
-        """Blocks that hold the input weights of a network."""
+        """Number of blocks that hold a network's input weights."""
         return -(-self.model.sizes[-2] // ROWS) * self.splits
 
     @property
@@ -200,11 +200,11 @@ class KernelRunner(CapturedRunner):
 
     @abstractmethod
     def build(self) -> None:
-        """Compile the kernels and lay out what they need."""
+        """Compile the kernels and allocate what they need."""
 
 
 class KernelEngine(Engine):
-    """What all engines with kernels of their own ask for: float32 on a GPU, squared error, EP or BPTT, bare SGD."""
+    """Common requirements of the CUDA kernels: float32 on a GPU, squared error, EP or BPTT, SGD without options."""
 
     device = "cuda"
     costs = (SquaredError,)
@@ -212,7 +212,7 @@ class KernelEngine(Engine):
     nudgings = ("one-sided",)
     updates = True
     activations: Mapping[str, int] = {}
-    """The activations the kernels know, and their numbers there."""
+    """Supported activations and their numbers in the kernels."""
 
     def refuses_more(self, task: Task) -> str | None:
         if (reason := nvrtc.unavailable()) is not None:
@@ -223,14 +223,14 @@ class KernelEngine(Engine):
         if parameter.dtype != torch.float32:
             return f"it computes in float32, and the model is {parameter.dtype}."
         if model.activation.name not in self.activations:
-            return f"it knows the activations {', '.join(self.activations)}, and the model has {model.activation.name}."
+            return f"it supports {', '.join(self.activations)}, and the model's activation is {model.activation.name}."
         if model.nudge_site == "inside" and not isinstance(task.estimator, BPTT):
-            return "its nudge stands outside sigma, and the model has it inside."
+            return "it nudges outside sigma, and the model nudges inside."
         return self.refuses_net(model, task.estimator)
 
     @abstractmethod
     def refuses_net(self, model: Any, estimator: Estimator | None) -> str | None:
-        """Whether sizes and phases fit the kernels."""
+        """Why sizes or phases do not fit the kernels; None if they do."""
 
     @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
@@ -246,7 +246,7 @@ class LayeredEngine(KernelEngine):
     def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
         if model.sizes[0] > 16 or model.sizes[-2] % 4 or model.sizes[-1] % 4:
             return (
-                "it takes up to 16 outputs, and sizes of the input and the layer next to it that are multiples of 4, "
+                "it supports up to 16 outputs, with the input and the adjacent layer multiples of 4 in size, "
                 f"and the sizes are {model.sizes}."
             )
         return None

@@ -1,7 +1,7 @@
-"""CUDA C++ compiled at first use by NVRTC, which comes with torch's CUDA builds, and launched on torch's stream.
+"""Compile CUDA C++ at first use with NVRTC, which ships with torch's CUDA builds, and launch it on torch's stream.
 
-The two libraries are called through ctypes: no further package is needed, and every launch attribute is at hand.
-Compiled code is cached on the disk, keyed by everything that went into it.
+NVRTC and the driver are called through ctypes: this needs no further package and gives access to every launch
+attribute. Compiled code is cached on disk, keyed by everything that went into it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Kernel:
     def launch(
         self, blocks: int, threads: int, arguments: Sequence[Any], early: bool = False, cluster: int = 1
     ) -> None:
-        """Start it on torch's current stream; arguments are passed by value.
+        """Launch on torch's current stream; arguments are passed by value.
 
-        `early` lets it start before the kernel before it has ended: it must then wait itself (griddepcontrol.wait)
-        before it touches what that kernel writes. Blocks of a `cluster` are resident together and reach each other's
-        shared memory.
+        With `early` it may start before the previous kernel has ended: it must then wait (griddepcontrol.wait) before
+        touching what that kernel writes. Blocks of a `cluster` are resident together and can access each other's shared
+        memory.
         """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         config = self._config(blocks, threads, cluster, early)
@@ -49,7 +49,7 @@ class Kernel:
         _check(status, f"The kernel {self.name} could not be launched on {blocks} blocks of {threads} threads")
 
     def clusters_at_once(self, threads: int, cluster: int) -> int:
-        """How many clusters of that many blocks the device can hold at the same time."""
+        """Number of clusters of this many blocks that the device can hold at once."""
         found = ctypes.c_int()
         config = self._config(cluster, threads, cluster)
         status = _driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), self.handle, ctypes.byref(config))
@@ -69,7 +69,7 @@ _PROGRAMMATIC_SERIALIZATION = 6
 _MAX_DYNAMIC_SHARED = 8
 _NON_PORTABLE_CLUSTER = 14
 PORTABLE_CLUSTER = 8
-"""Blocks of a cluster that every device with clusters can hold; more must be asked for."""
+"""Largest cluster that every device with clusters supports; larger ones need an opt-in."""
 
 
 class _Attribute(ctypes.Structure):
@@ -90,7 +90,7 @@ class _Config(ctypes.Structure):
 
 
 class Module:
-    """A source file, by name of one in `kernels/` or by path, compiled for this device with the given definitions."""
+    """A source file, named within `kernels/` or by path, compiled for this device with the given definitions."""
 
     def __init__(self, source: str | Path, definitions: Mapping[str, int]) -> None:
         major, minor = torch.cuda.get_device_capability()
@@ -103,7 +103,7 @@ class Module:
         _check(_driver().cuModuleLoadData(ctypes.byref(self.handle), image), f"{source} could not be loaded")
 
     def kernel(self, name: str, shared: int = 0, cluster: int = 1) -> Kernel:
-        """A kernel by name, allowed `shared` bytes of dynamic shared memory and clusters of that many blocks."""
+        """A kernel by name, with up to `shared` bytes of dynamic shared memory and clusters of `cluster` blocks."""
         handle = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(handle), self.handle, name.encode()), f"No kernel {name}")
         if shared > 48 * 1024:
@@ -116,7 +116,7 @@ class Module:
 
 
 def unavailable() -> str | None:
-    """Why kernels cannot be compiled here, in words; None if they can."""
+    """Why kernels cannot be compiled here, as a sentence; None if they can."""
     if not torch.cuda.is_available():
         return "there is no CUDA device."
     if torch.cuda.get_device_capability() < (7, 0):
@@ -140,7 +140,7 @@ def _compiled(source: str | Path, options: list[str]) -> bytes:
     if cached.is_file():
         return cached.read_bytes()
     image = _compile(Path(source).name, code, headers, options)
-    with suppress(OSError):  # without a writable cache it is compiled again next time
+    with suppress(OSError):  # without a writable cache, compile again next time
         write_bytes(cached, image)
     return image
 
@@ -174,7 +174,7 @@ def _driver() -> ctypes.CDLL:
 
 @lru_cache(None)
 def _nvrtc() -> ctypes.CDLL:
-    """The NVRTC of torch's CUDA version: beside torch's other libraries, or where the system keeps it."""
+    """Load the NVRTC of torch's CUDA version, from torch's libraries or from the system."""
     major = (torch.version.cuda or "0").split(".")[0]
     name = f"libnvrtc.so.{major}"
     folders = [Path(p) / "nvidia" for p in (*site.getsitepackages(), site.getusersitepackages(), *sys.path)]

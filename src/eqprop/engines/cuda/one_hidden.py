@@ -55,7 +55,7 @@ class OneHiddenRunner(KernelRunner):
         for i in range(self.iterations_per_graph):
             arguments = [self.arguments, ctypes.c_int(i)]
             self.update.launch(self.blocks, 256, arguments, early=True)
-            # Measured on an H200: the long energy-based relaxations, started early, keep the update's blocks waiting.
+            # Measured on an H200: long energy-based relaxations that start early keep the update's blocks waiting.
             self.relax.launch(self.networks * self.batch, self.threads, arguments, early=not self.model.energy_based)
 
     def states(self) -> tuple[State, State]:
