@@ -1,4 +1,4 @@
-"""Automatic differentiation: analytic derivatives, and other values in the place of parameters."""
+"""Automatic differentiation: analytic derivatives, and calls with substituted parameters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.func import functional_call
 def derivative(f: Tensor, inputs: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor | None, ...]:
     """df/dz for each input z, None where f does not depend on it.
 
-    For an analytic f of complex inputs it is the complex derivative. torch's own gradient is its conjugate, the
-    direction of steepest ascent of Re f; on real inputs the two are one.
+    For an analytic f of complex inputs this is the complex derivative. torch's own gradient is its conjugate, the
+    direction of steepest ascent of Re f; on real inputs the two coincide.
     """
     grads = torch.autograd.grad(f, inputs, torch.ones_like(f), create_graph=create_graph, allow_unused=True)
     return tuple(g.conj().resolve_conj() if g is not None and g.is_complex() else g for g in grads)
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class _Holder(nn.Module):
-    """Gives modules a common parent, whose call runs a function."""
+    """A common parent for modules; calling it runs a function."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class _Holder(nn.Module):
 def with_values(
     modules: Sequence[nn.Module], values: Sequence[Mapping[str, Tensor]], run: Callable[[], Result]
 ) -> Result:
-    """run(), while the parameters and buffers of each module that `values` names have those values."""
+    """Call run() with the parameters and buffers named in `values` replaced, module by module."""
     named = {f"held.{n}.{name}": v for n, part in enumerate(values) for name, v in part.items()}
     result: Result = functional_call(_Holder(modules), named, (run,))
     return result
 
 
 def in_complex(modules: Sequence[nn.Module], run: Callable[[], Result]) -> Result:
-    """run(), while every floating parameter and buffer of the modules is complex, with the same values."""
+    """Call run() with every floating-point parameter and buffer of the modules converted to complex."""
     values = [
         {name: complex_of(v) for name, v in (*module.named_parameters(), *module.named_buffers())} for module in modules
     ]
@@ -52,7 +52,7 @@ def in_complex(modules: Sequence[nn.Module], run: Callable[[], Result]) -> Resul
 
 
 def complex_of(v: Tensor) -> Tensor:
-    """The same numbers as complex ones, a leaf that learns if v does; what is not floating stays as it is."""
+    """v as a complex leaf, trainable if v is; tensors that are not floating-point are returned unchanged."""
     if not v.is_floating_point():
         return v
     return v.detach().to(v.dtype.to_complex()).requires_grad_(v.requires_grad)

@@ -17,9 +17,9 @@ from eqprop.state import LayerParameters, State, per_sample
 class Cost(nn.Module):
     """l(s, y, theta), one value per sample, shape (B,).
 
-    Subclasses give `forward`. theta is the model's parameters by name; a cost that reads them says
+    Subclasses define `forward`. theta holds the model's parameters by name; a cost that reads them sets
     `parametric = True`, and the estimators then add the term dl/dtheta at the end of the free phase: the missing
-    t = 0 term of the appendix  [sec:index-shift]. Parameters of its own (a readout) always get that term.
+    t = 0 term of the appendix  [sec:index-shift]. The cost's own parameters (a readout) always get that term.
     """
 
     parametric: bool = False
@@ -28,7 +28,7 @@ class Cost(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define forward(s, y, theta), one value per sample.")
 
     def values(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        """l, checked to be one value per sample: a mean over the samples would shrink every gradient."""
+        """l, verified to have one value per sample: a mean over the samples would shrink every gradient."""
         value: Tensor = self(s, y, theta)
         dims, s0 = value.dim(), s[0]
         if not 1 <= dims < s0.dim() or value.shape != s0.shape[:dims]:
@@ -39,9 +39,9 @@ class Cost(nn.Module):
         return value
 
     def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-        """dl/ds per sample, layer by layer; None where the cost does not see the layer.
+        """dl/ds per sample and layer; None for layers the cost does not depend on.
 
-        By automatic differentiation; differentiable again where gradients are recorded.
+        Computed by automatic differentiation; differentiable again when gradients are being recorded.
         """
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -56,22 +56,22 @@ class Cost(nn.Module):
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        """The names of its own parameters, layer by layer, as `Dynamics.layer_parameters`."""
+        """The names of the cost's own parameters per layer, as in `Dynamics.layer_parameters`."""
         return ()
 
     def check(self, s: State, y: Tensor) -> None:
         """Raise ValueError if y does not fit the state."""
         if y.device != s[0].device:
             raise ValueError(
-                f"The target y is on {y.device}; expected {s[0].device}, as the model. Convert it with .to(...)."
+                f"The target y is on {y.device}; expected {s[0].device}, like the model. Convert it with .to(...)."
             )
 
     def scores(self, s: State) -> Tensor:
-        """What the answer is read from, (B, classes): the largest is the answer. By default the output layer."""
+        """Class scores, (B, classes); the largest is the prediction. By default the output layer."""
         return s[0]
 
     def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """The batch mean of dl/dtheta at fixed s, for the model's and the cost's own parameters  [eq:aux2]."""
+        """The batch mean of dl/dtheta at fixed s, for the parameters of the model and of the cost  [eq:aux2]."""
         seen = (*theta.values(), *self.parameters()) if self.parametric else tuple(self.parameters())
         parameters = [p for p in dict.fromkeys(seen) if isinstance(p, nn.Parameter) and p.requires_grad]
         if not parameters:
@@ -85,7 +85,7 @@ class Cost(nn.Module):
 
 
 class SquaredError(Cost):
-    """l = 1/2 |s0 - y|^2, y of the shape of s0 (one-hot for a classification)."""
+    """l = 1/2 |s0 - y|^2, with y shaped like s0 (one-hot for classification)."""
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return 0.5 * (s[0] - y).square().sum(-1)
@@ -97,8 +97,8 @@ class SquaredError(Cost):
         s0 = s[0]
         if y.shape != s0.shape:
             raise ValueError(
-                f"The target y has shape {tuple(y.shape)}; expected {tuple(s0.shape)}, that of the output s0. "
-                "Labels become one-hot rows with eqprop.data.one_hot."
+                f"The target y has shape {tuple(y.shape)}; expected {tuple(s0.shape)}, like the output s0. "
+                "Convert labels to one-hot rows with eqprop.data.one_hot."
             )
         _check_kind("target y", y, s0)
 
@@ -116,7 +116,7 @@ class FunctionCost(Cost):
 
 @dataclass(frozen=True)
 class Problem:
-    """What a gradient is taken of: a model and a cost on a mini-batch, x (B, ...) with targets y."""
+    """A model and a cost on a mini-batch, x (B, ...) with targets y: the input of every estimator."""
 
     model: Dynamics
     cost: Cost
@@ -129,7 +129,7 @@ class Problem:
         return dict(self.model.named_parameters())
 
     def pull(self, s: State) -> State:
-        """dl/ds per sample with zeros for the layers the cost does not see."""
+        """dl/ds per sample, zero for layers the cost does not depend on."""
         pull = self.cost.pull(s, self.y, self.theta)
         return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, pull, strict=True))
 
@@ -139,10 +139,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Nudge:
-    """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative, not 0.
+    """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative but not 0.
 
-    Beside a number, beta may be a tensor with one value a sample, (B,) or (R, B), or one a network, (R, 1); and
-    complex, where the state is.
+    beta is a number, or a tensor with one value per sample, (B,) or (R, B), or per network, (R, 1). It may be complex
+    if the state is.
     """
 
     cost: Cost
@@ -154,7 +154,7 @@ class Nudge:
             check_beta(self.beta)
 
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
-        """-beta * factor * dl/ds, factor being the model's `nudge_scale`."""
+        """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""
         strength = -self.beta * factor
         return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
 
@@ -169,7 +169,7 @@ def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | c
 def check_beta(beta: float | complex) -> None:
     if beta == 0.0 or not cmath.isfinite(beta):
         raise ValueError(
-            f"The nudge has beta={beta}, which cannot tell one phase from the other. Expected a non-zero number, such "
+            f"The nudge has beta={beta}, which makes the two phases the same. Expected a finite, non-zero number, such "
             "as 0.1; it may be negative."
         )
 
@@ -177,6 +177,6 @@ def check_beta(beta: float | complex) -> None:
 def _check_kind(what: str, got: Tensor, expected: Tensor) -> None:
     if got.dtype != expected.dtype or got.device != expected.device:
         raise ValueError(
-            f"The {what} is {got.dtype} on {got.device}; expected {expected.dtype} on {expected.device}, as the "
+            f"The {what} is {got.dtype} on {got.device}; expected {expected.dtype} on {expected.device}, like the "
             "model. Convert it with .to(...)."
         )

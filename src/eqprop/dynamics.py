@@ -12,45 +12,45 @@ from eqprop.autodiff import derivative
 from eqprop.state import LayerParameters, State, add
 
 Drive = Any
-"""What `Dynamics.drive` returns: everything of a step that depends on x and the parameters but not on s."""
+"""The part of a step that depends on x and the parameters but not on s; returned by `Dynamics.drive`."""
 
 
 NudgeSite = Literal["outside", "inside"]
-"""Where the nudge enters F = squash(dPhi/ds): behind squash, or in its argument."""
+"""Where the nudge enters F = squash(dPhi/ds): after squash, or in its argument."""
 
 
 class Dynamics(nn.Module):
     """A convergent RNN with static input: s_{t+1} = F(x, s_t)  [eq:1st-phase].
 
-    A subclass gives `init_state` and `transition`. Parameters are ordinary `nn.Parameter`s. A model never
+    A subclass defines `init_state` and `transition`. Parameters are ordinary `nn.Parameter`s. A model never
     stores its state: states go in, states come out.
 
-    `drive` and `step` are what the time loop calls: `drive(x)` once per phase, `step(drive, s, push)` at every
-    step. Override both, together, when a part of F does not depend on s.
+    The time loop calls `drive(x)` once per phase and `step(drive, s, push)` at every step. Override both together
+    if part of F does not depend on s.
     """
 
     nudge_scale: float = 1.0
-    """The factor of beta in the nudge and in the updates: eps for an energy [delta-fc-canon], else 1."""
+    """Multiplies beta in the nudge and in the updates: eps for an energy [delta-fc-canon], else 1."""
 
     bipartite: bool = False
-    """Whether even layers depend on odd layers alone and vice versa, so that they may be updated in turn."""
+    """Whether even layers depend only on odd layers and vice versa, so that the two can be updated in turn."""
 
     input_shape: tuple[int, ...] | None = None
-    """The shape of one input sample, checked where it is given."""
+    """The shape of one input sample; checked unless None."""
 
     networks: int | None = None
-    """How many networks are stacked, x and the states being (R, B, ...); None for one, (B, ...)."""
+    """The number R of stacked networks, with x and states (R, B, ...); None for a single network, (B, ...)."""
 
     def init_state(self, x: Tensor) -> State:
         """The state at t = 0, usually zeros."""
         raise NotImplementedError(f"{type(self).__name__} must define init_state(x), a tuple of tensors (B, ...).")
 
     def transition(self, x: Tensor, s: State) -> State:
-        """F(x, s), one tensor a layer, of the shapes of s."""
+        """F(x, s): one tensor per layer, with the shapes of s."""
         raise NotImplementedError(f"{type(self).__name__} must define transition(x, s), the next state.")
 
     def drive(self, x: Tensor) -> Drive:
-        """What a step needs of x, computed once per phase. By default x itself."""
+        """Precompute, once per phase, what a step needs from x. By default x itself."""
         return x
 
     def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
@@ -59,42 +59,42 @@ class Dynamics(nn.Module):
         return new if push is None else add(new, push)
 
     def half_step(self, drive: Drive, s: State, parity: int) -> State:
-        """F(x, s) for the layers of one parity (0: even), the others as they are."""
+        """F(x, s) for the layers of one parity (0: even); the other layers are unchanged."""
         raise TypeError(
-            f"{type(self).__name__} has no alternating schedule: its layers are not known to fall into two classes "
-            "that only see each other. Use schedule='synchronous'."
+            f"{type(self).__name__} has no alternating schedule: its layers are not known to form two groups that "
+            "depend only on each other. Use schedule='synchronous'."
         )
 
     @property
     def layer_names(self) -> tuple[str, ...] | None:
-        """The paper's names of the layers; None stands for s0, s1, ..."""
+        """The paper's names of the layers; None means s0, s1, ..."""
         return None
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        """What feeds each layer, by name, output first; empty where a model does not say."""
+        """The parameters feeding each layer, by name, output first; empty if the model does not declare them."""
         return ()
 
     def sample_dims(self, x: Tensor) -> int:
-        """How many leading dimensions of x number samples: 1, or 2 when networks are stacked."""
+        """The number of leading dimensions of x that index samples: 1, or 2 for stacked networks."""
         return 1 if self.input_shape is None else x.dim() - len(self.input_shape)
 
 
 class PrimitiveDynamics(Dynamics):
     """F = project(squash(dPhi/ds)). Theorem 1 is exact when squash and project are the identity  [thm:main].
 
-    A subclass gives `init_state` and `primitive`; dPhi/ds and dPhi/dtheta follow by automatic differentiation.
-    Models with hand-written formulas override `gradient` and `contrast`; `autodiff_gradient` and
-    `autodiff_contrast` stay as the oracles those are tested against.
+    A subclass defines `init_state` and `primitive`; dPhi/ds and dPhi/dtheta follow by automatic differentiation.
+    Models with hand-written formulas override `gradient` and `contrast`, which are tested against the oracles
+    `autodiff_gradient` and `autodiff_contrast`.
 
     `squash` acts before the nudge (the sigma of the prototypical nets), `project` after it (the clip of the
     energy-based nets). With `nudge_site` "inside" the nudge enters squash's argument instead: F = squash(dPhi/ds +
-    push), which is squash of the gradient of Phi - beta l. EP's synapses then follow BPTT's exactly as beta -> 0
-    whatever squash is, as long as its derivative is symmetric, as that of a function of each neuron alone is.
+    push), which is squash of the gradient of Phi - beta l. EP's synapses then match BPTT's exactly as beta -> 0 for
+    any squash with a symmetric derivative, in particular any elementwise one.
     """
 
     nudge_site: NudgeSite = "outside"
-    """Set by `set_nudge_site`, or as a class attribute of one's own model."""
+    """Set by `set_nudge_site`, or as a class attribute of a custom model."""
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         """Phi(x, s), one value per sample, shape (B,)."""
@@ -102,7 +102,7 @@ class PrimitiveDynamics(Dynamics):
 
     @property
     def squashes(self) -> bool:
-        """Whether squash does anything; where it does not, the nudge is neither inside nor outside."""
+        """Whether squash is not the identity; if it is, the nudge is neither inside nor outside."""
         return type(self).squash is not PrimitiveDynamics.squash
 
     def squash(self, s: State) -> State:
@@ -112,7 +112,7 @@ class PrimitiveDynamics(Dynamics):
         return s
 
     def gradient(self, drive: Drive, s: State) -> State:
-        """dPhi/ds at s, from what `drive` prepared."""
+        """dPhi/ds at s, given the result of `drive`."""
         return self.autodiff_gradient(drive, s)
 
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
@@ -120,11 +120,11 @@ class PrimitiveDynamics(Dynamics):
         return self.autodiff_contrast(x, s_plus, s_minus)
 
     def autodiff_gradient(self, x: Tensor, s: State) -> State:
-        """dPhi/ds by automatic differentiation: the oracle. Differentiable again where gradients are recorded."""
+        """dPhi/ds by automatic differentiation: the oracle. Differentiable again when gradients are being recorded."""
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            # A state that is part of a graph stays in it; any other becomes a leaf, through a view and not a
-            # detached copy, so that a forward-mode tangent passes.
+            # A state that is part of a graph stays in it. Any other becomes a leaf, by a view rather than a detached
+            # copy, so that forward-mode tangents pass through.
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
             phi = self._primitive_checked(x, inputs)
             if not phi.requires_grad:
@@ -136,11 +136,11 @@ class PrimitiveDynamics(Dynamics):
         return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, grads, strict=True))
 
     def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are left out."""
+        """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are omitted."""
         parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             phi = self._primitive_checked(x, s_plus) - self._primitive_checked(x, s_minus)
-            if not phi.requires_grad:  # Phi reads none of them
+            if not phi.requires_grad:  # Phi depends on none of them
                 return {name: torch.zeros_like(p) for name, p in parameters.items()}
             grads = derivative(phi.sum() / phi.shape[-1], tuple(parameters.values()))
         found = zip(parameters.items(), grads, strict=True)
@@ -172,20 +172,20 @@ class PrimitiveDynamics(Dynamics):
 def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
     """Set where the nudge of the second phase enters this model's step."""
     if where not in ("outside", "inside"):
-        raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' of sigma.")
+        raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' sigma.")
     name = type(model).__name__
     if not isinstance(model, PrimitiveDynamics):
         if where == "inside":
             raise TypeError(
-                f"{name} is given by its transition alone, so there is no sigma to put the nudge inside of. Give it by "
+                f"{name} is defined by its transition only, so there is no sigma to put the nudge inside. Define it by "
                 "a primitive and a squash (eqprop.from_primitive), or use nudge_site='outside'."
             )
         return
     if where == "inside" and not model.squashes:
         raise ValueError(
-            f"{name} has no sigma around dPhi/ds, so a nudge inside is the same as one outside and the theorem "
-            "holds as it is. Use nudge_site='outside'; 'inside' belongs to prototypical nets."
+            f"{name} has no sigma around dPhi/ds, so a nudge inside equals one outside and the theorem already holds. "
+            "Use nudge_site='outside'; 'inside' is for prototypical nets."
         )
     if where != model.nudge_site and type(model).step is not PrimitiveDynamics.step:
-        raise TypeError(f"{name} has a step of its own, which says itself where the nudge enters. Change it there.")
+        raise TypeError(f"{name} overrides step, which decides where the nudge enters. Change it there.")
     model.nudge_site = where

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to the disk, rename: a reader sees the old content or the new, nothing else."""
+    """Write to a temporary file, flush to disk, rename: readers see the old content or the new, never a mix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:

@@ -1,7 +1,7 @@
 """Models from functions: `from_transition`, `from_primitive`, `from_energy`.
 
-Each takes the function, the parameters by name and the layers' sizes, and gives a model like any other. The
-function sees the parameters as a dictionary `theta`:
+Each takes the function, the parameters by name and the layers' sizes, and returns a model like any other. The
+function receives the parameters as a dictionary `theta`:
 
     def phi(x, s, theta):
         s0, s1 = s
@@ -27,7 +27,7 @@ LayerShape = int | tuple[int, ...]
 def from_transition(
     function: Callable[[Tensor, State, Theta], State], parameters: Theta, layers: Sequence[LayerShape]
 ) -> Dynamics:
-    """s_{t+1} = F(x, s_t, theta) with F the given function  [eq:1st-phase]."""
+    """s_{t+1} = F(x, s_t, theta) for a given function F  [eq:1st-phase]."""
     return _Transition(function, parameters, layers)
 
 
@@ -38,9 +38,9 @@ def from_primitive(
     squash: Callable[[Tensor], Tensor] | None = None,
     nudge_site: NudgeSite = "outside",
 ) -> PrimitiveDynamics:
-    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash it is the setting of the theorem  [thm:main].
+    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash, the setting of the theorem  [thm:main].
 
-    nudge_site="inside" puts the nudge of the second phase into squash's argument.
+    nudge_site="inside" puts the nudge of the second phase in squash's argument.
     """
     model = _Primitive(function, parameters, layers, squash)
     set_nudge_site(model, nudge_site)
@@ -53,7 +53,7 @@ def from_energy(
     layers: Sequence[LayerShape],
     eps: float,
 ) -> PrimitiveDynamics:
-    """s_{t+1} = s_t - eps dE/ds, that is Phi = 1/2 |s|^2 - eps E, the nudge scaled by eps  [sec:primitive-energy]."""
+    """s_{t+1} = s_t - eps dE/ds: Phi = 1/2 |s|^2 - eps E, with the nudge scaled by eps  [sec:primitive-energy]."""
 
     def primitive(x: Tensor, s: State, theta: Theta) -> Tensor:
         energy = function(x, s, theta)
@@ -72,7 +72,7 @@ def from_energy(
 
 def check_eps(eps: float) -> float:
     if not 0.0 < eps <= 1.0:
-        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. A usual choice is 0.2 or 0.08.")
+        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
     return float(eps)
 
 
@@ -80,7 +80,7 @@ def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
     shapes = tuple((n,) if isinstance(n, int) else tuple(n) for n in layers)
     if not shapes or any(not shape or any(n < 1 for n in shape) for shape in shapes):
         raise ValueError(
-            f"The layers are {tuple(layers)}; expected at least one layer, every size at least 1, the output first."
+            f"The layers are {tuple(layers)}; expected at least one layer, sizes of at least 1, output first."
         )
     return shapes
 
@@ -90,19 +90,19 @@ def zero_state(x: Tensor, shapes: Sequence[tuple[int, ...]], samples: Sequence[i
 
 
 class _ByFunction:
-    """What the models made from functions share: named parameters and layers of given shapes."""
+    """Base of the models made from functions: named parameters and layers of given shapes."""
 
     def __init__(self, parameters: Theta, layers: Sequence[LayerShape]) -> None:
         super().__init__()
         if not parameters:
-            raise ValueError("No parameters were given; expected a dictionary of named tensors, the theta to learn.")
+            raise ValueError("Got no parameters; expected a dictionary of named tensors, the theta to learn.")
         self.shapes = layer_shapes(layers)
         self.names = tuple(parameters)
         for name, value in parameters.items():
             if not name.isidentifier() or name in ("function", "sigma") or hasattr(self, name):
                 raise ValueError(
-                    f"A parameter is named {name!r}, which the model has another use for; expected a name of its own, "
-                    "such as 'W01'. Rename it."
+                    f"A parameter is named {name!r}, which clashes with an attribute of the model; expected an unused "
+                    "name, such as 'W01'. Rename it."
                 )
             setattr(self, name, nn.Parameter(value.detach().clone()))
 

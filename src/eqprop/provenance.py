@@ -1,4 +1,4 @@
-"""Where a number comes from: versions, machine, commit. It stands beside every published figure."""
+"""Provenance of a result: versions, machine, commit. Stored with every published number."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from, marked if the tree has changed; None if unknown.
+    """The commit of the source tree this package runs from, marked if the tree is dirty; None if unknown.
 
-    EQPROP_COMMIT stands in where the source was copied without its repository.
+    Set EQPROP_COMMIT when the source is copied without its repository.
     """
     if os.environ.get("EQPROP_COMMIT"):
         return os.environ["EQPROP_COMMIT"]

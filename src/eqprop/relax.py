@@ -1,4 +1,4 @@
-"""The reference time loop: free and nudged phases, residuals, schedules, what went wrong and where."""
+"""The reference time loop: free and nudged phases, schedules, residuals and errors."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Stop = Literal["never", "settled"]
 
 SETTLED = {torch.float64: 1e-6, torch.float32: 1e-4}
-"""The residual below which a sample counts as settled, unless told otherwise."""
+"""Default residual below which a sample counts as settled."""
 
 CHECK_EVERY = 8
-"""With stop='settled', how many steps pass between two looks: a look costs a comparison of the whole state."""
+"""With stop='settled', the number of steps between checks; a check compares the whole state."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """How a phase is run: T steps, or fewer if nothing moves any more.
+    """How to run a phase: T steps, or fewer if nothing moves any more.
 
-    schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": one t updates the even or the odd layers, the
-                even ones (the output among them) last, so that after T half-updates the even layers are those of
-                the synchronous dynamics at T and the odd ones those at T - 1. A net with two or more convolutions
-                is the exception: its inverse pooling looks at the arg-max of the layer's own state, so the two
-                schedules may part and settle in different fixed points of F.
-    stop        "never": T steps. "settled": leave when no neuron of any sample moved by more than `still`. At
-                still = 0, the default, that is a fixed point bit for bit, and all T steps would give the same.
-    tolerance   the residual below which a sample is called settled; None: 1e-6 in float64, 1e-4 in float32.
-    checked     whether the last state is looked at for NaN and infinity (which waits for the device).
+    schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": each t updates either the even or the odd layers,
+                ending with the even ones (which include the output). After T half-updates the even layers equal
+                those of the synchronous dynamics at T, and the odd ones those at T - 1. Nets with two or more
+                convolutions are the exception: their inverse pooling uses the arg-max of the layer's own state, so
+                the two schedules may diverge and settle in different fixed points of F.
+    stop        "never": T steps. "settled": stop when no neuron of any sample moved by more than `still`. With
+                still = 0, the default, that is a bitwise fixed point, and all T steps would give the same.
+    tolerance   the residual below which a sample counts as settled; None: 1e-6 in float64, 1e-4 in float32.
+    checked     whether to check the last state for NaN and infinity (which waits for the device).
     """
 
     T: int
@@ -57,19 +57,19 @@ class Phase:
         if self.tolerance is not None and self.tolerance <= 0.0:
             raise ValueError(f"tolerance is {self.tolerance}; expected a positive residual, such as 1e-6.")
         if self.still < 0.0:
-            raise ValueError(f"still is {self.still}; expected 0 (not one bit moves) or a small positive number.")
+            raise ValueError(f"still is {self.still}; expected 0 (no bit changes) or a small positive number.")
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """The end of a phase and what happened.
+    """The result of a phase.
 
     state       the last state
-    steps       the steps used
-    residual    max |F(x, s) - s| over each sample's neurons, with the nudge in F in a nudged phase; (B,)
-    settled     residual below the tolerance, per sample; (B,)
-    trail       the last states before `state`, oldest first, where asked for
-    adjoint_residual    what recurrent backprop left of its adjoint, per sample; None for other phases
+    steps       the steps taken
+    residual    max |F(x, s) - s| over each sample's neurons, including the nudge in a nudged phase; (B,)
+    settled     whether the residual is below the tolerance, per sample; (B,)
+    trail       the last states before `state`, oldest first, if requested by `keep`
+    adjoint_residual    the remainder of recurrent backprop's adjoint, per sample; None for other phases
     """
 
     state: State
@@ -81,7 +81,7 @@ class Relaxation:
 
 
 class NotFiniteError(FloatingPointError):
-    """A state went to NaN or infinity."""
+    """A state became NaN or infinite."""
 
 
 @torch.no_grad()
@@ -95,11 +95,11 @@ def relax(
 ) -> Relaxation:
     """T steps of s_{t+1} = F(x, s_t), or of its nudged form, from `state` or the model's zero state.
 
-    [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` asks for the last states before the final one.
+    [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` is how many states before the last to return.
     """
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
-        raise ValueError(f"keep is {keep}; expected how many states before the last to return, 0 or more.")
+        raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
     start = prepare(model, x, state, nudge)
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
@@ -111,7 +111,7 @@ def relax(
             return model.half_step(drive, s, (phase.T - 1 - t) % 2)
         return step(s)
 
-    # A half-update leaves half of the layers alone, so stillness shows only over two of them.
+    # A half-update changes only half of the layers, so it takes two to see that nothing moves.
     span = 2 if phase.schedule == "alternating" else 1
     recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
     for t in range(phase.T):
@@ -126,7 +126,7 @@ def relax(
         check_finite(model, s, lambda: _replay(start, advance, steps), kind="step" if nudge is None else "nudged step")
     residual = distance(step(s), s, model.sample_dims(x))
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
-    # States that an early stop left out are the fixed point itself.
+    # States skipped by an early stop equal the fixed point.
     trail = (*recent, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
     return Relaxation(s, steps, residual, settled, trail)
 
@@ -141,7 +141,7 @@ def stepper(model: Dynamics, drive: Drive, nudge: Nudge | None) -> Callable[[Sta
 
 def trajectory(model: Dynamics, x: Tensor, s: State, K: int, nudge: Nudge | None = None) -> Iterator[State]:
     """s_0 = s, s_1, ..., s_K, one at a time, free or nudged  [eq:1st-phase, eq:2nd-phase]."""
-    # No gradient is recorded in a step; between two steps the caller's own choice holds.
+    # No gradient is recorded during a step; between steps the caller's grad mode applies.
     with torch.no_grad():
         step = stepper(model, model.drive(x), nudge)
     yield s
@@ -156,7 +156,7 @@ def settled_below(dtype: torch.dtype, tolerance: float | None) -> float:
 
 
 def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None) -> State:
-    """Check x, y and the given state against the model; return the state to start from."""
+    """Check x, y and the state against the model; return the state to start from."""
     _check_input(model, x)
     zero = model.init_state(x)
     s = zero if state is None else detach(tuple(state))
@@ -172,11 +172,11 @@ def _check_input(model: Dynamics, x: Tensor) -> None:
     if model.input_shape is not None:
         _check_input_shape(model, x, model.input_shape)
     if not x.numel():
-        raise ValueError(f"The input x has shape {tuple(x.shape)}, no sample at all; expected at least one.")
+        raise ValueError(f"The input x has shape {tuple(x.shape)} and no samples; expected at least one.")
     parameter = next(model.parameters(), None)
     if parameter is not None and (x.dtype != parameter.dtype or x.device != parameter.device):
         raise ValueError(
-            f"The input x is {x.dtype} on {x.device}; expected {parameter.dtype} on {parameter.device}, as the "
+            f"The input x is {x.dtype} on {x.device}; expected {parameter.dtype} on {parameter.device}, like the "
             "model's parameters. Convert one of them with .to(...)."
         )
 
@@ -188,8 +188,8 @@ def _check_input_shape(model: Dynamics, x: Tensor, sample: tuple[int, ...]) -> N
         expected = ", ".join(str(n) for n in (*stacked, "B", *sample))
         what = "" if model.networks is None else f" for {model.networks} stacked networks"
         raise ValueError(
-            f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: samples, then one sample of "
-            f"{type(model).__name__}. Reshape it with x.reshape({expected.replace('B', '-1')})."
+            f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: B samples of the shape "
+            f"{type(model).__name__} takes. Reshape it with x.reshape({expected.replace('B', '-1')})."
         )
 
 
@@ -197,8 +197,8 @@ def _check_step(model: Dynamics, s: State, before: State) -> None:
     got, expected = ([(tuple(v.shape), v.dtype) for v in state] for state in (s, before))
     if got != expected:
         raise ValueError(
-            f"A step of {type(model).__name__} turned layers of {_kinds(expected)} into {_kinds(got)}; expected the "
-            "same again. The transition must return a tuple with one tensor a layer, shaped as the state."
+            f"A step of {type(model).__name__} turned layers of {_kinds(expected)} into {_kinds(got)}; expected no "
+            "change. The transition must return a tuple with one tensor per layer, shaped like the state."
         )
 
 
@@ -217,7 +217,7 @@ def _check_state(model: Dynamics, s: State, zero: State) -> None:
         if layer.dtype != like.dtype or layer.device != like.device:
             raise ValueError(
                 f"Layer {layer_name(model.layer_names, n)} of the state is {layer.dtype} on {layer.device}; expected "
-                f"{like.dtype} on {like.device}, as x. Convert it with .to(...)."
+                f"{like.dtype} on {like.device}, like x. Convert it with .to(...)."
             )
 
 
@@ -229,8 +229,8 @@ def _check_alternating(model: Dynamics, nudge: Nudge | None) -> None:
         )
     if not model.bipartite:
         raise ValueError(
-            f"{type(model).__name__} cannot alternate: its layers do not fall into two classes that see only each "
-            "other (an energy-based net leaks into itself). Use schedule='synchronous'."
+            f"{type(model).__name__} cannot alternate: its layers do not form two groups that depend only on each "
+            "other (in an energy-based net each layer depends on itself). Use schedule='synchronous'."
         )
 
 
@@ -250,9 +250,9 @@ def _replay(s: State, advance: Callable[[int, State], State], steps: int) -> Ite
 def check_finite(
     model: Dynamics, s: State, replay: Callable[[], Iterator[State]], first: int = 0, kind: str = "step"
 ) -> None:
-    """Look at the last state only, which costs nothing; if it is bad, run again to find where it began.
+    """Check only the last state, which is cheap; if it is bad, replay the phase to find the first bad step.
 
-    `replay` gives all states from the one after `first` steps on.
+    `replay` yields all states, starting with the one after `first` steps.
     """
     if first_bad_layer(s) is None:
         return
@@ -261,9 +261,9 @@ def check_finite(
         if bad is not None:
             raise NotFiniteError(
                 f"Layer {layer_name(model.layer_names, bad)} of {type(model).__name__} is not finite after {kind} {t}. "
-                "The weights may be too large, or x not finite: lower the learning rate, eps or beta, or check x."
+                "The weights may be too large or x not finite: lower the learning rate, eps or beta, or check x."
             )
     raise NotFiniteError(
-        f"{type(model).__name__} ended in a state that is not finite, and did not when run again: its transition is "
-        "not a function of x and s alone."
+        f"{type(model).__name__} ended in a state that is not finite, but a second run did not. Make its transition a "
+        "deterministic function of x and s."
     )

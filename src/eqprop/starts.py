@@ -1,4 +1,4 @@
-"""Where free phases begin: at zero, at the sample's last steady state, or where a feed-forward net predicts it."""
+"""Initial states of free phases: zero, the sample's last steady state, or a feed-forward net's prediction of it."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.state import State, per_sample
 
 StartName = Literal["zero", "persistent", "initialised"]
-"""Where the free phases of a training begin; "zero" is the model's own `init_state`."""
+"""Where free phases begin in training; "zero" is the model's own `init_state`."""
 
 STARTS: tuple[str, ...] = get_args(StartName)
 
 
 class Start(ABC):
-    """Where free phases begin, and what is learnt from where they end.
+    """Chooses where free phases begin, and learns from where they end.
 
         begun = start.begin(x, rows)
         free = ep.backward(model, cost, x, y, begun)
         start.end(x, rows, begun, free.state)
 
-    rows are the numbers of the samples in x among all training samples: (B,), or (R, B) for stacked networks. A
-    sample whose state is not finite teaches nothing.
+    rows are the indices of x's samples in the training set: (B,), or (R, B) for stacked networks. Samples whose state
+    is not finite are ignored.
     """
 
     kind: ClassVar[StartName]
 
     @abstractmethod
     def begin(self, x: Tensor, rows: Tensor) -> State:
-        """The state each of these samples starts from."""
+        """The initial state of each sample."""
 
     @abstractmethod
     def end(self, x: Tensor, rows: Tensor, begun: State, reached: State) -> None:
-        """Take in where the free phases ended that began at `begun`."""
+        """Learn from the states `reached` by free phases that began at `begun`."""
 
     def unseen(self, x: Tensor) -> State | None:
-        """Where samples start that are not trained on; None for the model's zero state."""
+        """The initial state of samples outside the training set; None for the model's zero state."""
         return None
 
     @property
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What has to be saved to go on, by name: the memory itself. Stacked networks stand in the first dimension."""
+        """The tensors to save for a resume, by name, not copied. Stacked networks are the first dimension."""
 
 
 def finite_samples(s: State, dims: int) -> Tensor:
-    """Which samples have no NaN and no infinity in any layer: (B,) or (R, B); dims counts the sample dimensions."""
+    """Which samples are finite in every layer: (B,) or (R, B); dims is the number of sample dimensions."""
     layers = [torch.isfinite(layer).flatten(dims).all(-1) for layer in s]
     return torch.stack(layers).all(0)
 
 
 @final
 class Persistent(Start):
-    """s_0 of a sample is the s_T of its last free phase, the model's own zero state before the first.
+    """s_0 of a sample is the s_T of its last free phase, and the model's zero state before the first.
 
-    model       one network, or several stacked; each keeps states of its own
-    x           (N, ...) every training input, as the model takes it
-    device      where the states are kept; None: where x is. On the CPU they may be larger than a GPU's memory, and
-                are carried there and back for every mini-batch.
+    model       one network, or several stacked; each keeps its own states
+    x           (N, ...) all training inputs, as the model takes them
+    device      where the states are kept; None: where x is. On the CPU they may exceed the GPU's memory, and are
+                copied back and forth for every mini-batch.
 
-    The states take N times the neurons of a network in memory: 0.24 GB for 60,000 samples and 1,010 neurons in
-    float32. Samples that are not trained on (a test set) start from zero.
+    Memory grows with N times the neurons of a network: 0.24 GB for 60,000 samples and 1,010 neurons in float32.
+    Samples outside the training set (a test set) start from zero.
     """
 
     kind: ClassVar[StartName] = "persistent"
@@ -83,8 +83,8 @@ class Persistent(Start):
             if not _is_lack_of_memory(error):
                 raise
             raise MemoryError(
-                f"No memory on {self.device} for the states of {self.samples} samples in {model.networks or 1} "
-                "networks. Keep them on the CPU (states='cpu'), or train fewer networks at a time."
+                f"Out of memory on {self.device} for the states of {self.samples} samples in {model.networks or 1} "
+                "network(s). Keep them on the CPU (states='cpu'), or train fewer networks at a time."
             ) from error
         self.source = fingerprint(x)
         self.touched = False
@@ -104,7 +104,7 @@ class Persistent(Start):
             self._flat(layer).index_copy_(0, places, kept.reshape(-1, *self._neurons(layer)))
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Which rows of a layer, networks one after another, belong to these samples: (B,) or (R B,)."""
+        """The rows of a flattened layer, network after network, that hold these samples: (B,) or (R B,)."""
         rows = rows.to(self.device)
         if self.networks is not None:
             rows = rows + self.samples * torch.arange(self.networks, device=self.device).unsqueeze(1)
@@ -122,7 +122,7 @@ class Persistent(Start):
 
 
 def fingerprint(x: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and numbers: states belong to these samples in this order."""
+    """SHA-256 of a tensor's dtype, shape and values: saved states fit only these samples in this order."""
     found = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
     found.update(x.detach().cpu().contiguous().flatten().numpy().tobytes())
     return found.hexdigest()
@@ -134,18 +134,18 @@ def _is_lack_of_memory(error: BaseException) -> bool:
 
 @final
 class Initialised(Start):
-    """s_0 = f(x): f^n = g(V_n f^{n+1} + c_n) from the layer next to the input to the output, f^{N} = x.
+    """s_0 = f(x): f^n = g(V_n f^{n+1} + c_n), from the layer next to the input up to the output, f^{N} = x.
 
-    g is the model's own squash and projection, so that f^n lies where the states do. After each free phase every
-    layer learns by itself, from its own error and its own input (the normalised delta rule, without any backprop):
+    g is the model's squash and projection, so f^n has the same range as the states. After each free phase every
+    layer learns locally, from its own error and input (the normalised delta rule, no backprop):
 
         V_n <- V_n + rate <(s^n - f^n) f^{n+1}^T> / <1 + |f^{n+1}|^2>,    c_n <- c_n + rate <s^n - f^n> / <...>
 
-    <> being the mean over the mini-batch. For g monotone with slopes up to 1 this is gradient descent on a convex loss
-    with its smoothness divided out, so that rate < 2 is stable in any net. V and c start at zero: nothing is drawn.
+    where <> is the mean over the mini-batch. For monotone g with slopes up to 1 this is gradient descent on a convex
+    loss, scaled by its smoothness, so rate < 2 is stable in any net. V and c start at zero, without random numbers.
 
-    model       one network, or several stacked; each has an initialiser of its own
-    x           inputs as the model takes them; only their shape and type are looked at
+    model       one network, or several stacked; each has its own initialiser
+    x           inputs as the model takes them; only their shape and dtype are used
     """
 
     kind: ClassVar[StartName] = "initialised"
@@ -178,7 +178,7 @@ class Initialised(Start):
     def end(self, x: Tensor, rows: Tensor | None, begun: State, reached: State) -> None:
         dims = self.model.sample_dims(x)
         good = finite_samples(reached, dims)
-        # A sample that is not finite counts as one that is all zero and has no error.
+        # Samples that are not finite count as all zeros without error.
         signals = [self._flat(_where(good, v), dims) for v in (*begun, x)]
         for n, (f, s) in enumerate(zip(begun, reached, strict=True)):
             error = self._flat(_where(good, s - f), dims)  # (R, B, n)
@@ -191,12 +191,12 @@ class Initialised(Start):
         return self.begin(x)
 
     def _flat(self, layer: Tensor, dims: int) -> Tensor:
-        """(R, B, neurons), R = 1 for a network that is not stacked."""
+        """(R, B, neurons), with R = 1 for a single network."""
         flat = layer.flatten(dims)
         return flat if self.networks is not None else flat.unsqueeze(0)
 
     def _bounded(self, zero: State, n: int, inputs: Tensor) -> Tensor:
-        """g: what the model's squash and projection make of layer n."""
+        """g: the model's squash and projection, applied to layer n."""
         if not isinstance(self.model, PrimitiveDynamics):
             return inputs
         return self.model.project(self.model.squash((*zero[:n], inputs, *zero[n + 1 :])))[n]

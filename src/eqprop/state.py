@@ -1,7 +1,7 @@
-"""The state of a network: a tuple of tensors, one a layer, `s[0]` the output.
+"""The state of a network: a tuple with one tensor per layer, `s[0]` the output.
 
-A layer is laid out as `(B, ...)`, samples first. Several networks of one shape may run stacked in a leading
-dimension, `(R, B, ...)`; the operations here then act on every network.
+A layer has shape `(B, ...)`, samples first. Networks of the same shape can be stacked in a leading dimension,
+`(R, B, ...)`; the operations here then act on every network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ State = tuple[Tensor, ...]
 
 
 class LayerParameters(NamedTuple):
-    """The names of the parameters that feed one layer: its weights, and its bias if it has one."""
+    """The names of the parameters that feed a layer: its weights, and its bias if it has one."""
 
     weights: tuple[str, ...]
     bias: str | None = None
@@ -35,26 +35,26 @@ def scale(s: State, factor: float) -> State:
 
 
 def add(a: State, b: Sequence[Tensor | None]) -> State:
-    """a + b, where a layer of b that is None counts as zero."""
+    """a + b, treating layers of b that are None as zero."""
     return tuple(p if q is None else p + q for p, q in zip(a, b, strict=True))
 
 
 def distance(a: State, b: State, sample_dims: int) -> Tensor:
     """max |a - b| over the neurons of each sample, shape (B,) or (R, B).
 
-    `sample_dims` counts the leading dimensions that number samples: 1, or 2 when networks are stacked.
+    `sample_dims` is the number of leading dimensions that index samples: 1, or 2 for stacked networks.
     """
     layers = [(p - q).abs().flatten(sample_dims).amax(-1) for p, q in zip(a, b, strict=True)]
     return torch.stack(layers).amax(0)
 
 
 def per_sample(values: Tensor, layer: Tensor) -> Tensor:
-    """One value per sample, (B,) or (R, B), or per network, (R,), shaped to multiply or mask a layer or a parameter."""
+    """Reshape values per sample, (B,) or (R, B), or per network, (R,), to broadcast against a layer or parameter."""
     return values.view(*values.shape, *[1] * (layer.dim() - values.dim()))
 
 
 def first_bad_layer(s: State) -> int | None:
-    """The index of the first layer that holds a NaN or an infinity; None if all are finite."""
+    """The index of the first layer with a NaN or infinity; None if all are finite."""
     for n, layer in enumerate(s):
         if not bool(torch.isfinite(layer).all()):
             return n
@@ -62,5 +62,5 @@ def first_bad_layer(s: State) -> int | None:
 
 
 def layer_name(names: Sequence[str] | None, n: int) -> str:
-    """The paper's name of layer n, s0 being the output."""
+    """The paper's name for layer n; s0 is the output."""
     return f"s{n}" if names is None else names[n]

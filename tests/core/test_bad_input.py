@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "an unknown schedule": (lambda: Phase(3, "random"), ["'random'", "'synchronous' or 'alternating'"]),  # type: ignore[arg-type]
     "an unknown stop": (lambda: EP(T=3, K=2, stop="soon"), ["'soon'", "'never' or 'settled'"]),  # type: ignore[arg-type]
     "a tolerance of 0": (lambda: Phase(3, tolerance=0.0), ["0.0", "positive", "1e-6"]),
-    "a negative stillness": (lambda: Phase(3, still=-1.0), ["-1.0", "0 (not one bit moves)"]),
+    "a negative stillness": (lambda: Phase(3, still=-1.0), ["-1.0", "0 (no bit changes)"]),
     "a trail below 0": (lambda: relax(NET, X, 3, keep=-1), ["keep is -1", "0 or more"]),
     "a free phase that kept too little": (
         lambda: next(BPTT(T=9, K=4).steps(NET, COST, X, Y, relax(NET, X, 9, keep=2))),
@@ -158,9 +158,12 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "a stack of stacks": (lambda: stack([pair(), pair()]), ["stacked already", "unstack"]),
     "a network that is not there": (lambda: unstack(pair(), 2), ["Network 2", "2 stacked networks"]),
     "a network of a single one": (lambda: unstack(NET, 0), ["a single network", "stacked model"]),
-    "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "the output first"]),
+    "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "output first"]),
     "a layer of size 0": (lambda: from_transition(phi, W, layers=(2, 0)), ["(2, 0)", "at least 1"]),  # type: ignore[arg-type]
-    "no parameters": (lambda: from_primitive(phi, {}, layers=(2,)), ["No parameters", "dictionary of named tensors"]),
+    "no parameters": (
+        lambda: from_primitive(phi, {}, layers=(2,)),
+        ["Got no parameters", "dictionary of named tensors"],
+    ),
     "a parameter named like an estimator": (
         lambda: from_primitive(phi, {"drive": torch.ones(1)}, layers=(2,)),
         ["'drive'", "'W01'", "Rename it"],
@@ -187,15 +190,15 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "a transition that returns a tensor": (
         lambda: relax(from_transition(bare, W, layers=(2,)), ROWS, 1),
-        ["(4, 2) float64", "(2,) float64", "a tuple with one tensor a layer"],
+        ["(4, 2) float64", "(2,) float64", "a tuple with one tensor per layer"],
     ),
     "a transition of other shapes": (
         lambda: relax(from_transition(lambda x, s, theta: (s[0] @ theta["W"],), W, layers=(2,)), ROWS, 1),
-        ["(4, 2) float64", "(4, 3) float64", "the same again"],
+        ["(4, 2) float64", "(4, 3) float64", "expected no change"],
     ),
     "a transition of another precision": (
         lambda: relax(from_transition(lambda x, s, theta: (s[0].float(),), W, layers=(2,)), ROWS, 1),
-        ["float64", "float32", "the same again"],
+        ["float64", "float32", "expected no change"],
     ),
     "a cost that is cut off from the state": (
         lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0].detach() - y).square().sum(-1)), X, Y),
@@ -292,5 +295,5 @@ def test_messages_name_the_users_own_class() -> None:
 
     with pytest.raises(ValueError, match=re.escape("The primitive of MyNet returned shape ()")):
         relax(MyNet(), torch.ones(4, 3), 1)
-    with pytest.raises(ValueError, match="one sample of MyNet"):
+    with pytest.raises(ValueError, match="B samples of the shape MyNet takes"):
         relax(MyNet(), torch.ones(4, 5), 1)

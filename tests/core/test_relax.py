@@ -284,7 +284,7 @@ def test_a_transition_that_is_not_a_function_of_the_state_is_found_out() -> None
         return (s[0] + theta["one"] * (torch.inf if len(calls) == 3 else 0.0),)
 
     net = from_transition(once, {"one": torch.ones(1, dtype=F64)}, layers=(1,))
-    with pytest.raises(NotFiniteError, match="did not when run again"):
+    with pytest.raises(NotFiniteError, match="but a second run did not"):
         relax(net, torch.ones(1, 1, dtype=F64), 5)
 
 

@@ -265,7 +265,7 @@ def test_continual_ep_asks_for_a_rate_of_every_parameter_that_learns() -> None:
     net = prototypical(2)
     x, y = batch(net)
     net.b0.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"no rate for b1; it has one for W01, W12\. Give every parameter"):
+    with pytest.raises(ValueError, match=r"no rate for b1; got rates for W01, W12\. Give every trainable parameter"):
         ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1}).backward(net, COST, x, y)
     ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1, "b1": 0.0}).backward(net, COST, x, y)
     assert net.b0.grad is None
@@ -402,7 +402,7 @@ def test_bad_settings_are_told(make: Callable[[], Estimator], problem: str) -> N
 
 
 def test_a_sign_is_for_random_sign_nudging_only() -> None:
-    with pytest.raises(ValueError, match="A sign of beta was given to symmetric nudging"):
+    with pytest.raises(ValueError, match="Got a sign of beta for symmetric nudging"):
         EP(3, 2, nudging="symmetric").with_sign(-1.0)
     with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of them, one per network"):
         EP(3, 2, nudging="random-sign").with_sign(0.5)

@@ -278,7 +278,7 @@ ENERGY_BASED = replace(
     ("experiment", "options", "problem"),
     [
         (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
-        ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError has no step at complex states"),
+        ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
         (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the radius of a circle"),
         (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected how many points"),
         (

@@ -1,4 +1,4 @@
-"""Interchangeable gradients of a convergent RNN: EP in its forms, BPTT and RBP."""
+"""Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT

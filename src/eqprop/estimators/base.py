@@ -1,4 +1,4 @@
-"""What the gradient estimators share: one sign, one way to fill `.grad`, one form of their per-step processes."""
+"""Base of the gradient estimators: a common sign, a common way to fill `.grad`, common per-step processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare, relax
 from eqprop.state import State, per_sample, subtract
 
 Factor = float | complex | Tensor
-"""A number, or a tensor of them with one per stacked network, (R,)."""
+"""A number, or a tensor with one per stacked network, (R,)."""
 
 
 class Step(NamedTuple):
-    """One time step of a process: per sample for the neurons, batch mean for the synapses."""
+    """One time step of a process: neurons per sample, synapses as the batch mean."""
 
     neurons: State
     synapses: dict[str, Tensor]
@@ -28,10 +28,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Processes:
-    """An estimator's processes over t = 0, ..., K-1: (K, B, ...) a layer, (K, ...) a parameter.
+    """An estimator's processes over t = 0, ..., K-1: (K, B, ...) per layer, (K, ...) per parameter.
 
-    EP gives its updates Delta, BPTT and RBP their gradients nabla; Delta stands against -nabla. `direct` is the
-    term dl/dtheta of a cost that depends on the parameters  [sec:index-shift], in the sign of the process.
+    EP gives its updates Delta, BPTT and RBP their gradients nabla; Delta corresponds to -nabla. `direct` is the
+    term dl/dtheta of a cost that depends on the parameters  [sec:index-shift], with the sign of the process.
     """
 
     neurons: State
@@ -41,15 +41,15 @@ class Processes:
 
 @dataclass(frozen=True)
 class Estimator(ABC):
-    """A way to compute dL/dtheta: T free steps, then K more of its own kind.
+    """Computes dL/dtheta: T free steps, then K steps specific to the estimator.
 
     Frozen, printable, comparable. `schedule`, `stop` and `tolerance` are those of the free phase (see
-    `eqprop.relax.Phase`). `checked=False` leaves out the checks that read results back from the device; the
-    caller then looks for NaN itself.
+    `eqprop.relax.Phase`). `checked=False` skips the checks that read results back from the device; the caller must
+    then check for NaN.
     """
 
     orientation: ClassVar[int] = 1
-    """+1 if the process adds up to dL/dtheta, -1 if to its negative."""
+    """+1 if the process sums to dL/dtheta, -1 if it sums to the negative."""
 
     T: int
     K: int
@@ -61,40 +61,40 @@ class Estimator(ABC):
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not isinstance(self.T, int) or self.T < 0:
-            raise ValueError(f"{name} got T={self.T!r}; expected a number of free steps, 0 or more.")
+            raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")
         if not isinstance(self.K, int) or self.K < 1:
-            raise ValueError(f"{name} got K={self.K!r}; expected a number of steps, 1 or more.")
+            raise ValueError(f"{name} got K={self.K!r}; expected the number of second-phase steps, 1 or more.")
         self.free_phase()
 
     def free_phase(self, T: int | None = None) -> Phase:
         return Phase(self.T if T is None else T, self.schedule, self.stop, self.tolerance, checked=self.checked)
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
-        """Raise ValueError if this estimator cannot serve the model or the cost. Most serve every one."""
+        """Raise ValueError if this estimator does not support the model or the cost. Most support all."""
 
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        """The free phase and the batch mean of dL/dtheta by parameter, leaving `.grad` alone."""
+        """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
         problem = Problem(model, cost, x, y)
         start = prepare(model, x, state, None)
-        cost.check(start, y)  # before the first step, not after the last
+        cost.check(start, y)  # fail before the first step rather than after the last
         free = relax(model, x, self.free_phase(self.free_steps), start)
         free, grads = self.estimate(problem, free)
         return free, merge(model, grads, problem.direct_gradient(free.state))
 
     @property
     def free_steps(self) -> int:
-        """Steps that `gradient` relaxes before `estimate`."""
+        """The steps that `gradient` relaxes before calling `estimate`."""
         return self.T
 
     @abstractmethod
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
-        """The free phase as it is handed out, and the batch mean of dL/dtheta through the dynamics, by name."""
+        """The free phase to return, and the batch mean of dL/dtheta through the dynamics, by name."""
 
     @abstractmethod
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
-        """The K steps of the process one at a time, from the end of a free phase that kept its last K states."""
+        """Yield the K steps of the process, from the end of a free phase run with `keep=K`."""
 
     def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
         """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
@@ -122,7 +122,7 @@ def difference(a: Step, b: Step) -> Step:
 
 
 def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor) -> Step:
-    """One step of a nudged phase as an update, neurons and synapses, times `unit`  [eq:delta-ep]."""
+    """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep]."""
     moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
     if not isinstance(model, PrimitiveDynamics):
         return Step(moved, transition_vjp(model, x, before, moved)[1])
@@ -132,12 +132,12 @@ def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor
 
 
 def by_network(factor: Factor, like: Tensor) -> Factor:
-    """A factor per network, shaped to multiply a layer or a parameter of stacked networks."""
+    """Reshape a factor per network to multiply a layer or a parameter of stacked networks."""
     return per_sample(factor.to(like.dtype), like) if isinstance(factor, Tensor) else factor
 
 
 def minus_sum(steps: Iterable[Step]) -> dict[str, Tensor]:
-    """Minus the sum of the updates of the synapses: dL/dtheta, step by step  [eq:ep-weight-update]."""
+    """dL/dtheta as minus the sum of the synapses' updates over all steps  [eq:ep-weight-update]."""
     grads: dict[str, Tensor] = {}
     for step in steps:
         for name, change in step.synapses.items():
@@ -152,7 +152,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def merge(
     model: Dynamics, grads: Mapping[str, Tensor], direct: Mapping[nn.Parameter, Tensor]
 ) -> dict[nn.Parameter, Tensor]:
-    """Gradients by parameter: those through the dynamics and the cost's direct term."""
+    """Gradients by parameter: through the dynamics, plus the cost's direct term."""
     out = {p: grads[name] for name, p in trainable(model).items() if name in grads}
     for p, g in direct.items():
         if p.requires_grad:
@@ -172,9 +172,9 @@ def transition_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> tuple[Stat
 
 
 def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool = False) -> tuple[Tensor, ...]:
-    """(d out / d inputs)^T v, zero where an output does not depend on any input.
+    """(d out / d inputs)^T v; outputs that depend on no input contribute zero.
 
-    Without conjugation, so that it is analytic where the state is complex and the function is.
+    No conjugation, so that the result is analytic if the function is.
     """
     depending = [n for n, layer in enumerate(out) if layer.requires_grad]
     if not depending or not inputs:

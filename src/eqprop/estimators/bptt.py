@@ -27,7 +27,7 @@ from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory
 class BPTT(Estimator):
     """dL/dtheta of L = l(s_T, y), through exactly the last K of the T steps  [eq:total-gradient].
 
-    With schedule="alternating" the first T - K steps alternate and the K that are differentiated are synchronous.
+    With schedule="alternating" the first T - K steps alternate; the K differentiated steps are synchronous.
     """
 
     def __post_init__(self) -> None:
@@ -61,8 +61,8 @@ class BPTT(Estimator):
         """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state]."""
         if len(free.trail) < self.K:
             raise ValueError(
-                f"BPTT's process needs the last K={self.K} states before the end; the free phase kept "
-                f"{len(free.trail)}. Run it with relax(..., keep={self.K})."
+                f"The free phase kept {len(free.trail)} states; BPTT's process needs the last K={self.K} before the "
+                f"end. Run it with relax(..., keep={self.K})."
             )
         cost.check(free.state, y)
         with torch.no_grad():

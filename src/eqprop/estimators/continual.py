@@ -25,11 +25,11 @@ class ContinualEP(Estimator):
     """theta_{t+1} = theta_t + eta Delta_theta(t), s_{t+1} = F(x, s_t, theta_t) - beta dl/ds, at each step of phase two.
 
     Delta_theta(t) = (1/beta) (dPhi/dtheta(s_{t+1}, theta_t) - dPhi/dtheta(s_t, theta_t)) is EP's update at the
-    parameters of the moment. The gradient is minus the sum of all Delta_theta, so that a step of SGD with the
-    same rates ends at theta_K; the model's own parameters do not move before. As eta -> 0 it is EP's, with a
-    difference of order eta. Any other optimizer takes it as the gradient it is, and ends elsewhere.
+    current parameters. The gradient is minus the sum of all Delta_theta, so a step of SGD with the same rates ends
+    at theta_K; until then the model's own parameters do not change. As eta -> 0 the gradient tends to EP's, with a
+    difference of order eta. Any other optimizer uses it as an ordinary gradient and does not end at theta_K.
 
-    rates       eta: one for all parameters, or one a parameter by name
+    rates       eta: one for all parameters, or one per parameter by name
     """
 
     orientation: ClassVar[int] = -1
@@ -43,18 +43,18 @@ class ContinualEP(Estimator):
         given = self.rates.values() if isinstance(self.rates, Mapping) else (self.rates,)
         for rate in given:
             if not math.isfinite(rate) or rate < 0:
-                raise ValueError(f"ContinualEP got the rate {rate!r}; expected a learning rate, 0 or more.")
+                raise ValueError(f"ContinualEP got rate {rate!r}; expected a learning rate, 0 or more.")
 
     def rates_of(self, model: Dynamics) -> dict[str, float]:
-        """The rate of each parameter that learns."""
+        """The rate of each trainable parameter."""
         names = trainable(model)
         if not isinstance(self.rates, Mapping):
             return dict.fromkeys(names, self.rates)
         missing = [name for name in names if name not in self.rates]
         if missing:
             raise ValueError(
-                f"ContinualEP has no rate for {', '.join(missing)}; it has one for {', '.join(self.rates) or 'none'}. "
-                "Give every parameter that learns its optimizer's rate, or one rate for all."
+                f"ContinualEP has no rate for {', '.join(missing)}; got rates for {', '.join(self.rates) or 'none'}. "
+                "Give every trainable parameter its optimizer's rate, or one rate for all."
             )
         return {name: self.rates[name] for name in names}
 
@@ -65,7 +65,7 @@ class ContinualEP(Estimator):
         return free, minus_sum(self.steps(problem.model, problem.cost, problem.x, problem.y, free))
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
-        """Delta_s(t) and Delta_theta(t) along the moving parameters, t = 0, ..., K-1."""
+        """Delta_s(t) and Delta_theta(t) while the parameters move, t = 0, ..., K-1."""
         cost.check(free.state, y)
         rates, nudge = self.rates_of(model), Nudge(cost, y, self.beta)
         moving = {name: p.detach().clone().requires_grad_() for name, p in trainable(model).items()}
@@ -82,6 +82,6 @@ class ContinualEP(Estimator):
             check_finite(model, s, lambda: iter(visited), kind="nudged step")
 
     def _advance(self, model: Dynamics, x: Tensor, s: State, nudge: Nudge) -> tuple[State, Step]:
-        """A nudged step at the parameters of the moment, and EP's update there."""
+        """A nudged step at the current parameters, and EP's update there."""
         _, new = trajectory(model, x, s, 1, nudge)
         return new, update(model, x, s, new, 1.0 / (self.beta * model.nudge_scale))

@@ -19,11 +19,11 @@ from eqprop.state import State
 
 
 class SideBySide:
-    """A mini-batch (B, ...) repeated once a beta, copy after copy: (P B, ...), or (R, P B, ...) when stacked.
+    """A mini-batch (B, ...) with one copy per beta, concatenated: (P B, ...), or (R, P B, ...) when stacked.
 
-    x       the inputs, repeated            nudge   towards the targets, repeated, each copy with its own beta
+    x       the inputs, repeated            nudge   towards the repeated targets, each copy with its own beta
 
-    A single beta leaves the batch as it is; it may then be a tensor with one value a network, (R,).
+    A single beta does not copy the batch; it may then be a tensor with one value per network, (R,).
     """
 
     def __init__(self, problem: Problem, betas: Sequence[float | complex | Tensor]) -> None:
@@ -54,7 +54,7 @@ class SideBySide:
 
 
 BITS = 256
-"""Signs of one digest: its bits, the highest first, 1 standing for +1 and 0 for -1."""
+"""Signs per digest: its bits, highest first, 1 for +1 and 0 for -1."""
 
 
 def random_sign(seed: int, iteration: int) -> int:
@@ -71,15 +71,15 @@ def _digest(seed: int, block: int) -> int:
 class Signs:
     """The signs of a training run.
 
-    seeds   one a network: a network draws the same signs stacked with others as alone
-    first   the iteration a runner begins with, counted from the start of the training
+    seeds   one per network, so that a network draws the same signs stacked or alone
+    first   the iteration a runner begins with, counted from the start of training
     """
 
     seeds: tuple[int, ...] = field(default=(0,))
     first: int = 0
 
     def rows(self, start: int, n: int) -> Tensor:
-        """(n, R) of +1 and -1 in float64, for n iterations from `start` on, counted from `first`."""
+        """(n, R) of +1 and -1 in float64, for n iterations beginning at `start`, counted from `first`."""
         begin = self.first + start
         columns = [list(_signs(seed, begin, begin + n)) for seed in self.seeds]
         return torch.tensor(columns, dtype=torch.float64).view(len(self.seeds), n).T.contiguous()
@@ -109,8 +109,8 @@ class EP(Estimator):
     nudging     "one-sided": as above, with a bias of order beta.
                 "symmetric": -(1/2 beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_K^-beta)), the mean over beta and
                 -beta, both relaxed in one batch; a bias of order beta^2.
-                "random-sign": one-sided with the sign of beta drawn anew at every call, from torch's generator; its
-                mean over signs is the symmetric gradient. `with_sign` gives it a sign of one's own.
+                "random-sign": one-sided, with the sign of beta drawn from torch's generator at every call; its mean
+                over signs is the symmetric gradient. `with_sign` sets the sign explicitly.
     beta        a number, or a tensor with one per stacked network, (R,)
     """
 
@@ -125,16 +125,16 @@ class EP(Estimator):
             check_beta(self.beta)
         if self.nudging not in ("one-sided", "symmetric", "random-sign"):
             raise ValueError(
-                f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. Holomorphic and "
-                "continual EP are estimators of their own, HolomorphicEP and ContinualEP."
+                f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. For holomorphic and "
+                "continual EP use the estimators HolomorphicEP and ContinualEP."
             )
 
     def with_sign(self, sign: float | Tensor) -> EP:
-        """The one-sided EP that random-sign nudging is where it draws this sign, or these, one per network."""
+        """The one-sided EP that random-sign nudging becomes for this sign, or these signs, one per network."""
         if self.nudging != "random-sign":
             raise ValueError(
-                f"A sign of beta was given to {self.nudging} nudging, which has no use for it. Use "
-                "nudging='random-sign', or give EP a negative beta."
+                f"Got a sign of beta for {self.nudging} nudging, which does not use one. Use nudging='random-sign', or "
+                "give EP a negative beta."
             )
         if not isinstance(sign, Tensor) and sign not in (1, -1):
             raise ValueError(f"The sign of beta is {sign}; expected 1 or -1, or a tensor of them, one per network.")
@@ -147,8 +147,7 @@ class EP(Estimator):
             return self.with_sign(_drawn_sign(model)).gradient(model, cost, x, y, state)
         if isinstance(self.beta, Tensor) and self.beta.numel() != (model.networks or 1):
             raise ValueError(
-                f"beta has {self.beta.numel()} values and the model is {model.networks or 1} network(s); expected one "
-                "per network."
+                f"beta has {self.beta.numel()} values for {model.networks or 1} network(s); expected one per network."
             )
         return super().gradient(model, cost, x, y, state)
 
@@ -158,7 +157,7 @@ class EP(Estimator):
         return free, minus_sum(self._updates(problem, free))
 
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
-        """The two ends of the sum of all updates  [eq:ep-grad]."""
+        """The sum of all updates, from its two ends  [eq:ep-grad]."""
         batch = SideBySide(problem, self._betas)
         nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(free.state), batch.nudge)
         ends = batch.split(nudged.state)
@@ -188,12 +187,12 @@ class EP(Estimator):
         return (self.beta, -self.beta) if self.nudging == "symmetric" else (self.beta,)
 
     def _unit(self, model: Dynamics) -> float | Tensor:
-        """What the updates are divided by, inverted: beta * eps, or twice that where two phases are subtracted."""
+        """The factor of the updates: 1 / (beta * eps), or half of that where two phases are subtracted."""
         phases = 2.0 if self.nudging == "symmetric" else 1.0
         return 1.0 / (phases * self.beta * model.nudge_scale)
 
 
 def _drawn_sign(model: Dynamics) -> float | Tensor:
-    """As dropout draws: torch.manual_seed makes it repeatable."""
+    """Drawn from torch's global generator, as in dropout: torch.manual_seed makes it reproducible."""
     drawn = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
     return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)

@@ -21,29 +21,30 @@ from eqprop.state import State
 
 ADVICE = (
     "Holomorphic EP needs an analytic model and cost: no clip, no hard sigmoid, no max-pooling, no max, abs or "
-    "comparison, |s|^2 written as s*s. Use nudging='symmetric' (--estimator ep-symmetric) otherwise."
+    "comparison, |s|^2 written as s*s. Otherwise use nudging='symmetric' (--estimator ep-symmetric)."
 )
 TOLERANCE = {torch.complex128: 1e-6, torch.complex64: 1e-3}
-"""By how much the two gradients of an analytic function may differ: rounding; for another they differ by their size."""
+"""Relative difference allowed between the two gradients of an analytic function, for rounding; it is of order 1 for
+functions that are not analytic."""
 
 
 def check_analytic(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> None:
-    """Raise ValueError unless Phi, a nudged step and so the cost satisfy the Cauchy-Riemann equations near s.
+    """Raise ValueError unless Phi and a nudged step, and so the cost, satisfy the Cauchy-Riemann equations near s.
 
-    A function that is analytic piece by piece passes: it is tried at one state.
+    Piecewise analytic functions pass, since only one state is tried.
     """
     names = f"{type(model).__name__} with {type(cost).__name__}"
     try:
         wrong = in_complex((model, cost), lambda: _first_wrong(model, cost, complex_of(x), complex_of(y), _near(s)))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ValueError(f"{names} has no step at complex states: {reason}. {ADVICE}") from error
+        raise ValueError(f"{names} cannot step at complex states: {reason}. {ADVICE}") from error
     if wrong is not None:
         raise ValueError(f"{wrong} of {names} is not analytic. {ADVICE}")
 
 
 def _near(s: State) -> State:
-    """A state a little off s in every direction of the complex plane, always the same."""
+    """A state slightly off s in both the real and the imaginary direction, the same at every call."""
     source = torch.Generator().manual_seed(0)
 
     def offset(layer: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def _near(s: State) -> State:
 
 
 def _first_wrong(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> str | None:
-    """The first of Phi and the step that is not analytic, by name."""
+    """The name of the first that is not analytic, Phi or the step; None if both are."""
     with torch.enable_grad():
         leaves = tuple(layer.detach().requires_grad_() for layer in s)
         if isinstance(model, PrimitiveDynamics):
@@ -62,14 +63,14 @@ def _first_wrong(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) ->
             if not _is_analytic(phi, (*leaves, *trainable(model).values())):
                 return "The primitive"
         new = stepper(model, model.drive(x), Nudge(cost, y, 0.1))(leaves)
-        # Each neuron with a weight of its own, so that errors do not cancel.
+        # A different weight per neuron, so that errors do not cancel.
         total = sum((layer * (1.0 + v.detach())).sum() for layer, v in zip(new, leaves, strict=True))
-        assert isinstance(total, Tensor), "there is a layer"
+        assert isinstance(total, Tensor), "there is at least one layer"
         return None if _is_analytic(total, leaves) else "The nudged step"
 
 
 def _is_analytic(f: Tensor, inputs: Sequence[Tensor]) -> bool:
-    """grad Im f = i grad Re f, in torch's form of a gradient, d/d Re + i d/d Im."""
+    """grad Im f = i grad Re f, with gradients as torch defines them, d/d Re + i d/d Im."""
     if not f.is_complex():
         return False
     real, imag = (
@@ -86,13 +87,12 @@ def _is_analytic(f: Tensor, inputs: Sequence[Tensor]) -> bool:
 class HolomorphicEP(Estimator):
     """dL/dtheta = -(1/N beta) sum_k e^(-i phi_k) dPhi/dtheta(s_K^(beta e^(i phi_k))), phi_k = 2 pi k / N.
 
-    The second phase runs at N strengths of the nudge on a circle of radius beta in the complex plane, all in one batch;
-    the sum is the derivative along beta at 0 but for terms of order beta^N. At two points it is symmetric EP. States,
-    parameters and inputs are complex during the phase. Points below the real axis mirror those above it, so N/2 + 1
-    phases are run.
+    The second phase runs in one batch with N nudge strengths on a circle of radius beta in the complex plane; the sum
+    is the derivative along beta at 0 up to terms of order beta^N. Two points give symmetric EP. States, parameters and
+    inputs are complex during the phase. Points below the real axis mirror those above it, so only N/2 + 1 phases run.
 
     Phi, the activation and the cost must be analytic: no clip, no hard sigmoid, no max-pooling, |s|^2 written as s*s.
-    A model or a cost that is not is refused.
+    Anything else raises.
     """
 
     orientation: ClassVar[int] = -1
@@ -103,16 +103,16 @@ class HolomorphicEP(Estimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.beta < float("inf"):
-            raise ValueError(f"beta is {self.beta}; expected the radius of a circle, a positive number such as 0.1.")
+            raise ValueError(f"beta is {self.beta}; expected the circle's radius, a positive number such as 0.1.")
         if not isinstance(self.points, int) or self.points < 2:
-            raise ValueError(f"points is {self.points!r}; expected how many points on the circle, 2 or more.")
+            raise ValueError(f"points is {self.points!r}; expected the number of points on the circle, 2 or more.")
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
-        """Try one step at complex states near the first ones; raise ValueError if it is not analytic."""
+        """Try a step at complex states, after one free step; raise ValueError if it is not analytic."""
         check_analytic(model, cost, x, y, relax(model, x, Phase(1, checked=False)).state)
 
     def circle(self) -> list[tuple[complex, complex]]:
-        """(beta_k, weight) of the points from the real axis up; the mirrored ones are in the weights, by Re."""
+        """(beta_k, weight) of the points in the upper half plane; the weights include the mirrored points."""
         out = []
         for k in range(self.points // 2 + 1):
             turn = cmath.exp(2j * cmath.pi * k / self.points)
@@ -129,7 +129,7 @@ class HolomorphicEP(Estimator):
         return free, minus_sum(self.steps(model, cost, x, y, free))
 
     def _telescoped(self, model: PrimitiveDynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> dict[str, Tensor]:
-        """Runs where parameters are complex. The free state is subtracted, which changes nothing but the rounding."""
+        """The gradient, called with complex parameters. Subtracting the free state changes only the rounding."""
         x, s = complex_of(x), tuple(map(complex_of, s))
         betas, weights = zip(*self.circle(), strict=True)
         batch = SideBySide(Problem(model, cost, x, complex_of(y)), betas)
@@ -153,7 +153,7 @@ class HolomorphicEP(Estimator):
 
 
 def _advance(model: Dynamics, x: Tensor, batch: SideBySide, s: State) -> tuple[State, list[Step]]:
-    """A nudged step of every copy, and what moved in each, not yet divided by its beta."""
+    """A nudged step of every copy, and each copy's update before division by its beta."""
     _, new = trajectory(model, batch.x, s, 1, batch.nudge)
     pairs = zip(batch.split(s), batch.split(new), strict=True)
     return new, [update(model, x, before, after, 1.0) for before, after in pairs]

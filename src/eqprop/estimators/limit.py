@@ -18,8 +18,8 @@ from eqprop.state import State, subtract
 def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int) -> Iterator[Step]:
     """Delta_s(t) and Delta_theta(t) in the limit beta -> 0, t = 0, ..., K-1  [lemma:ep].
 
-    The limit is taken exactly: the second phase is differentiated along beta at beta = 0 in forward mode, the
-    state going on as in the free phase, its tangent d s_t / d beta going with it. No finite difference.
+    The limit is exact, without finite differences: forward-mode differentiation of the second phase along beta at
+    beta = 0. The state evolves as in the free phase and carries its tangent d s_t / d beta.
     """
     cost.check(free.state, y)
     s = free.state
@@ -39,8 +39,8 @@ def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxat
 def _advance(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State, tangent: State) -> tuple[State, State]:
     """F(x, s) and its derivative along beta: J tangent - dl/ds, squash and projection included.
 
-    The nudge enters as an argument of the step with value 0 and tangent -dl/ds, so wherever a model applies it,
-    its derivative is taken there.
+    The nudge is passed to the step with value 0 and tangent -dl/ds, so it is differentiated wherever the model
+    applies it.
     """
     pull = Problem(model, cost, x, y).pull(s)
     with forward_ad.dual_level():
@@ -57,7 +57,7 @@ def _contrast_tangent(
 ) -> dict[str, Tensor]:
     """The derivative along beta of the parameter contrast between two states with their tangents.
 
-    In the energy-based setting the tangents, and so the result, are those along beta * eps, as the updates are.
+    In the energy-based setting the tangents, and so the result, are along beta * eps, like the updates.
     """
     learned = trainable(model)
     with forward_ad.dual_level():

@@ -24,7 +24,7 @@ from eqprop.state import State, add, distance
 
 
 class GrowingAdjointError(ArithmeticError):
-    """The adjoint does not decay: the steady state does not attract, or there is none."""
+    """The adjoint does not decay: the steady state is not attracting, or does not exist."""
 
 
 @final
@@ -32,9 +32,9 @@ class GrowingAdjointError(ArithmeticError):
 class RBP(Estimator):
     """dL*/dtheta = (dF/dtheta)^T sum_k lambda_k, lambda_0 = dl/ds, lambda_{k+1} = (dF/ds)^T lambda_k, all at s_T.
 
-    K terms, or fewer with stop="settled", which leaves when a term no longer changes the sum. At a fixed point K
-    terms are K-step BPTT. The returned relaxation carries `adjoint_residual`, the largest element of the first
-    term left out, per sample. An adjoint that has grown is an error.
+    K terms, or fewer with stop="settled", which stops when a term no longer changes the sum. At a fixed point, K
+    terms equal K-step BPTT. The returned relaxation carries `adjoint_residual`, the largest element of the first
+    omitted term, per sample. Raises GrowingAdjointError if the adjoint has grown.
     """
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
@@ -54,7 +54,7 @@ class RBP(Estimator):
         return replace(free, adjoint_residual=residual), batch_mean(model, x, free.state, sums)
 
     def _sum_adjoint(self, out: State, leaves: State, first: State) -> tuple[State, State]:
-        """The sum of the K first terms and the term after them."""
+        """The sum of the first K terms, and the next term."""
         adjoint, total = first, first
         for k in range(1, self.K + 1):
             adjoint = pull_back(out, leaves, adjoint, retain_graph=True)
@@ -85,6 +85,6 @@ def _check_decay(first: State, residual: Tensor, dims: int, K: int) -> None:
         worst = int(torch.where(grown, residual, torch.zeros_like(residual)).argmax())
         raise GrowingAdjointError(
             f"The adjoint of {int(grown.sum())} of {grown.numel()} samples has grown over K={K} steps (sample {worst}: "
-            f"{float(start.flatten()[worst]):.2e} -> {float(residual.flatten()[worst]):.2e}): the state reached is not "
-            "an attracting fixed point. Raise T, use schedule='alternating', or lower eps or the weights."
+            f"{float(start.flatten()[worst]):.2e} -> {float(residual.flatten()[worst]):.2e}); expected it to decay, as "
+            "at an attracting fixed point. Raise T, use schedule='alternating', or lower eps or the weights."
         )
