@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "eps negative": (lambda: from_energy(phi, W, (2,), eps=-0.1), ["eps is -0.1", "(0, 1]"]),
     "eps nan": (lambda: toy(eps=float("nan")), ["eps is nan", "(0, 1]"]),
     "no eps": (lambda: Layered((2, 3), "energy-based"), ["energy-based", "eps", "0.2"]),
-    "eps for a prototypical net": (lambda: Layered((2, 3), eps=0.5), ["eps", "energy-based setting", "Leave them out"]),
+    "eps for a prototypical net": (lambda: Layered((2, 3), eps=0.5), ["eps", "energy-based setting", "Omit them"]),
     "clip for a prototypical net": (lambda: Layered((2, 3), clip=True), ["clip", "energy-based"]),
     "alternating with a leak": (
         lambda: relax(energy_based(2), X, Phase(3, "alternating")),
@@ -155,8 +155,8 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: stack([NET, prototypical(2, "sigmoid")]),
         ["differ in activation", "built alike"],
     ),
-    "a stack of stacks": (lambda: stack([pair(), pair()]), ["stacked already", "unstack"]),
-    "a network that is not there": (lambda: unstack(pair(), 2), ["Network 2", "2 stacked networks"]),
+    "a stack of stacks": (lambda: stack([pair(), pair()]), ["already stacked", "unstack"]),
+    "a network that is not there": (lambda: unstack(pair(), 2), ["network 2", "2 stacked networks"]),
     "a network of a single one": (lambda: unstack(NET, 0), ["a single network", "stacked model"]),
     "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "output first"]),
     "a layer of size 0": (lambda: from_transition(phi, W, layers=(2, 0)), ["(2, 0)", "at least 1"]),  # type: ignore[arg-type]

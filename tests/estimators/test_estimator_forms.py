@@ -388,9 +388,9 @@ def test_the_forms_are_values() -> None:
     [
         (lambda: EP(3, 2, nudging="both"), "nudging is 'both'; expected 'one-sided', 'symmetric' or 'random-sign'"),
         (lambda: EP(3, 2, nudging="symmetric", beta=0.0), "beta=0.0"),
-        (lambda: HolomorphicEP(3, 2, points=1), "points is 1; expected how many points on the circle, 2 or more"),
-        (lambda: HolomorphicEP(3, 2, beta=-0.1), "beta is -0.1; expected the radius of a circle"),
-        (lambda: HolomorphicEP(3, 2, beta=float("nan")), "beta is nan; expected the radius"),
+        (lambda: HolomorphicEP(3, 2, points=1), "points is 1; expected the number of points on the circle, 2 or more"),
+        (lambda: HolomorphicEP(3, 2, beta=-0.1), "beta is -0.1; expected the circle's radius"),
+        (lambda: HolomorphicEP(3, 2, beta=float("nan")), "beta is nan; expected the circle's radius"),
         (lambda: ContinualEP(3, 2, beta=0.0), "beta=0.0"),
         (lambda: ContinualEP(3, 2, rates=-0.1), "rate -0.1; expected a learning rate, 0 or more"),
         (lambda: ContinualEP(3, 2, rates={"W": float("inf")}), "rate inf; expected a learning rate"),

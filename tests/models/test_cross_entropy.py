@@ -222,10 +222,13 @@ def test_stacked_readouts_are_the_single_ones() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: CrossEntropy(0, 3), "at least one neuron"),
+        (lambda: CrossEntropy(0, 3), "at least one input"),
         (lambda: CrossEntropy(3, 1), "two classes"),
-        (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(9, 3, dtype=F64), *batch(toy())), "takes 9 neurons of lay"),
-        (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(3, 3, 5, dtype=F64), *batch(toy())), "of layer 5"),
+        (
+            lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(9, 3, dtype=F64), *batch(toy())),
+            "expects 9 neurons in layer",
+        ),
+        (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(3, 3, 5, dtype=F64), *batch(toy())), "in layer 5"),
         (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(3, 4, dtype=F64), *batch(toy())), "one-hot rows"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The paper's models: toy, fully connected layered, convolutional; and a readout outside of them."""
+"""The paper's models (toy, fully connected layered, convolutional) and a softmax readout."""
 
 from eqprop.models.activations import Activation
 from eqprop.models.convolutional import Convolutional

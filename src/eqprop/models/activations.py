@@ -1,4 +1,4 @@
-"""The activation functions of the paper, with their slopes, and the way to bring one's own."""
+"""The paper's activation functions with their derivatives, and support for custom ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eqprop.messages import unknown
 
 @dataclass(frozen=True)
 class Activation:
-    """sigma and its derivative. Without a given derivative, automatic differentiation finds it."""
+    """sigma and its derivative, computed by automatic differentiation if not given."""
 
     name: str
     function: Callable[[Tensor], Tensor]
@@ -24,7 +24,7 @@ class Activation:
         return self.function(v)
 
     def slope(self, v: Tensor) -> Tensor:
-        """sigma'(v), element by element; differentiable again where gradients are recorded."""
+        """sigma'(v), elementwise; differentiable again when gradients are being recorded."""
         if self.derivative is not None:
             return self.derivative(v)
         recording = torch.is_grad_enabled()
@@ -48,7 +48,7 @@ def _hard_sigmoid(v: Tensor) -> Tensor:
 
 
 def _hard_sigmoid_slope(v: Tensor) -> Tensor:
-    # 1 on the closed interval, as the gradient of clamp: a net started at 0 must be able to move.
+    # 1 on the closed interval, like the gradient of clamp: a net that starts at 0 must be able to move.
     return ((v >= 0.0) & (v <= 1.0)).to(v.dtype)
 
 

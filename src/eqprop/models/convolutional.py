@@ -21,7 +21,7 @@ from eqprop.state import LayerParameters, State
 
 
 class Pooled(NamedTuple):
-    """P(z), and for the inverse the positions of the maxima in z and the size of z."""
+    """P(z), with the positions of the maxima in z and the size of z for the inverse."""
 
     values: Tensor
     indices: Tensor
@@ -39,7 +39,7 @@ def conv(h: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor
 
 
 def conv_transpose(z: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """W~ * z, the convolution by the flipped kernel, padded so that the size before the convolution comes back."""
+    """W~ * z: convolution with the flipped kernel, padded to restore the size before the convolution."""
     if weight.dim() == 4:
         return F.conv_transpose2d(z, weight, padding=padding)
     networks = weight.shape[0]
@@ -47,7 +47,7 @@ def conv_transpose(z: Tensor, weight: Tensor, padding: int) -> Tensor:
 
 
 def conv_weight(h: Tensor, z: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """z * h: the derivative of sum(z . (W * h)) by W, summed over the batch  [lma3]."""
+    """z * h: the derivative of sum(z . (W * h)) with respect to W, summed over the batch  [lma3]."""
     if weight.dim() == 4:
         return conv2d_weight(h, weight.shape, z, padding=padding)
     networks = weight.shape[0]
@@ -57,7 +57,7 @@ def conv_weight(h: Tensor, z: Tensor, weight: Tensor, padding: int) -> Tensor:
 
 
 def pool(z: Tensor, size: int) -> Pooled:
-    """P(z): the maximum of each size x size zone, and where it is."""
+    """P(z): the maximum of each size x size window, and its position."""
     values, indices = F.max_pool2d(z.flatten(0, -4), size, return_indices=True)
     lead = z.shape[:-3]
     return Pooled(values.unflatten(0, lead), indices.unflatten(0, lead), (z.shape[-2], z.shape[-1]))
@@ -80,7 +80,7 @@ def _part(z: Tensor, networks: int) -> Tensor:
 
 
 class ConvDrive(NamedTuple):
-    """What does not change during a phase: the pooled response to x and where its maxima are."""
+    """The part that is constant during a phase: the pooled response to x and the positions of its maxima."""
 
     visible: Pooled
 
@@ -90,16 +90,16 @@ class Convolutional(PrimitiveDynamics):
     """Flat layers s0 (output), s1, ... over convolutional layers h0, h1, ..., over the image x = h^{N_conv}.
 
     Phi = sum_n s^n . Wfc_{n,n+1} . s^{n+1} + sum_n h^n . P(Wconv_{n,n+1} * h^{n+1} + b),   s_{t+1} = sigma(dPhi/ds),
-    where s^{N_fc} is h0 flattened and P is max-pooling; biases join each layer's input, before pooling in a
-    convolution. The arg-max of the inverse pooling is that of the current state.
+    where s^{N_fc} is h0 flattened and P is max-pooling; biases are added to each layer's input, before pooling in
+    convolutions. The inverse pooling uses the arg-max of the current state.
 
     input_shape     (channels, height, width) of x
-    channels        of h0, h1, ...: from the output side, as the layers are numbered; (64, 32) in the paper
-    flat            sizes of s0, s1, ...; (10,) in the paper; none, (), where a readout looks at h0
+    channels        of h0, h1, ..., from the output side, as the layers are numbered; (64, 32) in the paper
+    flat            sizes of s0, s1, ...; (10,) in the paper; empty, (), if a readout reads h0
     nudge_site      "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     """
 
-    bipartite = True  # but for the arg-max of a layer's own state in the inverse pooling
+    bipartite = True  # except that the inverse pooling uses the arg-max of the layer's own state
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class Convolutional(PrimitiveDynamics):
         add_parameters(self, self._wanted(), init, seed, dtype)
 
     def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """The shapes of h0, h1, ..., from the input inwards, each checked to be there at all."""
+        """The shapes of h0, h1, ..., computed from the input; raises if one would be empty."""
         if not self.channels or min((*self.channels, *self.flat)) < 1:
             raise ValueError(
-                f"channels is {self.channels} and flat is {self.flat}; expected positive sizes, at least one channel, "
-                "from the output side, such as channels=(64, 32), flat=(10,)."
+                f"channels is {self.channels} and flat is {self.flat}; expected positive sizes from the output side, "
+                "with at least one convolution, such as channels=(64, 32), flat=(10,)."
             )
         if (
             len(self.image) != 3
@@ -150,8 +150,9 @@ class Convolutional(PrimitiveDynamics):
             height, width = ((side + 2 * self.padding - self.kernel + 1) // self.pool for side in (height, width))
             if height < 1 or width < 1:
                 raise ValueError(
-                    f"An image of {self.input_shape} is used up before layer h{len(self.channels) - len(shapes) - 1}: "
-                    "use fewer convolutional layers, a smaller kernel or pool, or padding."
+                    f"An image of {self.input_shape} is too small: nothing is left for layer "
+                    f"h{len(self.channels) - len(shapes) - 1}. Use fewer convolutional layers, a smaller kernel or "
+                    "pool, or padding."
                 )
             shapes.append((count, height, width))
         return tuple(reversed(shapes))
@@ -213,7 +214,7 @@ class Convolutional(PrimitiveDynamics):
         return self._gradient(drive, s, range(len(s)))
 
     def _gradient(self, drive: ConvDrive, s: State, wanted: Sequence[int]) -> State:
-        """dPhi/ds for the wanted layers; the others are returned as they are."""
+        """dPhi/ds for the wanted layers; the others are returned unchanged."""
         flat, maps = self.split(s)
         chain = (*flat, maps[0].flatten(-3))
         out = list(s)
@@ -238,7 +239,7 @@ class Convolutional(PrimitiveDynamics):
         return tuple(out)
 
     def _feedback(self, flat: State, maps: State, responses: Sequence[Pooled | None], n: int) -> Tensor | None:
-        """What layer h_n gets from the layer nearer the output: F^-1(Wfc^T s) or W~ * P^-1(h_{n-1})  [lma2]."""
+        """The input of h_n from the layer nearer the output: F^-1(Wfc^T s) or W~ * P^-1(h_{n-1})  [lma2]."""
         if n == 0 and not flat:
             return None
         if n == 0:
@@ -279,10 +280,10 @@ class Convolutional(PrimitiveDynamics):
         return out
 
 
-# The constructor's argument of the same name hides the function.
+# The constructor's argument of the same name shadows the function.
 _activation = activation
 
 
 def convolutional_parameters(flat: int, maps: int, bias: bool = True) -> tuple[LayerParameters, ...]:
-    """Wfc01 and bfc0, ... of the flat layers, then Wconv01 and bconv0, ... of the maps."""
+    """Wfc01 and bfc0, ... for the flat layers, then Wconv01 and bconv0, ... for the maps."""
     return layered_parameters(flat, bias, "fc") + layered_parameters(maps, bias, "conv")

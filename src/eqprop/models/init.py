@@ -1,7 +1,7 @@
 """Initial weights: Glorot, PyTorch's default, or a user's function.
 
-Every draw is made on the CPU in float64 and then rounded and moved, so that a seed means the same weights on
-every device and in every precision.
+Weights are drawn on the CPU in float64, then rounded and moved, so a seed gives the same weights on every device and
+in every precision.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Init = Literal["glorot", "default"] | InitFunction
 
 
 def generator(seed: int | None) -> torch.Generator:
-    """A CPU generator. Without a seed it continues from torch's own, so that torch.manual_seed is obeyed."""
+    """A CPU generator. Without a seed it is seeded from torch's global one, so torch.manual_seed applies."""
     chosen = int(torch.randint(2**62, ())) if seed is None else seed
     return torch.Generator().manual_seed(chosen)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A parameter to draw: its name, its shape and the fans its initial range is computed from."""
+    """A parameter to draw: its name, its shape and the fans that set its initial range."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Wanted:
 def add_parameters(
     module: nn.Module, wanted: Iterable[Wanted], init: Init, seed: int | None, dtype: torch.dtype | None
 ) -> None:
-    """Register the wanted parameters, drawn in the order given. Glorot leaves biases (one dimension) at zero."""
+    """Draw and register the wanted parameters in the given order. Glorot sets biases (one dimension) to zero."""
     if not (init in ("glorot", "default") or callable(init)):
         raise ValueError(f"init is {init!r}; expected 'glorot', 'default' or a function (name, shape, generator).")
     source = generator(seed)
@@ -49,7 +49,7 @@ def _draw(p: Wanted, init: Init, source: torch.Generator) -> Tensor:
     if callable(init):
         value = init(p.name, p.shape, source).detach()
         if tuple(value.shape) != p.shape:
-            raise ValueError(f"init gave {p.name} the shape {tuple(value.shape)}; expected {p.shape}.")
+            raise ValueError(f"init returned shape {tuple(value.shape)} for {p.name}; expected {p.shape}.")
         return value
     if init == "glorot":
         bound = math.sqrt(6.0 / (p.fan_in + p.fan_out)) if len(p.shape) > 1 else 0.0

@@ -30,7 +30,7 @@ class Layered(PrimitiveDynamics):
     sizes           from the output to the input, such as (10, 512, 784)
     eps             the step of the energy-based setting, in (0, 1]
     clip            energy-based: keep s in [0, 1] after every step, nudge included, as the paper does in training
-    output_slope    energy-based: False leaves sigma'(s0) out of the output's step, as the authors' code does. The
+    output_slope    energy-based: False omits sigma'(s0) from the output's step, as the authors' code does. The
                     Jacobian is then no longer symmetric.
     nudge_site      prototypical: "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     init, seed      "glorot", "default" (PyTorch's) or a function; drawn on the CPU in float64, then rounded
@@ -94,7 +94,7 @@ class Layered(PrimitiveDynamics):
         return zero_state(x, [(n,) for n in self.sizes[:-1]], x.shape[:-1])
 
     def activity(self, s: State) -> State:
-        """What the other layers see: sigma(s) in the energy-based setting, s in the prototypical one."""
+        """The activity other layers receive: sigma(s) in the energy-based setting, s in the prototypical one."""
         return tuple(self.activation(layer) for layer in s) if self.energy_based else s
 
     def input_activity(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Layered(PrimitiveDynamics):
         return 0.5 * (1.0 - self.eps) * squares + self.eps * phi
 
     def drive(self, x: Tensor) -> tuple[Tensor | None, ...]:
-        """The inputs of each layer that do not change: biases, and W x in the layer next to the input."""
+        """The constant input of each layer: biases, and W x for the layer next to the input."""
         constant = [self.offset(n) for n in range(self.depth)]
         last = self.input_activity(x) @ self.weight(self.depth - 1).mT
         constant[-1] = last if constant[-1] is None else last + constant[-1]
@@ -173,19 +173,19 @@ class Layered(PrimitiveDynamics):
         return out
 
 
-# The constructor's argument of the same name hides the function.
+# The constructor's argument of the same name shadows the function.
 _activation = activation
 
 
 def layered_parameters(depth: int, bias: bool = True, kind: str = "") -> tuple[LayerParameters, ...]:
-    """W01 and b0, W12 and b1, ...; with a kind between letter and numbers, as in Wfc01."""
+    """W01 and b0, W12 and b1, ...; `kind` goes between letter and numbers, as in Wfc01."""
     return tuple(LayerParameters((f"W{kind}{n}{n + 1}",), f"b{kind}{n}" if bias else None) for n in range(depth))
 
 
 def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
         raise ValueError(
-            f"sizes is {tuple(sizes)}; expected at least two positive numbers from the output to the input, "
+            f"sizes is {tuple(sizes)}; expected at least two positive integers from the output to the input, "
             "such as (10, 512, 784)."
         )
     return tuple(sizes)
@@ -194,13 +194,13 @@ def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 def _check_setting(setting: str, eps: float | None, clip: bool, output_slope: bool) -> bool:
     if setting == "energy-based":
         if eps is None:
-            raise ValueError("The energy-based setting needs its step: give eps, a number in (0, 1], such as 0.2.")
+            raise ValueError("Got no eps for the energy-based setting; expected a number in (0, 1], such as eps=0.2.")
         return True
     if setting != "prototypical":
         raise ValueError(f"setting is {setting!r}; expected 'energy-based' or 'prototypical'.")
     if eps is not None or clip or not output_slope:
         raise ValueError(
-            "eps, clip and output_slope belong to the energy-based setting. Leave them out, or choose "
+            "eps, clip and output_slope apply to the energy-based setting only. Omit them, or choose "
             "setting='energy-based'."
         )
     return False

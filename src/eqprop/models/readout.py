@@ -1,4 +1,4 @@
-"""Cross-entropy of a softmax readout, whose weights are learnt and which is not a part of the dynamics."""
+"""Cross-entropy of a softmax readout with trained weights, outside the dynamics."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from eqprop.state import LayerParameters, State
 class CrossEntropy(Cost):
     """l = -sum_c y_c log p_c, p = softmax(Wout s + bout), where s is one layer, flattened.
 
-    The readout sees the layer and does not act on it: only the nudge does, -beta dl/ds = beta Wout^T (y - p). Wout and
-    bout are parameters of the cost. Their gradient is dl/dWout at the free state, whichever estimator is used: the
-    theorem's term of a cost that depends on parameters  [sec:index-shift].
+    The readout reads the layer but acts on it only through the nudge, -beta dl/ds = beta Wout^T (y - p). Wout and
+    bout are parameters of the cost. With every estimator their gradient is dl/dWout at the free state: the theorem's
+    term for a cost that depends on parameters  [sec:index-shift].
 
-    inputs      neurons of the layer read
-    classes     y has one number a class: one-hot rows, or any probabilities
-    layer       which one is read; 0 is the last of the dynamics
-    init, seed  as of the models
+    inputs      number of neurons in the layer it reads
+    classes     y has one number per class: one-hot rows, or any probabilities
+    layer       the layer it reads; 0 is the last of the dynamics
+    init, seed  as for the models
 
-    Where networks are stacked, `stack_readouts` gives them one cost.
+    For stacked networks, combine their readouts with `stack_readouts`.
     """
 
     Wout: nn.Parameter
@@ -46,8 +46,8 @@ class CrossEntropy(Cost):
         super().__init__()
         if inputs < 1 or classes < 2 or layer < 0:
             raise ValueError(
-                f"CrossEntropy got inputs={inputs}, classes={classes}, layer={layer}; expected at least one neuron, "
-                "two classes, and the number of a layer, 0 the last."
+                f"CrossEntropy got inputs={inputs}, classes={classes}, layer={layer}; expected at least one input, at "
+                "least two classes, and the index of a layer, 0 being the last."
             )
         self.inputs, self.classes, self.layer = inputs, classes, layer
         wanted = [Wanted("Wout", (classes, inputs), inputs, classes), Wanted("bout", (classes,), inputs, classes)]
@@ -69,7 +69,7 @@ class CrossEntropy(Cost):
         return y.sum(-1) * _log_sum_exp(z) - (y * z).sum(-1)
 
     def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-        """Wout^T (p - y) for the layer that is read."""
+        """Wout^T (p - y) for the layer it reads."""
         z = self.scores(s)
         p = torch.exp(z - _log_sum_exp(z).unsqueeze(-1))
         force = (y.sum(-1, keepdim=True) * p - y) @ self.Wout
@@ -80,19 +80,19 @@ class CrossEntropy(Cost):
         if self.layer >= len(s) or self._seen(s).shape[-1] != self.inputs:
             got = [tuple(v.shape[self.Wout.dim() - 1 :]) for v in s]
             raise ValueError(
-                f"The readout takes {self.inputs} neurons of layer {self.layer}; the layers are {got}. Give "
+                f"The readout expects {self.inputs} neurons in layer {self.layer}; the layers are {got}. Give "
                 "CrossEntropy the number of neurons of the layer it reads."
             )
         expected = (*s[0].shape[: self.Wout.dim() - 1], self.classes)
         if tuple(y.shape) != expected or not (y.is_floating_point() or y.is_complex()):
             raise ValueError(
-                f"The target y is {y.dtype} of shape {tuple(y.shape)}; expected numbers of shape {expected}, one a "
-                "class. Labels become one-hot rows with eqprop.data.one_hot."
+                f"The target y is {y.dtype} of shape {tuple(y.shape)}; expected numbers of shape {expected}, one per "
+                "class. Convert labels to one-hot rows with eqprop.data.one_hot."
             )
 
 
 def stack_readouts(costs: Sequence[CrossEntropy]) -> CrossEntropy:
-    """One readout a network for networks that are stacked: its parameters carry a leading dimension."""
+    """Combine the readouts of stacked networks into one, whose parameters have a leading dimension."""
     stacked = copy.deepcopy(costs[0])
     for name in ("Wout", "bout"):
         setattr(stacked, name, nn.Parameter(torch.stack([getattr(c, name).detach() for c in costs])))
@@ -108,6 +108,6 @@ def unstack_readout(cost: CrossEntropy, r: int) -> CrossEntropy:
 
 
 def _log_sum_exp(z: Tensor) -> Tensor:
-    """log sum_c exp z_c, also of complex numbers: the shift that keeps exp in range is real and falls out again."""
+    """log sum_c exp z_c, also for complex z: the shift that keeps exp in range is real and cancels."""
     shift = z.real.detach().amax(-1, keepdim=True)
     return torch.log(torch.exp(z - shift).sum(-1)) + shift.squeeze(-1)

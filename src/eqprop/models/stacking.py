@@ -1,4 +1,4 @@
-"""Several networks of one shape as one: parameters carry a leading dimension, states too."""
+"""Stack networks of the same shape into one model, with a leading dimension on parameters and states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Model = TypeVar("Model", bound=PrimitiveDynamics)
 
 
 def stack(models: Sequence[Model]) -> Model:
-    """One model whose parameters are those of the given ones, stacked: x, y and states are then (R, B, ...).
+    """Stack the parameters of R models into one model; x, y and states are then (R, B, ...).
 
-    The networks must be built alike; they stay independent of each other.
+    The networks must be built alike; they remain independent of each other.
     """
     if not models:
         raise ValueError("No networks to stack; expected at least one.")
@@ -30,10 +30,11 @@ def stack(models: Sequence[Model]) -> Model:
         if unlike:
             raise ValueError(f"The networks differ in {', '.join(unlike)}; only networks built alike can be stacked.")
     if models[0].networks is not None:
-        raise ValueError("The networks are stacked already; expected single ones. Take them apart with unstack.")
+        raise ValueError("The networks are already stacked; expected single ones. Separate them with unstack.")
     if models[0].input_shape is None:
         raise ValueError(
-            f"{type(models[0]).__name__} gives no input_shape, without which stacked inputs are not told apart."
+            f"{type(models[0]).__name__} has no input_shape; expected one, to recognise stacked inputs. Set it on the "
+            "model."
         )
     stacked = copy.deepcopy(models[0])
     for name in shapes[0]:
@@ -44,10 +45,10 @@ def stack(models: Sequence[Model]) -> Model:
 
 
 def unstack(model: Model, r: int) -> Model:
-    """Network r of a stacked model, as a model of its own."""
+    """Extract network r of a stacked model."""
     if model.networks is None or not 0 <= r < model.networks:
         count = "a single network" if model.networks is None else f"{model.networks} stacked networks"
-        raise ValueError(f"Network {r} was asked of {count}; expected a number from 0 below that of a stacked model.")
+        raise ValueError(f"Got network {r} of {count}; expected an index from 0 into a stacked model.")
     single = copy.deepcopy(model)
     for name, p in model.named_parameters():
         _replace(single, name, p.detach()[r].clone())
@@ -56,7 +57,7 @@ def unstack(model: Model, r: int) -> Model:
 
 
 def _build(model: PrimitiveDynamics) -> dict[str, object]:
-    """How a model was built: its public attributes, the parameters aside."""
+    """How a model was built: its public attributes except the parameters."""
     return {name: value for name, value in vars(model).items() if not name.startswith("_")}
 
 
@@ -65,7 +66,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _replace(model: PrimitiveDynamics, name: str, value: Tensor) -> None:
-    """Put a value of another shape in the place of a parameter, trainable or frozen as that was."""
+    """Replace a parameter by a value of another shape, trainable if the parameter was."""
     owner, _, leaf = name.rpartition(".")
     setattr(
         model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=model.get_parameter(name).requires_grad)

@@ -1,4 +1,4 @@
-"""The toy model: outputs, hidden and inputs all connected, without lateral connections  [exp:toymodel]."""
+"""The toy model: output, hidden and input layers all connected, without lateral connections  [exp:toymodel]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eqprop.state import LayerParameters, State
 class Toy(PrimitiveDynamics):
     """Phi = (1 - eps)/2 |s|^2 + eps (r0.W01.r1 + r0.W0x.rx + r1.W1x.rx + b.r), r = sigma(s), rx = sigma(x).
 
-    sizes are (outputs, hidden, inputs), in the paper (5, 50, 10). Parameters W01, W0x, W1x and b0, b1.
+    sizes are (outputs, hidden, inputs), (5, 50, 10) in the paper. Parameters W01, W0x, W1x and b0, b1.
     """
 
     W01: nn.Parameter
@@ -103,5 +103,5 @@ class Toy(PrimitiveDynamics):
         return out
 
 
-# The constructor's argument of the same name hides the function.
+# The constructor's argument of the same name shadows the function.
 _activation = activation
