@@ -1,4 +1,4 @@
-/* Scratch memory in one piece: laid out twice, first to measure it, then to hand it out. */
+/* One block of scratch memory, laid out twice: first to measure it, then to assign it. */
 #ifndef EQPROP_ARENA_H
 #define EQPROP_ARENA_H
 
@@ -20,7 +20,7 @@ static inline void *carve(Arena *arena, size_t bytes) {
     return piece;
 }
 
-/* Zeroed memory of the measured size; null if the system has none. */
+/* Allocate zeroed memory of the measured size; 0 if out of memory. */
 static inline int open_arena(Arena *arena) {
     const size_t bytes = (arena->used + LINE) / LINE * LINE;
     arena->base = aligned_alloc(LINE, bytes);

@@ -1,6 +1,6 @@
 /* Convolutional nets on a team of threads: free phases, and whole training iterations.
 
-   A sample runs through all of its phases on one thread; channels are divided among the threads for the updates. */
+   Each sample runs all its phases on one thread; for the updates, threads share the channels. */
 #include "conv_update.h"
 
 static void train_work(Team *team, int rank, void *argument) {
@@ -21,7 +21,7 @@ static void train_work(Team *team, int rank, void *argument) {
     }
 }
 
-/* `iterations` training iterations; 0, or 1 if there is no memory for them. */
+/* Run `iterations` training iterations; returns 0, or 1 if out of memory. */
 int conv_train(const Conv *p) {
     Arena arena = {0};
     Training job = {0};
@@ -35,7 +35,7 @@ int conv_train(const Conv *p) {
 
 typedef struct {
     const Conv *p;
-    Cell *cells; /* one a thread */
+    Cell *cells; /* one per thread */
     Packed packed;
     real *visible;
     whole *windows;
@@ -77,7 +77,7 @@ static void relax_work(Team *team, int rank, void *argument) {
     }
 }
 
-/* The free phase of (R, B) samples; 0, or 1 if there is no memory for it. */
+/* Run the free phase of (R, B) samples; returns 0, or 1 if out of memory. */
 int conv_relax(const Conv *p) {
     Arena arena = {0};
     Relaxing job = {0};

@@ -1,27 +1,27 @@
-/* Convolutional nets: what the caller hands over, the shapes, and the state of one sample while it relaxes.
+/* Convolutional nets: the caller's arguments, the shapes, and the state of one sample while it relaxes.
 
-   Maps are kept with their channels last, (height, width, channels), so that channels fill the vectors; Python hands
-   everything over in that order. Layers are numbered from the output: flat ones, then maps. */
+   Maps are stored channels last, (height, width, channels), so that channels fill the vectors; Python passes everything
+   in that order. Layers are numbered from the output: flat ones, then maps. */
 #ifndef EQPROP_CONV_H
 #define EQPROP_CONV_H
 
 #include "neurons.h"
 #include "products.h"
 
-/* Filled in by Python, field by field in this order. Parameters are listed: flat weights, filters, flat biases, filter
-   biases. Filters are (channels, kernel, run), a run being the kernel * channels-below numbers of one row of the window,
-   padded to cache lines. */
+/* Filled in by Python, in this order. Parameters are ordered: flat weights, filters, flat biases, filter biases. Filters
+   are (channels, kernel, run), where a run is the kernel * channels-below numbers of one row of the window, padded to
+   cache lines. */
 typedef struct {
     Task task;
     int64_t flats, maps, kernel, padding, pool, biased;
     const int64_t *flat_sizes;  /* flats */
     const int64_t *shapes;      /* (maps + 1, 3): channels, height, width; the image last */
     real *const *values;        /* (R, rows, apart) each */
-    real *const *gradients;     /* as the values */
+    real *const *gradients;     /* like values */
     const int64_t *rows, *apart;
-    const double *rates;        /* learning rates; NaN leaves a parameter alone */
-    const real *const *start;   /* where the layers start, (R, B, size); null for zeros */
-    real *const *state;         /* where the free phase ends; in training null if nobody asks */
+    const double *rates;        /* learning rates; NaN: not trained */
+    const real *const *start;   /* initial state, (R, B, size); null for zeros */
+    real *const *state;         /* out: end of the free phase; may be null in training */
 } Conv;
 
 /* The filters between maps n and n + 1, and the sizes that follow from them. */
@@ -32,7 +32,7 @@ typedef struct {
     int64_t inner_rows, inner_columns;
     int64_t run, run_padded;
     int64_t reach;                   /* numbers of map n + 1 with its border */
-    int64_t across, positions;       /* places of the window: in a row, and in all; none that pooling leaves out */
+    int64_t across, positions;       /* window positions per row and in all, without those that pooling drops */
 } Filters;
 
 static Filters filters_of(const Conv *p, int64_t n) {
@@ -78,36 +78,36 @@ static inline Rows flat_rows(const Conv *p, int64_t n, int64_t network) {
     return (Rows){value_of(p, FLAT_WEIGHT, n, network), p->apart[parameter(p, FLAT_WEIGHT, n)]};
 }
 
-/* A value that counts, and where: the start of its window, or its channel. */
+/* A nonzero value and its place: the start of its window, or its channel. */
 typedef struct {
     int64_t place;
     real value;
 } Mark;
 
-/* What is made of the filters whenever they have changed, one of each for every set of filters. */
+/* Repacked filters, renewed whenever the filters change; one entry per set of filters. */
 typedef struct {
-    real **by_input; /* (R, kernel, run, channels): what `respond` reads */
-    real **by_row;   /* (R, kernel, channels, run): what `scatter` reads */
-    int64_t **starts; /* of the windows, by position */
+    real **by_input; /* (R, kernel, run, channels), for `respond` */
+    real **by_row;   /* (R, kernel, channels, run), for `scatter` */
+    int64_t **starts; /* start of the window at each position */
 } Packed;
 
 /* One sample while it relaxes. */
 typedef struct {
     int64_t network;
     const Packed *packed;
-    real **states, **inputs;          /* of every layer */
-    real **responses;                 /* by layer: P(W * h), what map n hears from map n + 1 */
-    whole **windows;                  /* the positions of the maxima, by zone and channel */
-    int *fresh;                       /* whether response and windows are those of the present state */
+    real **states, **inputs;          /* per layer */
+    real **responses;                 /* per layer: P(W * h), the input of map n from map n + 1 */
+    whole **windows;                  /* positions of the maxima, by zone and channel */
+    int *fresh;                       /* whether response and windows are up to date */
     real *drive;                      /* the response to the image */
     const real *target;
     real *band, *border;              /* scratch: a row of zones before pooling, a map with its border of zeros */
     Mark *marks;                      /* scratch: (positions, channels) */
     int64_t *counts;                  /* scratch: (positions) */
-    const real **starts;              /* scratch: the windows of a row of zones */
+    const real **starts;              /* scratch: windows of a row of zones */
     int moved;
     real residual;
-    real **errors, **signal;          /* BPTT: dL/ds of every layer, and what a step passes back */
+    real **errors, **signal;          /* BPTT: dL/ds per layer, and the error a step passes back */
     Record *records;                  /* BPTT: (K, layers) */
 } Cell;
 
@@ -120,7 +120,7 @@ static inline void carve_rows(Arena *arena, const Conv *p, real ***layers, int64
     *layers = pointers;
 }
 
-/* Rows of window numbers for every set of filters. */
+/* Rows of window positions for every set of filters. */
 static inline void carve_windows(Arena *arena, const Conv *p, whole ***windows, int64_t rows) {
     whole **pointers = carve(arena, p->maps * sizeof(whole *));
     for (int64_t n = 0; n < p->maps; n++) {
@@ -166,7 +166,7 @@ static void carve_cell(Arena *arena, const Conv *p, Cell *cell) {
     cell->records = records;
 }
 
-/* The state of a sample as the caller asked for it. */
+/* Copy a sample's state to the caller. */
 static void hand_back(const Conv *p, const Cell *cell, int64_t sample) {
     for (int64_t layer = 0; layer < layers_of(p); layer++)
         memcpy(p->state[layer] + sample * size_of(p, layer), cell->states[layer], size_of(p, layer) * sizeof(real));

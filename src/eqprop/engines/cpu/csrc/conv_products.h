@@ -1,8 +1,8 @@
 /* Convolution and pooling, and the three products that touch only the windows of the maxima.
 
-   Of each pooling zone and channel one position matters, the first maximum in the order of rows. Its window begins at a
-   number of map n + 1, and what is passed back, gathered or learnt there is one run of numbers for each row of the
-   kernel: a quarter of the work of a full convolution for zones of four. Values that are zero are left out. */
+   In each pooling zone and channel only one position matters, the first maximum in row order. Its window starts at a
+   number of map n + 1, and passing back, gathering or learning there touches one run of numbers per row of the kernel:
+   a quarter of the work of a full convolution for zones of four. Zero values are skipped. */
 #ifndef EQPROP_CONV_PRODUCTS_H
 #define EQPROP_CONV_PRODUCTS_H
 
@@ -22,7 +22,7 @@ static void pack_filters(const Filters *f, int64_t kernel, const real *filters, 
         }
 }
 
-/* The map with its border of zeros: itself if there is none. */
+/* The map with its border of zeros; the map itself without padding. */
 static const real *with_border(const Conv *p, const Filters *f, const real *map, real *scratch) {
     if (p->padding == 0) return map;
     memset(scratch, 0, row_of(f->reach) * sizeof(real));
@@ -32,7 +32,7 @@ static const real *with_border(const Conv *p, const Filters *f, const real *map,
     return scratch;
 }
 
-/* map += the inside of a map with its border. */
+/* map += the interior of a bordered map. */
 static void add_inside(const Conv *p, const Filters *f, const real *bordered, real *map) {
     for (int64_t y = 0; y < f->inner_rows; y++) {
         const real *from = bordered + ((y + p->padding) * f->columns + p->padding) * f->below;
@@ -41,7 +41,7 @@ static void add_inside(const Conv *p, const Filters *f, const real *bordered, re
     }
 }
 
-/* Maxima of one row of zones from the responses before pooling, and their positions. */
+/* Maxima of one row of zones, from the responses before pooling, and their positions. */
 static void pool_band(const Conv *p, const Filters *f, const real *band, int64_t zone_row, real *values,
                       whole *windows) {
     const int64_t wide = vectors_of(f->channels);
@@ -62,7 +62,7 @@ static void pool_band(const Conv *p, const Filters *f, const real *band, int64_t
         }
 }
 
-/* values = P(W * map + b), windows = the positions of the maxima  [defconv]. `map` has its border. */
+/* values = P(W * map + b), windows = the positions of the maxima  [defconv]. `map` includes its border. */
 static void respond(const Conv *p, const Filters *f, const real *by_input, const int64_t *starts, const real *bias,
                     const real *map, Cell *cell, real *values, whole *windows) {
     const int64_t wide = vectors_of(f->channels), together = p->pool * f->across;
@@ -75,7 +75,7 @@ static void respond(const Conv *p, const Filters *f, const real *by_input, const
     }
 }
 
-/* The windows of the zones of channel c whose value is not zero. */
+/* The windows of the zones of channel c with nonzero values. */
 static int64_t mark(const Filters *f, int64_t c, const real *map, const whole *windows, const int64_t *starts,
                     Mark *marks) {
     int64_t count = 0;
@@ -87,7 +87,7 @@ static int64_t mark(const Filters *f, int64_t c, const real *map, const whole *w
     return count;
 }
 
-/* The channels that have their maximum at each position and whose value is not zero. */
+/* The channels with a nonzero maximum at each position. */
 static void mark_positions(const Filters *f, const real *map, const whole *windows, Mark *marks, int64_t *counts) {
     memset(counts, 0, f->positions * sizeof(int64_t));
     for (int64_t i = 0, c = 0; i < f->zones * f->channels; i++) {
@@ -115,8 +115,8 @@ INLINE void scatter_run(const int N, const real *filters, int64_t apart, const M
     UNROLL for (int i = 0; i < N; i++) store_anywhere(out + i * VL, load_anywhere(out + i * VL) + sum[i]);
 }
 
-/* out += W~ * P^-1(map): every value of map n sent back to the window of its maximum  [lma2]. The channels that have
-   their maximum at one position are added up before they go into memory. */
+/* out += W~ * P^-1(map): send every value of map n back to the window of its maximum  [lma2]. Channels with their
+   maximum at the same position are summed before they are stored. */
 static void scatter(const Conv *p, const Filters *f, const real *by_row, const int64_t *starts, const real *map,
                     const whole *windows, Cell *cell, real *out) {
     mark_positions(f, map, windows, cell->marks, cell->counts);
@@ -179,7 +179,7 @@ INLINE void learn_run(const int N, real *gradient, const Mark *marks, int64_t co
     UNROLL for (int i = 0; i < N; i++) store(gradient + i * VL, sum[i]);
 }
 
-/* gradient += sign * P^-1(above) * map for the channels [first, last)  [lma3]. `map` has its border. */
+/* gradient += sign * P^-1(above) * map for the channels [first, last)  [lma3]. `map` includes its border. */
 static void learn(const Conv *p, const Filters *f, const int64_t *starts, const real *above, const real *map,
                   const whole *windows, real sign, Mark *marks, int64_t first, int64_t last, real *gradient) {
     for (int64_t c = first; c < last; c++) {

@@ -4,12 +4,12 @@
 
 #include "conv_products.h"
 
-/* How a step is taken beyond s -> sigma(dPhi/ds). */
+/* Options of a step s -> sigma(dPhi/ds). */
 typedef struct {
-    int parity;      /* 0, 1: the even or the odd layers alone; -1: all */
-    int watch;       /* fill in moved and residual: how far F(x, s) is from s */
+    int parity;      /* 0, 1: only even or only odd layers; -1: all */
+    int watch;       /* compute moved and residual, |F(x, s) - s| */
     real nudge;      /* -beta; 0: no nudge */
-    Record *records; /* BPTT: where the records of this step go, one a layer; null: nowhere */
+    Record *records; /* BPTT: out, records of this step, one per layer; may be null */
 } Manner;
 
 static inline int wanted(const Manner *manner, int64_t layer) {
@@ -26,14 +26,14 @@ static const real *by_row_of(const Conv *p, const Cell *cell, int64_t n) {
     return cell->packed->by_row[n] + cell->network * p->kernel * f.channels * f.run_padded;
 }
 
-/* The response of map n to what is below it, with its border. */
+/* The response of map n to the map below, which includes its border. */
 static void hear(const Conv *p, Cell *cell, int64_t n, const real *below, real *values, whole *windows) {
     const Filters f = filters_of(p, n);
     respond(p, &f, by_input_of(p, cell, n), cell->packed->starts[n], bias_of(p, FILTER_BIAS, n, cell->network), below,
             cell, values, windows);
 }
 
-/* The response of map n to map n + 1 as it is now, unless it is known. */
+/* Update the response of map n to map n + 1 unless it is fresh. */
 static void refresh(const Conv *p, Cell *cell, int64_t n) {
     if (cell->fresh[n]) return;
     const Filters f = filters_of(p, n);
@@ -57,7 +57,7 @@ static void send_back(const Conv *p, Cell *cell, int64_t n, const real *above, c
     add_inside(p, &f, cell->border, inputs);
 }
 
-/* inputs = Wfc^T signal of the layer nearer the output + Wfc signal of the next + from, for a flat layer or map 0. */
+/* inputs = Wfc^T (signal of the layer nearer the output) + Wfc (signal of the next) + from, for a flat layer or map 0. */
 static void couple_flat(const Conv *p, Cell *cell, int64_t layer, real *const *signal, const real *from) {
     const int64_t size = size_of(p, layer);
     real *out = cell->inputs[layer];
@@ -98,7 +98,7 @@ static void update_layer(const Conv *p, Cell *cell, int64_t layer, const Manner 
     if (layer > p->flats) cell->fresh[layer - p->flats - 1] = 0;
 }
 
-/* s -> sigma(dPhi/ds), nudged or not. */
+/* s -> sigma(dPhi/ds), with an optional nudge. */
 static void step(const Conv *p, Cell *cell, const Manner *manner) {
     cell->moved = 0, cell->residual = 0;
     for (int64_t n = 0; n + 1 < p->maps; n++)
@@ -118,9 +118,9 @@ static void start_cell(const Conv *p, Cell *cell, const real *const *start, int6
     memset(cell->fresh, 0, p->maps * sizeof(int));
 }
 
-/* T steps of the free phase, fewer if a fixed point is reached bit for bit and `settled` is asked for. Returns the steps
-   used; `still` tells whether the fixed point was reached. A half-step leaves half of the layers alone, so an alternating
-   sample is there only when two of them in a row changed nothing. */
+/* Run T steps of the free phase; with `settled`, stop once no bit changes. Returns the steps used and sets `still` if a
+   fixed point was reached. A half-step updates half of the layers, so an alternating sample is at its fixed point only
+   after two half-steps in a row without a change. */
 static int64_t relax_cell(const Conv *p, Cell *cell, int64_t T, int *still) {
     int quiet = 0;
     *still = 0;
@@ -137,7 +137,7 @@ static int64_t relax_cell(const Conv *p, Cell *cell, int64_t T, int *still) {
     return T;
 }
 
-/* One image as `respond` wants it: with its border. */
+/* Copy an image with its border, as `respond` needs it. */
 static void see(const Conv *p, const real *image, real *visible) {
     const Filters f = filters_of(p, p->maps - 1);
     const real *ready = with_border(p, &f, image, visible);
@@ -149,7 +149,7 @@ static int64_t image_size(const Conv *p) {
     return shape[0] * shape[1] * shape[2];
 }
 
-/* The filters of every network packed, for the channels that belong to this rank. */
+/* Pack the filters of every network for this rank's channels. */
 static void pack_all(const Conv *p, const Packed *packed, const Team *team, int rank) {
     for (int64_t network = 0; network < p->task.networks; network++)
         for (int64_t n = 0; n < p->maps; n++) {

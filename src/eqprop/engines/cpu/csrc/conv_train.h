@@ -4,16 +4,16 @@
 
 #include "conv_step.h"
 
-/* What the threads share. Rows of EP are numbered by sample; those of BPTT (R, K, B). */
+/* Shared by the threads. Rows of EP are indexed by sample, those of BPTT by (R, K, B). */
 typedef struct {
     const Conv *p;
-    Cell *cells;                            /* one a thread */
+    Cell *cells;                            /* one per thread */
     Packed packed;
-    real *visible, *targets;                /* (R B) rows: images with their border, and what is wanted */
+    real *visible, *targets;                /* (R B) rows: bordered images, and targets */
     whole *drive_windows;                   /* (R B) rows */
-    real **free, **nudged, **moved;         /* EP: states at the end of both phases, and their difference, a layer */
-    whole **free_windows, **nudged_windows; /* EP: a set of filters */
-    real **trail, **errors;                 /* BPTT: states before each of the K steps, and what it passes back */
+    real **free, **nudged, **moved;         /* EP: states after both phases, and their difference, per layer */
+    whole **free_windows, **nudged_windows; /* EP: per set of filters */
+    real **trail, **errors;                 /* BPTT: state before each of the K steps, and the error it passes back */
     whole **trail_windows;
     real *error_sum;                        /* BPTT: errors of the last map, summed over the steps; (R B) rows */
     Notes notes;
@@ -68,7 +68,7 @@ static int states_are_wild(const Conv *p, const Cell *cell) {
     return wild;
 }
 
-/* Answers are judged, and the state is handed back where it is asked for. */
+/* Score the outputs, and return the state if requested. */
 static void end_free_phase(Training *job, const Cell *cell, int64_t sample, int64_t label) {
     const Conv *p = job->p;
     judge(&p->task, &job->notes, sample, cell->states[0], cell->target, p->flat_sizes[0], label);
@@ -103,7 +103,7 @@ static void both_phases(Training *job, Cell *cell, int64_t sample, int64_t label
     }
 }
 
-/* BPTT: e = gain dL/ds' of every layer at one step, into its row; the last map's also into its sum over the steps. */
+/* BPTT: store e = gain dL/ds' of every layer at one step; the last map's is also added to its sum over the steps. */
 static void pass_back(Training *job, Cell *cell, int64_t sample, int64_t row, const Record *records) {
     const Conv *p = job->p;
     for (int64_t layer = 0; layer < layers_of(p); layer++) {
@@ -120,7 +120,7 @@ static void pass_back(Training *job, Cell *cell, int64_t sample, int64_t row, co
     }
 }
 
-/* dL/ds of every layer one step earlier: the transpose of `couple`, the maxima being where they were. */
+/* dL/ds of every layer one step earlier: the transpose of `couple`, with the recorded maxima. */
 static void step_back(const Conv *p, Cell *cell, whole *const *windows, int64_t row) {
     for (int64_t layer = 0; layer < layers_of(p); layer++) {
         const int64_t n = layer - p->flats;
@@ -139,7 +139,7 @@ static void step_back(const Conv *p, Cell *cell, whole *const *windows, int64_t 
         memcpy(cell->errors[layer], cell->inputs[layer], row_of(size_of(p, layer)) * sizeof(real));
 }
 
-/* BPTT: T - K free steps, K recorded ones, and back through them. Once nothing moves, one step stands for all. */
+/* BPTT: T - K free steps, K recorded ones, and back through them. At a fixed point, one record serves all steps. */
 static void unroll(Training *job, Cell *cell, int64_t sample, int64_t label) {
     const Conv *p = job->p;
     const int64_t K = p->task.K, batch = p->task.batch, first = cell->network * (K - 1) * batch + sample;
@@ -168,7 +168,7 @@ static void unroll(Training *job, Cell *cell, int64_t sample, int64_t label) {
     }
 }
 
-/* Mini-batch and phases of one sample. */
+/* Run the phases of one sample of the mini-batch. */
 static void run_sample(Training *job, Cell *cell, int64_t sample, int64_t image) {
     const Conv *p = job->p;
     const int64_t reach = filters_of(p, p->maps - 1).reach, outputs = p->flat_sizes[0];

@@ -1,10 +1,10 @@
-/* The end of a training iteration of a convolutional net: gradients, written down and looked at, then the updates. */
+/* The end of a training iteration of a convolutional net: compute and check the gradients, then update. */
 #ifndef EQPROP_CONV_UPDATE_H
 #define EQPROP_CONV_UPDATE_H
 
 #include "conv_train.h"
 
-/* The gradient of the weights between flat layer n and the next layer, rows that belong to this rank, and of its bias. */
+/* The gradient of the weights between flat layer n and the next, for this rank's rows, and of its bias. */
 static void flat_gradient(const Training *job, int64_t network, int64_t n, const Team *team, int rank) {
     const Conv *p = job->p;
     const int64_t steps = p->task.bptt ? p->task.K : 1, count = p->task.batch * steps, start = network * count;
@@ -24,8 +24,8 @@ static void flat_gradient(const Training *job, int64_t network, int64_t n, const
         add_rows(terms, 0, size_of(p, n), 0, scale, gradient_of(p, FLAT_BIAS, n, network));
 }
 
-/* One sample's part of the gradient of filters n: at the two ends of EP, or over the K steps of BPTT. The windows in the
-   image do not change, so there the states are added up first. */
+/* One sample's contribution to the gradient of filters n: from EP's two final states, or over the K steps of BPTT. The
+   windows in the image do not change, so there the states are summed first. */
 static void learn_sample(const Training *job, Cell *cell, const Filters *f, int64_t n, int64_t sample, int64_t first,
                          int64_t last, real *gradient) {
     const Conv *p = job->p;
@@ -57,7 +57,7 @@ static void learn_sample(const Training *job, Cell *cell, const Filters *f, int6
     }
 }
 
-/* What a filter's bias learns of one sample: its channel's changes, added up over zones and steps. */
+/* One sample's contribution to a filter's bias: its channel's changes, summed over zones and steps. */
 static void learn_bias(const Training *job, const Filters *f, int64_t n, int64_t sample, int64_t first, int64_t last,
                        real *gradient) {
     const Conv *p = job->p;
@@ -71,7 +71,7 @@ static void learn_bias(const Training *job, const Filters *f, int64_t n, int64_t
     }
 }
 
-/* The gradient of filters n and of their biases for the channels that belong to this rank. */
+/* The gradient of filters n and of their biases for this rank's channels. */
 static void filter_gradient(const Training *job, Cell *cell, int64_t network, int64_t n, const Team *team, int rank) {
     const Conv *p = job->p;
     const Filters f = filters_of(p, n);
@@ -91,7 +91,7 @@ static void filter_gradient(const Training *job, Cell *cell, int64_t network, in
     for (int64_t c = first; bias && c < last; c++) bias[c] *= scale;
 }
 
-/* The rows of a parameter that this rank looks at and updates; a bias is one row. */
+/* The rows of a parameter that this rank checks and updates; a bias is one row. */
 static int own_part(const Conv *p, int64_t i, int64_t network, const Team *team, int rank, int64_t *start,
                     int64_t *count) {
     int64_t first, last;
@@ -101,7 +101,7 @@ static int own_part(const Conv *p, int64_t i, int64_t network, const Team *team,
     return trained(p->rates[i]) && *count > 0;
 }
 
-/* Everybody's part of the updates. A network that is frozen, or whose loss or gradients are not finite, stays as it is. */
+/* This rank's part of the updates. A network that is frozen, or whose loss or gradients are not finite, is unchanged. */
 static void update_all(Training *job, Team *team, int rank) {
     const Conv *p = job->p;
     const double *bad = p->task.tally + BAD * p->task.networks;

@@ -1,13 +1,13 @@
 /* Layered nets on a team of threads: free phases, and whole training iterations.
 
-   Samples are divided among the threads during the phases, where they do not need each other; the rows of the weights
-   while the drive and the updates are computed. So there are four barriers an iteration and none in the time loop. */
+   Threads share the samples during the phases, where samples are independent, and the rows of the weights for the drive
+   and the updates. This takes four barriers per iteration and none in the time loop. */
 #define TALL_TILES
 #include "layered_bptt.h"
 #include "layered_relax.h"
 #include "layered_update.h"
 
-/* The phases of this rank's samples [first, last), a few samples of one network at a time. */
+/* Run the phases of this rank's samples [first, last), a few samples of one network at a time. */
 static void run_phases(Training *job, Tile *tile, int64_t first, int64_t last, const int64_t *order) {
     const Layered *p = job->p;
     while (first < last) {
@@ -47,7 +47,7 @@ static void train_work(Team *team, int rank, void *argument) {
     }
 }
 
-/* `iterations` training iterations; 0, or 1 if there is no memory for them. */
+/* Run `iterations` training iterations; returns 0, or 1 if out of memory. */
 int layered_train(const Layered *p) {
     Arena arena = {0};
     Training job = {0};
@@ -59,7 +59,7 @@ int layered_train(const Layered *p) {
     return 0;
 }
 
-/* The free phase of (R, B) samples; 0, or 1 if there is no memory for it. */
+/* Run the free phase of (R, B) samples; returns 0, or 1 if out of memory. */
 int layered_relax(const Layered *p) {
     Arena arena = {0};
     Relaxing job = {0};

@@ -1,40 +1,40 @@
-/* The layered nets: what the caller hands over, and the state of a few samples while they relax. */
+/* Layered nets: the caller's arguments, and the state of a few samples while they relax. */
 #ifndef EQPROP_LAYERED_H
 #define EQPROP_LAYERED_H
 
 #include "neurons.h"
 #include "products.h"
 
-/* Filled in by Python, field by field in this order. Layer 0 is the output; depth counts the layers that move. */
+/* Filled in by Python, in this order. Layer 0 is the output; depth counts the dynamic layers. */
 typedef struct {
     Task task;
     int64_t depth, energy_based, clip, output_slope;
     double eps;
     const int64_t *sizes;          /* depth + 1, the input last */
-    const int64_t *apart;          /* depth: from one row of a weight matrix to the next */
+    const int64_t *apart;          /* depth: distance between rows of a weight matrix */
     real *const *weights;          /* depth: (R, sizes[n], apart[n]) */
     real *const *biases;           /* depth: (R, padded sizes[n]); null without biases */
-    real *const *weight_gradients; /* as the weights; written where asked for or where something may not be finite */
-    real *const *bias_gradients;   /* as the biases */
-    const double *weight_rates;    /* depth: learning rates; NaN leaves a parameter alone */
+    real *const *weight_gradients; /* like weights; written only on request or if something may not be finite */
+    real *const *bias_gradients;   /* like biases */
+    const double *weight_rates;    /* depth: learning rates; NaN: not trained */
     const double *bias_rates;
-    const real *const *start;      /* where the layers start, (R, B, sizes[n]); null for zeros */
-    real *const *state;            /* where the free phase ends; in training null if nobody asks */
+    const real *const *start;      /* initial state, (R, B, sizes[n]); null for zeros */
+    real *const *state;            /* out: end of the free phase; may be null in training */
 } Layered;
 
-/* A few samples of one network while they relax. Everything is by rows, one a sample. */
+/* A few samples of one network while they relax. Arrays have one row per sample. */
 typedef struct {
-    int samples, active;          /* active: those that still move come first */
+    int samples, active;          /* active: samples that still move; they come first */
     int64_t network;
-    real **rates, **states, **inputs; /* of every layer; states are the rates in the prototypical setting */
-    real *drive;                  /* bias and W x of the layer next to the input */
-    real *visible, *own_drive;    /* where a relaxation by itself keeps its input and drive */
+    real **rates, **states, **inputs; /* per layer; in the prototypical setting states are the rates */
+    real *drive;                  /* W x + b of the layer next to the input */
+    real *visible, *own_drive;    /* input and drive of a relaxation outside training */
     const real *targets;          /* rows of row_of(sizes[0]) */
-    int place[MOST_SAMPLES];      /* which sample a row holds */
+    int place[MOST_SAMPLES];      /* the sample in each row */
     int moved[MOST_SAMPLES], quiet[MOST_SAMPLES];
     int64_t steps[MOST_SAMPLES];
     real residual[MOST_SAMPLES];
-    real **errors, **signal;      /* BPTT: dL/ds of every layer, and what a step passes back to its neighbours */
+    real **errors, **signal;      /* BPTT: dL/ds per layer, and the error a step passes back to its neighbours */
     Record *records;              /* BPTT: (K, depth) */
 } Tile;
 
@@ -68,7 +68,7 @@ static void carve_tile(Arena *arena, const Layered *p, Tile *tile) {
     tile->records = records;
 }
 
-/* The tile's state as the caller asked for it, from row `sample` on. */
+/* Copy the tile's state to the caller, starting at row `sample`. */
 static void hand_back(const Layered *p, const Tile *tile, int64_t sample) {
     for (int m = 0; m < tile->samples; m++)
         for (int64_t n = 0; n < p->depth; n++)

@@ -10,12 +10,12 @@
 
 #include "layered_train.h"
 
-/* Row number of the tile's first sample at step t in the trail, which is (R, K, B). */
+/* Row of the tile's first sample at step t in the trail, which is (R, K, B). */
 static int64_t trail_row(const Layered *p, const Tile *tile, int64_t sample, int64_t t) {
     return (tile->network * p->task.K + t) * p->task.batch + sample - tile->network * p->task.batch;
 }
 
-/* The K last steps. Once nothing moves, one step stands for all. */
+/* Record the last K steps. At a fixed point, one record serves all steps. */
 static void run_recorded(Training *job, Tile *tile, int64_t sample, int still) {
     const Layered *p = job->p;
     for (int64_t t = 0; t < p->task.K; t++) {
@@ -27,7 +27,7 @@ static void run_recorded(Training *job, Tile *tile, int64_t sample, int still) {
     }
 }
 
-/* e = gain dL/ds' of every layer at step t, into the shared rows; the last layer's also into its sum over the steps. */
+/* Store e = gain dL/ds' of every layer at step t in the shared rows; the last layer's is also added to its sum. */
 static void pass_back(Training *job, Tile *tile, int64_t sample, int64_t t, const Record *records) {
     const Layered *p = job->p;
     for (int64_t n = 0; n < p->depth; n++) {
@@ -59,7 +59,7 @@ static void step_back(const Layered *p, Tile *tile, const Record *records) {
     }
 }
 
-/* dL/ds at the end: s0 - y of the output, nothing elsewhere. */
+/* dL/ds at the end: s0 - y at the output, zero elsewhere. */
 static void begin_back(Training *job, Tile *tile, int64_t sample) {
     const Layered *p = job->p;
     for (int64_t n = 0; n < p->depth; n++)

@@ -1,4 +1,4 @@
-/* A free phase by itself: samples are taken a tile at a time by whichever thread is free. */
+/* A free phase outside training: idle threads take tiles of samples. */
 #ifndef EQPROP_LAYERED_RELAX_H
 #define EQPROP_LAYERED_RELAX_H
 
@@ -6,7 +6,7 @@
 
 typedef struct {
     const Layered *p;
-    Tile *tiles; /* one a thread */
+    Tile *tiles; /* one per thread */
 } Relaxing;
 
 static void carve_relaxing(Arena *arena, const Layered *p, Relaxing *job) {

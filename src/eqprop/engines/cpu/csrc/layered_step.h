@@ -1,4 +1,4 @@
-/* One step of a layered net: the inputs of the layers, then what the neurons make of them. */
+/* One step of a layered net: the inputs of the layers, then the neurons' response. */
 #ifndef EQPROP_LAYERED_STEP_H
 #define EQPROP_LAYERED_STEP_H
 
@@ -25,20 +25,20 @@ static void couple(const Layered *p, const Tile *tile, int64_t n, real *const *s
     }
 }
 
-/* What never changes during a phase: the drive of the last layer, the bias of the others. */
+/* The input that is constant during a phase: the drive of the last layer, the bias of the others. */
 static Rows constant_input(const Layered *p, const Tile *tile, int64_t n) {
     if (n == p->depth - 1) return (Rows){tile->drive, row_of(p->sizes[n])};
     return (Rows){bias_row(p, n, tile->network), 0};
 }
 
-/* The input as the net sees it, padded with zeros: x, or sigma(x) in the energy-based setting. */
+/* The input padded with zeros: x, or sigma(x) in the energy-based setting. */
 static void see(const Layered *p, const real *image, real *visible) {
     const int64_t size = p->sizes[p->depth];
     memcpy(visible, image, size * sizeof(real));
     if (p->energy_based) activate(p->task.activation, visible, visible, size);
 }
 
-/* drive = W x + b for some samples of one network, the rows [first, last) of W; `first` begins a vector. */
+/* drive = W x + b for samples of one network and the rows [first, last) of W; `first` is vector-aligned. */
 static void drive_rows(const Layered *p, int64_t network, const real *visible, real *drive, int64_t samples,
                        int64_t first, int64_t last) {
     const int64_t n = p->depth - 1, from = row_of(p->sizes[n + 1]), to = row_of(p->sizes[n]);
@@ -51,7 +51,7 @@ static void drive_rows(const Layered *p, int64_t network, const real *visible, r
     }
 }
 
-/* The tile's layers at `start` (rows from `sample` on), or at zero. */
+/* Set the tile's layers to `start` (rows from `sample`), or to zero. */
 static void start_tile(const Layered *p, Tile *tile, const real *const *start, int64_t sample) {
     for (int64_t n = 0; n < p->depth; n++) {
         const int64_t row = row_of(p->sizes[n]), size = p->sizes[n];
@@ -64,12 +64,12 @@ static void start_tile(const Layered *p, Tile *tile, const real *const *start, i
     }
 }
 
-/* How a step is taken beyond s -> F(x, s). */
+/* Options of a step s -> F(x, s). */
 typedef struct {
-    int parity;            /* 0, 1: the even or the odd layers alone; -1: all */
-    int watch;             /* fill in moved and residual: how far F(x, s) is from s */
+    int parity;            /* 0, 1: only even or only odd layers; -1: all */
+    int watch;             /* compute moved and residual, |F(x, s) - s| */
     real nudge;            /* -beta, times eps if energy-based; 0: no nudge */
-    Record *records;       /* BPTT: where the depth records of this step go; null: nowhere */
+    Record *records;       /* BPTT: out, `depth` records of this step; may be null */
 } Manner;
 
 static void update_layer(const Layered *p, Tile *tile, int64_t n, const Manner *manner) {
@@ -89,7 +89,7 @@ static void update_layer(const Layered *p, Tile *tile, int64_t n, const Manner *
     }
 }
 
-/* s -> F(x, s), nudged or not, for the active samples. */
+/* s -> F(x, s), with an optional nudge, for the active samples. */
 static void step(const Layered *p, Tile *tile, const Manner *manner) {
     if (manner->watch)
         for (int m = 0; m < tile->active; m++) tile->moved[m] = 0, tile->residual[m] = 0;
@@ -118,8 +118,8 @@ static void swap_samples(const Layered *p, Tile *tile, int a, int b) {
     tile->place[b] = place, tile->quiet[b] = quiet;
 }
 
-/* Rows whose sample did not move go behind the active ones. A half-step leaves half of the layers alone, so an
-   alternating sample is at its fixed point only when two of them in a row changed nothing. */
+/* Move rows whose sample did not move behind the active ones. A half-step updates half of the layers, so an alternating
+   sample is at its fixed point only after two half-steps in a row without a change. */
 static void retire_still(const Layered *p, Tile *tile, int64_t step_number) {
     for (int m = tile->active - 1; m >= 0; m--) {
         const int still = !tile->moved[m] && (!p->task.alternating || tile->quiet[m]);
@@ -130,8 +130,8 @@ static void retire_still(const Layered *p, Tile *tile, int64_t step_number) {
     }
 }
 
-/* T steps of the free phase from where the tile is, fewer for samples that reach a fixed point bit for bit if `settled`
-   is asked for. Returns whether every sample did. The rows are back in their order at the end. */
+/* Run T steps of the free phase from the tile's state; with `settled`, a sample stops once no bit changes. Returns whether
+   every sample stopped. The rows end in their original order. */
 static int relax_tile(const Layered *p, Tile *tile, int64_t T) {
     tile->active = tile->samples;
     for (int m = 0; m < tile->samples; m++) tile->place[m] = m, tile->quiet[m] = 0, tile->steps[m] = T;

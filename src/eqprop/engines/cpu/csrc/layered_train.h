@@ -1,16 +1,16 @@
-/* Training of layered nets: the mini-batch, the phases of EP, and what is counted. */
+/* Training of layered nets: the mini-batch, the phases of EP, and the counts. */
 #ifndef EQPROP_LAYERED_TRAIN_H
 #define EQPROP_LAYERED_TRAIN_H
 
 #include "layered_step.h"
 
-/* What the threads share. */
+/* Shared by the threads. */
 typedef struct {
     const Layered *p;
-    Tile *tiles;                     /* one a thread */
+    Tile *tiles;                     /* one per thread */
     real *visible, *drive, *targets; /* (R B) rows */
-    real **free, **nudged, **moved;  /* EP: rates at the end of both phases, and their difference; (R B) rows a layer */
-    real **trail, **errors;          /* BPTT: rates before each of the K steps, what it passes back; (R, K, B) rows */
+    real **free, **nudged, **moved;  /* EP: rates after both phases, and their difference; (R B) rows per layer */
+    real **trail, **errors;          /* BPTT: rates before each of the K steps, errors passed back; (R, K, B) rows */
     real *error_sum;                 /* BPTT: errors of the last layer, summed over the steps; (R B) rows */
     Notes notes;
 } Training;
@@ -36,7 +36,7 @@ static void carve_training(Arena *arena, const Layered *p, Training *job) {
     carve_notes(arena, &p->task, &job->notes);
 }
 
-/* The mini-batch: inputs and targets of this rank's samples. */
+/* Gather inputs and targets of this rank's samples of the mini-batch. */
 static void gather(const Training *job, const int64_t *order, int64_t first, int64_t last) {
     const Layered *p = job->p;
     const int64_t inputs = p->sizes[p->depth], outputs = p->sizes[0];
@@ -48,7 +48,7 @@ static void gather(const Training *job, const int64_t *order, int64_t first, int
     }
 }
 
-/* The end of the free phase: answers are judged, and the state is handed back where it is asked for. */
+/* The end of the free phase: score the outputs, and return the state if requested. */
 static void judge_tile(Training *job, const Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
     const int64_t row = row_of(p->sizes[0]);

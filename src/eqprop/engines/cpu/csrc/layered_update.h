@@ -23,14 +23,14 @@ static int gradient_terms(const Training *job, int64_t network, int64_t n, Term 
     return 2;
 }
 
-/* The rows of layer n that belong to this rank: whole vectors. */
+/* This rank's rows of layer n, in whole vectors. */
 static void own_rows(const Layered *p, int64_t n, const Team *team, int rank, int64_t *first, int64_t *last) {
     share((p->sizes[n] + VL - 1) / VL, team, rank, first, last);
     *first *= VL;
     *last = *last * VL < p->sizes[n] ? *last * VL : p->sizes[n];
 }
 
-/* theta -= rate * gradient without the gradient ever being written down. */
+/* theta -= rate * gradient, without storing the gradient. */
 static void update_network(const Training *job, int64_t network, const Team *team, int rank) {
     const Layered *p = job->p;
     for (int64_t n = 0; n < p->depth; n++) {
@@ -48,7 +48,7 @@ static void update_network(const Training *job, int64_t network, const Team *tea
     }
 }
 
-/* The gradients of this rank's rows, written down; returns whether one is not finite. */
+/* Store the gradients of this rank's rows; returns whether any is not finite. */
 static int write_gradients(const Training *job, int64_t network, const Team *team, int rank) {
     const Layered *p = job->p;
     int spoilt = 0;
@@ -89,7 +89,7 @@ static void finish_gradients(const Training *job, int64_t network, const Team *t
     }
 }
 
-/* Everybody's part of the updates. A network that is frozen, or whose loss or gradients are not finite, stays as it is. */
+/* This rank's part of the updates. A network that is frozen, or whose loss or gradients are not finite, is unchanged. */
 static void update_all(Training *job, Team *team, int rank) {
     const Layered *p = job->p;
     const double *bad = p->task.tally + BAD * p->task.networks;

@@ -1,10 +1,10 @@
-/* What the neurons of a layer make of their input: one row, one sample. */
+/* The neurons' response to their input, one row (one sample) at a time. */
 #ifndef EQPROP_NEURONS_H
 #define EQPROP_NEURONS_H
 
 #include "task.h"
 
-/* out = sigma(row), the padding zero. */
+/* out = sigma(row), with zero padding. */
 static void activate(int64_t kind, const real *row, real *out, int64_t size) {
     for (int64_t j = 0; j < vectors_of(size); j += VL) {
         vec v = load(row + j);
@@ -17,23 +17,23 @@ static void activate(int64_t kind, const real *row, real *out, int64_t size) {
     }
 }
 
-/* What a backward step needs of the forward step it undoes, a layer's rows each. */
+/* What a backward step needs from its forward step, rows of one layer each. */
 typedef struct {
-    real *gain;  /* d(next state) / d(its total input), the clip included */
+    real *gain;  /* d(next state) / d(total input), including the clip */
     real *leak;  /* energy-based: d(next state) / d(state) through the neuron itself */
     real *slope; /* energy-based: d(rate) / d(state) */
 } Record;
 
-/* One layer's neurons: its rows and what is asked for. */
+/* One layer's neurons: rows and options. */
 typedef struct {
     real *rate, *state;
     const real *input, *target;
     real nudge, eps;
-    int clip, sloped, watch, inside; /* inside: prototypical, sigma(input + push) and not sigma(input) + push */
+    int clip, sloped, watch, inside; /* inside: prototypical, sigma(input + push) instead of sigma(input) + push */
     Record record;
 } Neurons;
 
-/* Both leave in `gap` how far F(x, s), without the nudge, is from s. */
+/* Both set `gap` to F(x, s) - s, without the nudge. */
 INLINE void update_prototypical(const int kind, const Neurons *q, int64_t j, vec *gap) {
     const vec input = load(q->input + j), old = load(q->rate + j);
     vec next = sigma(kind, input);
@@ -73,7 +73,7 @@ INLINE void update_row(const int kind, const int energy_based, const Neurons *q,
         vec gap;
         if (energy_based) update_energy_based(kind, q, j, &gap);
         else update_prototypical(kind, q, j, &gap);
-        if (j + VL > size) { /* padding stays out of every sum */
+        if (j + VL > size) { /* exclude the padding from all sums */
             const lanes inside = below(size - j);
             gap = choose(inside, gap, all(0));
             store(q->rate + j, choose(inside, load(q->rate + j), all(0)));

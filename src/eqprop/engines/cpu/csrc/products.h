@@ -1,24 +1,24 @@
-/* The matrix products of the time loop, for a few samples at a time and weights in the layout the model keeps them in.
+/* The matrix products of the time loop, for a few samples at a time, with weights in the model's own layout.
 
-   Every number of a result is added up in an order that depends on the shapes alone, never on how many samples share a
-   tile or on which thread works: a sample's states come out the same, bit for bit, in any company. */
+   The order of summation depends only on the shapes, never on the thread or on how many samples share a tile: a sample's
+   states are bit-identical whichever samples run with it. */
 #ifndef EQPROP_PRODUCTS_H
 #define EQPROP_PRODUCTS_H
 
 #include "vec.h"
 
-/* Rows of numbers: `start` of the first, `apart` from one to the next. Rows are aligned and padded to whole vectors. */
+/* Rows of numbers: `start` of the first, distance `apart`. Rows are aligned and padded to whole vectors. */
 typedef struct {
     const real *start;
     int64_t apart;
 } Rows;
 
-enum { BLOCK = 64, AHEAD = 8 }; /* rows of weights gone through at a time, and fetched ahead of their use */
+enum { BLOCK = 64, AHEAD = 8 }; /* rows of weights processed at a time, and prefetched */
 
-enum { MOST_SAMPLES = 12 }; /* that go through the time loop together */
+enum { MOST_SAMPLES = 12 }; /* samples that share the time loop */
 
 /* CALL(M, V) for the tile of M samples by V vectors (or rows) that fills the registers, M up to MOST_ROWS. Tall tiles
-   read each weight once for many samples, which matters for large matrices; square ones read fewer numbers in all. */
+   read each weight once for many samples, which matters for large matrices; square ones read fewer numbers in total. */
 #if ACCUMULATORS == 24 && defined(TALL_TILES)
 #define MOST_ROWS 12
 #define BY_SAMPLES(count, CALL)                                                                                        \
@@ -43,20 +43,20 @@ enum { MOST_SAMPLES = 12 }; /* that go through the time loop together */
     }
 #endif
 
-/* How many of `left` things the next part takes, if parts are about equal and none is over `most`. */
+/* Size of the next part of `left` items, for about equal parts of at most `most`. */
 static inline int part_of(int64_t left, int64_t most) {
     const int64_t parts = (left + most - 1) / most;
     return (int)((left + parts - 1) / parts);
 }
 
-/* How a sample's numbers are walked through: `pieces` runs of `length`, their starts `apart`. A row of a layer is one
-   piece; the window of a filter has one for each row of the image. */
+/* Layout of a sample's numbers: `pieces` runs of `length`, their starts `apart`. A row of a layer is one piece; the
+   window of a filter has one per row of the image. */
 typedef struct {
     int64_t pieces, length, apart;
 } Walk;
 
 /* out[m][j] = (keep ? out[m][j] : 0) + sum_k a[m][k] w[k][j] + from[m][j] for V vectors of j; `from` may be null.
-   Each piece is added up by itself and `from` comes last: small numbers are summed before they meet large ones. */
+   Each piece is summed separately and `from` is added last: small numbers are summed before large ones join. */
 INLINE void spread_tile(const int M, const int V, Walk walk, const real *const *a, Rows w, int keep, Rows from,
                         real *out, int64_t apart) {
     const real *row = w.start;
@@ -114,8 +114,8 @@ static void spread_panel(int samples, Walk walk, int64_t j, int64_t end, const r
     }
 }
 
-/* The same for `width` numbers, a whole number of vectors, of any number of samples: a panel of weights serves all
-   samples while it is near. */
+/* The same for `width` numbers, a whole number of vectors, and any number of samples: all samples use a panel of weights
+   while it is in cache. */
 static void spread_block(int64_t samples, Walk walk, int64_t width, const real *const *a, Rows w, int keep, Rows from,
                          real *out, int64_t apart) {
     const int64_t panel = (samples == 1 ? 8 : 4) * VL;
@@ -128,8 +128,8 @@ static void spread_block(int64_t samples, Walk walk, int64_t width, const real *
         }
 }
 
-/* out = a W + from, that is W^T a of each sample: `width` numbers (whole vectors) from `depth` rows of w. It goes
-   through w a block of rows at a time, which the processor reads ahead better than columns from top to bottom. */
+/* out = a W + from, that is W^T a for each sample: `width` numbers (whole vectors) from `depth` rows of w. It processes w
+   in blocks of rows, which the processor prefetches better than whole columns. */
 static void spread(int samples, int64_t depth, int64_t width, Rows a, Rows w, Rows from, real *out, int64_t apart) {
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t here = depth - k < BLOCK ? depth - k : BLOCK;
@@ -140,7 +140,7 @@ static void spread(int samples, int64_t depth, int64_t width, Rows a, Rows w, Ro
     }
 }
 
-/* The sums of the lanes of VL vectors as one vector: neighbours are added, log2(VL) times. */
+/* The lane sums of VL vectors as one vector: neighbours are added log2(VL) times. */
 INLINE vec fold(vec a, vec b) {
     lanes even, odd;
     for (int l = 0; l < VL; l++) even[l] = 2 * l, odd[l] = 2 * l + 1;
@@ -164,7 +164,7 @@ INLINE vec sums(const vec *parts) {
     return t[0];
 }
 
-/* parts[m][r] = lane by lane, sum_k a[m][k] w[r][k] for R rows of w, from `first` on. */
+/* parts[m][r] = sum_k a[m][k] w[r][k] per lane, for R rows of w starting at `first`. */
 INLINE void dot_tile(const int M, const int R, int64_t depth, Rows a, Rows w, vec (*parts)[VL], int first) {
     vec sum[4][MOST_ROWS];
     UNROLL for (int r = 0; r < R; r++)
@@ -201,7 +201,7 @@ static void dot_few(int samples, int rows, int64_t depth, Rows a, Rows w, vec (*
     }
 }
 
-/* The same for one vector of rows and up to MOST_SAMPLES samples: a few rows serve all samples while they are near. */
+/* The same for one vector of rows and up to MOST_SAMPLES samples: all samples use a few rows while they are in cache. */
 static void dot_block(int samples, int64_t depth, int rows, Rows a, Rows w, vec (*parts)[VL]) {
     for (int r = 0; r < rows; r += FEW)
         for (int m = 0; m < samples;) {
@@ -213,7 +213,7 @@ static void dot_block(int samples, int64_t depth, int rows, Rows a, Rows w, vec 
         for (int m = 0; m < samples; m++) parts[m][r] = all(0);
 }
 
-/* out = from + W a of each sample: `rows` numbers, each over `depth` columns (whole vectors) of w. */
+/* out = from + W a for each sample: `rows` numbers, each over `depth` columns (whole vectors) of w. */
 static void dot(int64_t samples, int64_t depth, int64_t rows, Rows a, Rows w, Rows from, real *out, int64_t apart) {
     vec parts[MOST_SAMPLES][VL];
     for (int64_t i = 0; i < rows; i += VL)

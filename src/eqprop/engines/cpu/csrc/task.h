@@ -1,4 +1,4 @@
-/* What every net's job has in common, what is noted of each sample, and how it is counted. */
+/* Shared by all nets: the task, the notes per sample, and the counts. */
 #ifndef EQPROP_TASK_H
 #define EQPROP_TASK_H
 
@@ -8,23 +8,23 @@
 #include "team.h"
 #include "vec.h"
 
-/* Filled in by Python, field by field in this order. Samples are numbered r * batch + b, networks one after another. */
+/* Filled in by Python, in this order. Sample b of network r has index r * batch + b. */
 typedef struct {
     int64_t networks, batch, activation;
     int64_t T, K, alternating, settled, bptt, inside; /* inside: the nudge enters sigma's argument */
     int64_t threads, iterations, first, gradients_only;
     double tolerance;
-    const double *beta; /* (R): the strength of each network's nudge */
+    const double *beta; /* (R): signed nudge strength per network */
     const real *images, *targets;  /* (N, inputs), (N, outputs) */
     const int64_t *labels, *order; /* (N,), (iterations, R, B) */
     double *tally;                 /* samples, errors, loss, residual, worst, unsettled, bad: (7, R) */
     real *residuals;               /* relaxation: (R, B) */
-    int64_t *steps;                /* relaxation: the steps used, (R, B) */
+    int64_t *steps;                /* relaxation: steps used, (R, B) */
 } Task;
 
 enum { SAMPLES, ERRORS, LOSS, RESIDUAL, WORST, UNSETTLED, BAD };
 
-/* From one row of a layer's states to the next: whole cache lines, and one more so that rows do not share their sets. */
+/* Distance between rows of a layer's states: whole cache lines, plus one so that rows do not share cache sets. */
 static inline int64_t padded(int64_t size) {
     const int64_t line = LINE / (int64_t)sizeof(real);
     return (size + line - 1) / line * line;
@@ -32,7 +32,7 @@ static inline int64_t padded(int64_t size) {
 static inline int64_t row_of(int64_t size) { return padded(size) + LINE / (int64_t)sizeof(real); }
 static inline int64_t vectors_of(int64_t size) { return (size + VL - 1) / VL * VL; }
 
-/* Beyond it a number is not trusted to leave every product of a gradient finite; the gradient is then looked at. */
+/* With numbers beyond this, products in a gradient may overflow, so the gradient is checked. */
 #define TAME ((real)1e9)
 
 static int is_wild(const real *row, int64_t size) {
@@ -41,7 +41,7 @@ static int is_wild(const real *row, int64_t size) {
     return any(found);
 }
 
-/* What is noted of the samples of an iteration. */
+/* Notes on the samples of an iteration. */
 typedef struct {
     double *loss, *residual; /* (R B) */
     int *wrong, *wild;       /* (R B); wild: a number of the sample is not TAME */
@@ -57,8 +57,8 @@ static void carve_notes(Arena *arena, const Task *task, Notes *notes) {
     notes->spoilt = carve(arena, task->threads * task->networks * sizeof(int));
 }
 
-/* Cost and answer of a sample at the end of its free phase. The first of equal outputs is the answer, and NaN is the
-   largest of all, as in torch.argmax. */
+/* Cost and prediction of a sample at the end of its free phase. As in torch.argmax, the first of equal outputs wins, and
+   NaN counts as largest. */
 static void judge(const Task *task, Notes *notes, int64_t sample, const real *out, const real *target, int64_t outputs,
                   int64_t label) {
     double loss = 0;
@@ -76,17 +76,17 @@ static double gradient_scale(const Task *task, int64_t network) {
     return (task->bptt ? 1.0 : -1.0 / task->beta[network]) / (double)task->batch;
 }
 
-/* Whether a parameter is to be trained: its learning rate is a number. */
+/* Whether a parameter is trained: its learning rate is not NaN. */
 static int trained(double rate) { return !isnan(rate); }
 
-/* Whether the network's numbers are small enough for its gradients to be finite without a look. */
+/* Whether the network's numbers are small enough to guarantee finite gradients. */
 static int is_tame(const Task *task, const Notes *notes, int64_t network) {
     int wild = task->gradients_only != 0 || fabs(gradient_scale(task, network)) > 1e9;
     for (int64_t b = 0; b < task->batch; b++) wild |= notes->wild[network * task->batch + b];
     return !wild;
 }
 
-/* Whether loss and gradients of the network are finite; to be asked after every rank has written its gradients. */
+/* Whether the network's loss and gradients are finite. Call it after all ranks have written their gradients. */
 static int is_finite_network(const Task *task, const Notes *notes, int64_t network, const Team *team) {
     for (int64_t b = 0; b < task->batch; b++)
         if (!isfinite((real)notes->loss[network * task->batch + b])) return 0;
@@ -101,14 +101,14 @@ static int has_infinite(const real *numbers, int64_t count) {
     return found;
 }
 
-/* value -= rate * gradient, or only a gradient that is 0 where it is not worth having. */
+/* value -= rate * gradient; zeroes the gradient instead if the network is not `fine`. */
 static void finish_numbers(const Task *task, real *value, real *gradient, int64_t count, double rate, int fine) {
     if (!fine) memset(gradient, 0, count * sizeof(real));
     if (fine && !task->gradients_only)
         for (int64_t i = 0; i < count; i++) value[i] -= (real)rate * gradient[i];
 }
 
-/* One thread's duty at the end of an iteration. */
+/* Count an iteration at its end; called by one thread. */
 static void count_iteration(const Task *task, const Notes *notes, const Team *team, int64_t iteration) {
     const int64_t R = task->networks;
     for (int64_t r = 0; r < R; r++) {

@@ -1,4 +1,4 @@
-/* A team of threads that lives for one call, its barrier, and how work is divided among it. */
+/* A team of threads for one call, its barrier, and the division of work. */
 #ifndef EQPROP_TEAM_H
 #define EQPROP_TEAM_H
 
@@ -9,10 +9,10 @@
 typedef struct {
     int size;
     int open;            /* set once the size is known: the system may refuse threads */
-    int arrived, round;  /* of the barrier */
+    int arrived, round;  /* state of the barrier */
     pthread_mutex_t lock;
     pthread_cond_t released;
-    int64_t next;        /* the next task, where tasks are taken by whoever is free */
+    int64_t next;        /* the next task for an idle thread */
 } Team;
 
 typedef struct {
@@ -32,8 +32,8 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Everybody waits for everybody: a moment awake, as the others are about to come, then asleep, as on a busy machine they
-   may not be running at all. */
+/* Wait for all threads: spin briefly, since the others are usually close, then sleep, since on a busy machine they may not
+   be running at all. */
 static void barrier(Team *team) {
     if (team->size == 1) return;
     const int round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
@@ -63,7 +63,7 @@ static void *enter(void *argument) {
 
 enum { MOST_THREADS = 256 };
 
-/* Run work(team, rank, job) on `threads` threads, this one among them; on fewer if the system gives fewer. */
+/* Run work(team, rank, job) on `threads` threads including this one, or on as many as the system provides. */
 static void run_team(int64_t threads, void (*work)(Team *, int, void *), void *job) {
     Team team = {.size = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .released = PTHREAD_COND_INITIALIZER};
     pthread_t handles[MOST_THREADS];
@@ -81,7 +81,7 @@ static void run_team(int64_t threads, void (*work)(Team *, int, void *), void *j
 
 static inline int64_t take(Team *team) { return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED); }
 
-/* The part of `count` pieces that belongs to a rank: [first, last). */
+/* A rank's share of `count` pieces: [first, last). */
 static inline void share(int64_t count, const Team *team, int rank, int64_t *first, int64_t *last) {
     *first = count * rank / team->size;
     *last = count * (rank + 1) / team->size;

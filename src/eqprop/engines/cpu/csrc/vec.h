@@ -1,6 +1,6 @@
-/* Vectors of the machine's width and the activation functions on them.
+/* Vectors of the machine's width, and the activation functions on them.
 
-   Written with the vector extensions that GCC and Clang share, so that one source serves AVX-512, AVX2, SSE and NEON.
+   Uses the vector extensions common to GCC and Clang, so that one source covers AVX-512, AVX2, SSE and NEON.
    Compiled with REAL_DOUBLE it computes in float64, otherwise in float32. */
 #ifndef EQPROP_VEC_H
 #define EQPROP_VEC_H
@@ -22,7 +22,7 @@ typedef int32_t whole;
 
 #if defined(__AVX512F__)
 #define VBYTES 64
-#define ACCUMULATORS 24 /* of 32 registers: room for the operands */
+#define ACCUMULATORS 24 /* of 32 registers; the rest hold operands */
 #elif defined(__AVX__)
 #define VBYTES 32
 #define ACCUMULATORS 12 /* of 16 registers */
@@ -54,8 +54,8 @@ INLINE vec load_anywhere(const real *p) { return *(const vec_anywhere *)p; }
 INLINE void store_anywhere(real *p, vec v) { *(vec_anywhere *)p = v; }
 INLINE vec all(real x) { return x - (vec){0}; }
 
-/* a b + c, rounded once where the machine can. The compiler is told not to join products and sums by itself: it would do
-   so here and not there, and results would depend on the size of a tile. */
+/* a b + c, rounded once if the machine can. Automatic contraction is off (-ffp-contract=off): the compiler would fuse some
+   products and not others, and results would depend on the tile size. */
 INLINE vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__) && defined(REAL_DOUBLE)
     return (vec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
@@ -120,7 +120,7 @@ static const real SERIES[TERMS] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519
                                    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 #endif
 
-/* exp(v) to about one unit in the last place, v taken into [-EXP_RANGE, EXP_RANGE]; NaN stays NaN. */
+/* exp(v) to about one unit in the last place, with v clamped to [-EXP_RANGE, EXP_RANGE]; NaN stays NaN. */
 INLINE vec exponential(vec v) {
     v = at_most(at_least(v, -EXP_RANGE), EXP_RANGE);
     const vec shifted = fused(v, all((real)1.44269504088896340736), all((real)ROUNDER));
@@ -151,14 +151,14 @@ INLINE vec tanh_small(vec v) {
 
 enum activation { TANH, SIGMOID, HARD_SIGMOID };
 
-/* sigma(v): tanh(v), 1/(1 + exp(2 - 4v)), or v kept in [0, 1]. */
+/* sigma(v): tanh(v), 1/(1 + exp(2 - 4v)), or v clamped to [0, 1]. */
 INLINE vec sigma(const int kind, vec v) {
     if (kind == SIGMOID) return 1 / (1 + exponential(fused(all(-4), v, all(2))));
     if (kind == HARD_SIGMOID) return at_most(at_least(v, 0), 1);
     return choose(magnitude(v) < (real)0.625, tanh_small(v), 1 - 2 / (1 + exponential(2 * v)));
 }
 
-/* sigma'(v), where r = sigma(v). Of the hard sigmoid: 1 on the closed interval. */
+/* sigma'(v), where r = sigma(v); for the hard sigmoid, 1 on the closed interval. */
 INLINE vec slope(const int kind, vec v, vec r) {
     if (kind == SIGMOID) return 4 * r * (1 - r);
     if (kind == HARD_SIGMOID) return choose((v >= 0) & (v <= 1), all(1), all(0));

@@ -1,8 +1,8 @@
-// The neurons of a thread: what they are, what they hear, what others know of them.
+// The neurons of a thread: their state, their input, and what they send to others.
 
 #include "outputs.cuh"
 
-// The largest of a sample's numbers, or NaN, among its residuals. A column of eight threads holds two samples.
+// The largest residual of each sample, NaN if any is NaN. A column of eight threads holds two samples.
 __device__ __forceinline__ void report(const Spot &spot, int it, float4 v) {
   const float q[2] = {worse(v.x, v.z), worse(v.y, v.w)};
   for (int i = 0; i < 2; i++) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ void report(const Spot &spot, int it, float4 v) {
   }
 }
 
-// What is counted of the free state of the outputs.
+// Counts taken from the free state of the outputs.
 __device__ __forceinline__ void tell_outcome(const Spot &spot, int it, float4 s, float4 target) {
   const Job &job = spot.a.job;
   float v[4], y[4];
@@ -43,7 +43,7 @@ __device__ __forceinline__ void tell_outcome(const Spot &spot, int it, float4 s,
 }
 
 template <bool OF_OUTPUTS> struct Cells {
-  float4 s, base;                                // base: the input that does not change, bias and drive
+  float4 s, base;                                // base: the constant input, bias and drive
   float4 target;                                 // of outputs
 #if ENERGY
   float4 r;
@@ -52,7 +52,7 @@ template <bool OF_OUTPUTS> struct Cells {
   __device__ __forceinline__ float4 &rates() { return s; }
 #endif
 #if METHOD == 1
-  float4 told;                                   // on the way back: the sum of the errors
+  float4 told;                                   // backward pass: the sum of the errors
 #endif
   static constexpr bool with_slope = OUTPUT_SLOPE || !OF_OUTPUTS;
 
@@ -78,7 +78,7 @@ template <bool OF_OUTPUTS> struct Cells {
     spot.template publish<OF_OUTPUTS, ACT == 0 && !OF_OUTPUTS>(board, rates(), make_float2(scale, scale), round);
   }
 
-  // Step t, with what the neighbours send. Returns whether anything moved, where that is asked for.
+  // Step t, with the neighbours' input. Returns whether anything moved, if requested.
   __device__ __forceinline__ bool step(const Spot &spot, const Course &course, int t, float4 coupled) {
     const Args &a = spot.a;
     const int n = spot.n;
@@ -110,12 +110,12 @@ template <bool OF_OUTPUTS> struct Cells {
   }
 
 #if METHOD == 1
-  // The way back: `base` holds the gradient of the state (nabla), `s` the state after the step.
+  // Backward pass: `base` holds the gradient of the state (nabla), `s` the state after the step.
   __device__ __forceinline__ void turn_back(const Spot &spot) {
     base = OF_OUTPUTS ? spot.only_real(s - target) : zero4();
     told = zero4();
   }
-  // The error of step t; what passes the clip stays in `base`.
+  // The error of step t; the part that passes the clip stays in `base`.
   __device__ __forceinline__ float4 error(const Spot &spot, int t) {
     const Args &a = spot.a;
     float4 e;

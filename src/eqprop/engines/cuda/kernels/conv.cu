@@ -1,8 +1,8 @@
-// Whole training iterations of nets with two convolutions and one fully connected readout. Three kernels follow each other:
-//   relax    one block a (network, sample): the image's drive, all T + K steps, BPTT's way back, what the sample teaches
-//   gather   the gradient of the filters W01 from the maps that `relax` leaves
-//   update   every parameter, and the counts
-// See conv_net.cuh for the sizes it is compiled with.
+// Whole training iterations of nets with two convolutions and one fully connected readout, in three kernels:
+//   relax    one block per (network, sample): the image's drive, all T + K steps, BPTT's backward pass, the sample's gradient
+//   gather   the gradient of the filters W01 from the maps stored by `relax`
+//   update   all parameters, and the counts
+// See conv_net.cuh for the compile-time sizes.
 
 #include "conv_net.cuh"
 #include "conv_learn.cuh"
@@ -11,7 +11,7 @@
 #include "conv_step.cuh"
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offset) {
-  // The reduction tells the compiler that all threads go the same way, without which products would wait for each other.
+  // The reduction shows the compiler that all threads take the same branch; otherwise products would be serialised.
   if (__reduce_or_sync(~0u, a.counters->it + offset >= a.counters->n)) return;
   extern __shared__ __align__(128) unsigned char memory[];
   Small &m = *(Small *)(memory + SMALL);
@@ -56,12 +56,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   __syncthreads();
 
   const int free_steps = METHOD ? T - K : T;
-  int used = free_steps;                              // steps of it that all others only repeat
+  int used = free_steps;                              // distinct steps; the others only repeat them
   float residual = 0.f;
-  int bits = 0;                                  // what is told of h1
+  int bits = 0;                                  // which changes of h1 are sent
   unsigned where = 0;
   bool started = false;
-  int silent = 0;                                // steps since anything was told
+  int silent = 0;                                // steps since anything was sent
   auto h1 = [&](int i) { return FULL1 || live >> i & 1 ? sigma(total[i]) : 0.f; };
   auto h1_now = [&](int i) { return started ? h1(i) : 0.f; };
   float w[NO][4];
@@ -112,7 +112,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
 
     const bool looks = t == T, all = t >= free_steps || !a.alternating;
     const bool even = all || !((free_steps - 1 - t) & 1), odd = all || !even;
-    // The output and h1 see h0 as it is, then h0 moves.
+    // The output and h1 use the current h0, then h0 moves.
     int tells = even ? tell_u(memory, seat, told, STATE_SCALE, care, h0, where) : 0;
     clear_borders(memory);
     read_out(m, seat, w, h0);
@@ -135,7 +135,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     __syncthreads();
     tells = told_by_all(m.unpooled, seat.lane);
     if (seat.group + seat.warp == 0) {
-      // The whole warp, so that it stays together: lanes past the last output compute and drop.
+      // The whole warp, to avoid divergence: lanes past the last output compute and discard.
       const int k = seat.lane & 15;
       const bool real = seat.lane < NO;
       const float v = sum_of_warps(m, k) + m.bias[k], old = m.s0[k];
@@ -155,7 +155,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       if (tells & MOVED) feel(memory, seat, told, tells, STATE_SCALE, care, total, lost, before, where);
       started = true;
     }
-    fetch(w, weights);                           // for the next step: in the shade of what follows
+    fetch(w, weights);                           // for the next step, hidden behind what follows
     if (even) {
       if (METHOD && keeps) {
 #pragma unroll
@@ -175,7 +175,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     if (METHOD && t == T) break;
     silent = (bits | tells) & MOVED ? 0 : silent + 1;
     if (bits & AGAIN && repeats(silent) && t < free_steps && used == free_steps) {
-      // All further steps of the phase would go round the same states: whole rounds may be left out.
+      // All further steps of the phase would cycle through the same states: skip whole cycles.
       const int rest = (free_steps - 1 - t) % round_of(silent);
       used = t + 1 + rest;
       if (a.stop) t = free_steps - 1 - rest;
@@ -192,7 +192,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   for (int t = K - 1; t >= 0; t--) {
     float *note = own + t * PRIVATE * THREADS;
     where = __float_as_uint(note[28 * THREADS]);
-    // The notes become what the gradients are summed from: errors in place of slopes.
+    // Replace the stored slopes by errors, from which the gradients are summed.
     if (tid < 16) {
       m.gain[tid] = tid < NO ? note[30 * THREADS] * m.error[tid] : 0.f;
       note[30 * THREADS] = m.gain[tid];
@@ -279,7 +279,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   if (tid < 16) moved_output = m.s0[tid] - m.error[tid];
 #endif
 
-  // What this sample teaches, and whether all of it is finite.
+  // This sample's gradient, and whether all of it is finite.
   float size = fabsf(moved_output);
   if (tid < 16) a.gs[cell * 16 + tid] = moved_output;
 #pragma unroll

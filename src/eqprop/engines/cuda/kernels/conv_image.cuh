@@ -1,7 +1,7 @@
-// The filters next to the image. They move once an iteration: their pooled response is computed at its start, and what they
-// learn at its end from how far h1 has moved.
+// The filters next to the image. They change once per iteration: their pooled response is computed at its start, and their
+// gradient at its end from the change of h1.
 
-// h1's drive P(W12 * x + b1) into `total`, and two bits a unit with the place of the maximum. Uses the maps' memory.
+// h1's drive P(W12 * x + b1) into `total`, and two bits per unit for the place of the maximum. Uses the maps' memory.
 __device__ __forceinline__ void see(const Args &a, unsigned char *memory, const Seat &seat, unsigned live, int sample, int r,
                                     float (&total)[UNITS], unsigned (&where)[2]) {
   float *x = (float *)(memory + MAP1), *w = x + CI * IH * IW;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void see(const Args &a, unsigned char *memory, const 
   __syncthreads();
 }
 
-// g12 of this sample: P^-1(moved) * x and, last, the sum over places, from how far each unit of h1 has moved. Uses the weights'
-// memory, which nobody needs any more.
+// g12 of this sample: P^-1(moved) * x and, last, the sum over places, from the change of each unit of h1. Uses the weights'
+// memory, which is no longer needed.
 __device__ __forceinline__ void learn_image(const Args &a, unsigned char *memory, const Seat &seat, int sample, int cell,
                                             const float (&moved)[UNITS], const unsigned (&where)[2]) {
   float *x = (float *)memory, *sums = x + CI * IH * IW;

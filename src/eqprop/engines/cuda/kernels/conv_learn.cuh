@@ -1,17 +1,17 @@
-// The end of an iteration: the gradient of W01 from the pairs of maps the relaxation left, then every update.
+// The end of an iteration: the gradient of W01 from the pairs of maps stored by the relaxation, then all updates.
 
 #include "conv_wgmma.cuh"
 
-#define GATHERED 2                     // samples whose gradients of W01 one block adds up
+#define GATHERED 2                     // samples whose gradients of W01 one block sums
 #define GROUPS ((B + GATHERED - 1) / GATHERED)
-#define LEARNERS 128                   // threads of a block
+#define LEARNERS 128                   // threads per block
 
 __device__ __forceinline__ void copy_16(unsigned to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// part[r, group, dx, :] = sum over samples and steps of P^-1(u) * h for the taps of one column: (network, group, dx) a block.
+// part[r, group, dx, :] = sum over samples and steps of P^-1(u) * h for the taps of one column; one block per (network, group, dx).
 extern "C" __global__ __launch_bounds__(LEARNERS) void gather(Args a, int offset) {
   if (a.counters->it + offset >= a.counters->n) return;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -40,7 +40,7 @@ extern "C" __global__ __launch_bounds__(LEARNERS) void gather(Args a, int offset
         for (int i = 0; i < 16; i++) d[i] = 0.f;
         hold(d);
         products_begin();
-        // low x high, high x low, high x high, of the first pair and the second: the small ones first
+        // low x high, high x low, high x high, for the first pair and the second: small terms first
 #pragma unroll
         for (int q = 0; q < 6; q++) {
           const int pair = q & 1, low_u = q < 2, low_h = q >= 2 && q < 4;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void pack_weight(unsigned char *packed, int channel, 
   *(unsigned short *)to = half_of(fmaf(w, WEIGHT_SCALE, -float_of(high)));
 }
 
-// The filters W01 as the relaxation reads them; everything else in `packed` is zero.
+// The filters W01 in the layout of the relaxation; everything else in `packed` is zero.
 extern "C" __global__ void pack(Args a) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x, r = i / (C0 * C1 * WINDOW), e = i % (C0 * C1 * WINDOW);
   if (r >= a.R) return;
@@ -81,7 +81,7 @@ extern "C" __global__ void pack(Args a) {
   pack_weight(a.packed + (size_t)r * 2 * HALF_BYTES, channel, below, tap / KS, tap % KS, a.W01[i]);
 }
 
-// Blocks of 256 threads a network: W01 by channel pairs and column, Wfc, then the image's filters and the biases.
+// Blocks of 256 threads per network: W01 by channel pairs and column, Wfc, then the image's filters and the biases.
 #define W01_BLOCKS ((C0 * C1 * KS + 255) / 256)
 #define WFC_BLOCKS ((NO * C0 * H0H * H0W + 255) / 256)
 #define IMAGE_BLOCKS ((C1 * CI * WINDOW + C1 + C0 + NO + 255) / 256)
@@ -102,7 +102,7 @@ __device__ void update_filters(const Args &a, int r, int e) {
   }
 }
 
-// w -= lr/B sum over samples of `from`, samples `apart` numbers from each other, each a sum of RUN numbers.
+// w -= lr/B times the sum of `from` over samples, which are `apart` numbers apart, each a sum of RUN numbers.
 template <int RUN> __device__ __forceinline__ void descend(float *w, float lr, const float *from, int apart) {
   float sum = 0.f;
 #pragma unroll 10

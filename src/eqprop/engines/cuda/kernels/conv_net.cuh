@@ -1,35 +1,35 @@
-// A convolutional net as the kernels see it: an image of CI x IH x IW, filters W12 (C1 x CI x KS x KS), pooling by 2 into h1
+// A convolutional net in the kernels: an image of CI x IH x IW, filters W12 (C1 x CI x KS x KS), pooling by 2 into h1
 // (C1 x H1H x H1W), filters W01 (C0 x C1 x KS x KS), pooling by 2 into h0 (C0 x H0H x H0W), weights Wfc to NO outputs s0.
 //
-// Compiled with these sizes, B samples a mini-batch, METHOD 0 EP, 1 BPTT, ACT 0 sigmoid, 1 tanh, 2 hard sigmoid.
-// Whatever the sizes, maps are laid out for 64 channels of 4 x 4 zones over 32 channels of 12 x 12; what is not there is zero.
+// Compiled with these sizes, B samples per mini-batch, METHOD 0 EP, 1 BPTT, ACT 0 sigmoid, 1 tanh, 2 hard sigmoid.
+// Maps are always laid out for 64 channels of 4 x 4 zones over 32 channels of 12 x 12; unused entries are zero.
 
 #define THREADS 256
-#define TILES 5                        // of h1 a thread holds at most: 8 positions x 2 rows of channels, four units of it
+#define TILES 5                        // most tiles of h1 per thread: 8 positions x 2 rows of channels, four units each
 #define UNITS (4 * TILES)
 #define ZONES 16                       // 4 x 4
 #define PLACES 144                     // 12 x 12
 #define WIDE 1024                      // units of h0 as laid out
 #define WINDOW (KS * KS)
-#define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), steps that all others repeat
+#define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), distinct steps
 
-// Filters as the products read them: halves of 2^10 W (which hold |W| below 64; beyond, a network counts as not finite and is
-// frozen), low parts then high parts; tap by tap, dx slowest, each a block of
-// (4 groups of 8 channels of h1) x (64 channels of h0). The taps dy and dy + 2 follow each other: see conv_products.cuh.
+// Filters in the layout of the products: halves of 2^10 W (which hold |W| below 64; beyond, a network counts as not finite and
+// is frozen), low parts then high parts; tap by tap, dx slowest, each a block of
+// (4 groups of 8 channels of h1) x (64 channels of h0). The taps dy and dy + 2 are adjacent: see conv_products.cuh.
 #define TAP_BYTES 4096
 #define HALF_BYTES (25 * TAP_BYTES)
 #define WEIGHT_SCALE 1024.0f
 
 // Shared memory of a block.
-#define MAP1 (2 * HALF_BYTES)          // what is told of h1: (4 groups, 144 places) of 8 channels
+#define MAP1 (2 * HALF_BYTES)          // changes of h1: (4 groups, 144 places) of 8 channels
 #define GROUP1 (PLACES * 16)
-#define MAPU (MAP1 + 4 * GROUP1)       // what is told of the unpooled h0: (8 groups, 112 places) of 8 channels
+#define MAPU (MAP1 + 4 * GROUP1)       // changes of the unpooled h0: (8 groups, 112 places) of 8 channels
 #define FRONT 20                       // zeros before each group; rows of 12 places, of which the last four are zero
 #define GROUPU ((FRONT + 92) * 16)
-#define SMALL (MAPU + 16384)           // MAPU and what follows it serve to exchange sums as well
+#define SMALL (MAPU + 16384)           // MAPU and what follows it also serve to exchange sums
 #define SHARED_BYTES (SMALL + 2048)
 
-// What a gradient of W01 is made of: two pairs of an unpooled map (8 groups, 64 places) and an h1, high and low parts.
+// Operands of the gradient of W01: two pairs of an unpooled map (8 groups, 64 places) and an h1, high and low parts.
 #define PAIR_U (8 * 64 * 16)
 #define PAIR_H (4 * GROUP1)
 #define PAIR_BYTES (4 * (PAIR_U + PAIR_H))
@@ -37,17 +37,17 @@
 
 #define FULL1 (C1 == 32 && H1H == 12 && H1W == 12)   // h1 fills its map
 
-#define PRIVATE 32                     // numbers a thread keeps for itself at the end of the free phase, or of each step of BPTT
+#define PRIVATE 32                     // numbers a thread saves at the end of the free phase, or of each step of BPTT
 #define STATE (16 + WIDE + 32 * PLACES)
 
-struct Counters { int it, n, start, unused; };   // first iteration of this graph, iterations of this run, the number of the run's first
+struct Counters { int it, n, start, unused; };   // first iteration of this graph, iterations of this run, index of the run's first
 
 struct Args {
   const float *images, *targets;                 // (N, CI, IH, IW) (N, NO)
   const long long *labels;                       // (N)
   const int *order;                              // (n, R, B)
   const Counters *counters;
-  float *W01, *b0, *W12, *b1, *Wfc, *bfc;        // biases: null where there are none
+  float *W01, *b0, *W12, *b1, *Wfc, *bfc;        // biases: null if there are none
   unsigned char *packed;                         // (R, 2 HALF_BYTES)
   float *own;                                    // (R B, steps, PRIVATE, THREADS)
   unsigned char *pairs;                          // (R B, steps, PAIR_BYTES)
@@ -66,7 +66,7 @@ __device__ __forceinline__ float sigma(float v) {
 #elif ACT == 1
   return tanhf(v);
 #else
-  return v < 0.0f ? 0.0f : (v > 1.0f ? 1.0f : v);      // a NaN passes
+  return v < 0.0f ? 0.0f : (v > 1.0f ? 1.0f : v);      // keeps NaN
 #endif
 }
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ float slope(float v) {
 }
 
 __device__ __forceinline__ bool finite(float v) { return fabsf(v) < __int_as_float(0x7f800000); }
-// max that keeps a NaN, which fmaxf would drop
+// max that keeps NaN, which fmaxf would drop
 __device__ __forceinline__ float worse(float a, float b) { return (b > a || b != b) ? b : a; }
 
 __device__ __forceinline__ unsigned short half_of(float v) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ float float_of(unsigned short h) {
   return v;
 }
 
-// The totals of a pair += v and w, with what the sums lose kept, in two short floats: of at most half a last bit, eight bits
-// are plenty.
+// The totals of a pair += v and w, with the rounding error kept in two short floats: it is at most half a last bit, for which
+// eight bits are plenty.
 __device__ __forceinline__ void add_exactly(float &first, float &second, unsigned &lost, float v, float w) {
   v += __uint_as_float(lost << 16);
   w += __uint_as_float(lost & 0xffff0000u);
@@ -110,8 +110,8 @@ __device__ __forceinline__ void add_exactly(float &first, float &second, unsigne
   second = q;
 }
 
-// Which units a thread holds. Of h1: up to five tiles of 8 places for the channels `row` and row + 8, of each tile the places
-// 2c and 2c + 1; unit 4 j + 2 e + k is place k of tile j and channel row + 8 e. Of h0: the zones (2 w, c) and (2 w + 1, c), w
+// The units of a thread. In h1: up to five tiles of 8 places for the channels `row` and row + 8, in each tile the places
+// 2c and 2c + 1; unit 4 j + 2 e + k is place k of tile j and channel row + 8 e. In h0: the zones (2 w, c) and (2 w + 1, c), w
 // the warpgroup, of the channels `wide` and wide + 8; unit 2 e + p is zone row p of channel wide + 8 e.
 struct Seat {
   int group, warp, lane, c, kind, row, wide, first, tiles;
@@ -127,7 +127,7 @@ struct Seat {
     tiles = group ? 4 : 5;
   }
   __device__ int place(int j) const { return 8 * (first + j) + 2 * c; }
-  // Bits of the units of h1 and of h0 that are part of the net.
+  // Bit masks of the units of h1 and h0 that are part of the net.
   __device__ unsigned live() const {
     unsigned bits = 0;
     for (int j = 0; j < tiles; j++)
@@ -148,14 +148,15 @@ struct Seat {
 
 __device__ __forceinline__ float *stats_of(const Args &a, int r) { return a.stats + (size_t)r * B * STATS; }
 
-// Whether this iteration may be applied to network r: everything finite, and the network not frozen before. The block asks.
+// Whether this iteration may be applied to network r: everything is finite and the network was not frozen. Called by the whole
+// block.
 __device__ __forceinline__ bool applies(const Args &a, int r) {
   bool good = a.tally[6 * a.R + r] < 0.0;
   for (int b = threadIdx.x; b < B; b += blockDim.x) good = good && finite(stats_of(a, r)[b * STATS + 2]);
   return __syncthreads_and(good);
 }
 
-// One thread adds up what the samples of network r told.
+// One thread sums the counts of network r over its samples.
 __device__ void count(const Args &a, int it, int r, bool ok) {
   double wrong = 0.0, loss = 0.0, residual = 0.0, unsettled = 0.0, *t = a.tally + r;
   float worst = 0.f;

@@ -1,31 +1,31 @@
-// The convolution W01 * h1 and its transpose on the tensor cores, by differences: a layer tells its neighbour how far it has
-// moved since it told last, in halves, and the neighbour adds the products to a total that it keeps. What a half cannot hold
-// is told next time, or at once where it would matter.
+// The convolution W01 * h1 and its transpose on the tensor cores, by differences: a layer sends its neighbour its change since
+// the last time, in halves, and the neighbour adds the products to a running total. What a half cannot hold is sent the next
+// time, or at once if it would matter.
 //
 // Convolution: 64 channels x 64 places; the two warpgroups take 16 channels of h1 each and exchange halves of the sums.
 // Transpose: 64 rows are 32 channels for each of two taps, dy and dy + 2, so that the second half of the rows belongs 24
 // places further on, three tiles, in the same lane of another warp. The last tap, dy = 4, has no partner: its second half is
-// dropped. Warpgroup 0 sums tiles 0 to 6, of the last tap 6 to 11; warpgroup 1 tiles 7 to 13, of the last tap 12 to 17.
+// dropped. Warpgroup 0 sums tiles 0 to 6, for the last tap 6 to 11; warpgroup 1 tiles 7 to 13, for the last tap 12 to 17.
 
-#define MOVED 1                        // something is told
+#define MOVED 1                        // something is sent
 #define LOW 2                          // it is large enough for the low parts of the weights to matter
-#define REST 4                         // and for what halves could not hold of it
-#define FAR 16                         // and for sums to be kept short: the matrix units cut them off where float32 rounds
+#define REST 4                         // and for the remainder that halves could not hold
+#define FAR 16                         // and for sums to be kept short: the matrix units truncate where float32 rounds
 #define FAR_ABOVE 0.0625f
 #define STATE_SCALE 16384.0f           // states differ by at most 2
 #define ERROR_SCALE 1024.0f
 
-// From what size on a difference counts: to be told at all, to need the low parts of the weights, to need its rest told at
-// once. In a free phase what is not told now is told later, and all of it fades as the phase settles; what a nudge does is
-// small itself and is followed closely.
+// Thresholds for a difference: to be sent at all, to need the low parts of the weights, to need its remainder sent at once. In
+// a free phase what is not sent now is sent later, and all of it fades as the phase settles; the effect of a nudge is small
+// itself and is tracked closely.
 struct Care { float tell, low, rest; };
-#define STILL 5.9604644775390625e-8f   // 2^-24, a last bit of 1
+#define STILL 5.9604644775390625e-8f   // 2^-24, the last bit of 1
 __device__ __forceinline__ Care free_care() { return {STILL, 6.103515625e-5f, 9.765625e-4f}; }          // 2^-14, 2^-10
 __device__ __forceinline__ Care nudged_care() { return {0.f, 7.62939453125e-6f, 1.220703125e-4f}; }     // 2^-17, 2^-13
 
-struct Told { float h1[UNITS], u[16]; };         // u: unit by unit, its four places
+struct Told { float h1[UNITS], u[16]; };         // u: the four places of each unit
 
-// One number: the half that is told, from the value and what was told before.
+// One number: the half to send, from the value and what has been sent so far.
 struct Telling {
   float most = 0.f;
   unsigned any = 0;
@@ -44,7 +44,7 @@ struct Telling {
   }
 };
 
-// Writes what is new of h1 and takes note of it; what the products have to do about it.
+// Write the changes of h1 and record them; returns what the products have to do.
 template <class Value>
 __device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care, Value value) {
   Telling telling;
@@ -56,7 +56,7 @@ __device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, 
   return telling.bits(care);
 }
 
-// The same of h0, unpooled: `where` holds two bits a unit, the place of its maximum.
+// The same for the unpooled h0: `where` holds two bits per unit, the place of its maximum.
 __device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care,
                                       const float (&h0)[4], unsigned where) {
   Telling telling;
@@ -71,7 +71,7 @@ __device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, T
   return telling.bits(care);
 }
 
-// The zeros around the unpooled map, which exchanges of sums have written over.
+// Restore the zeros around the unpooled map, which exchanges of sums overwrite.
 __device__ __forceinline__ void clear_borders(unsigned char *memory) {
   const int per_group = FRONT + 28, all = 8 * per_group + FRONT;
   for (int i = threadIdx.x; i < all; i += THREADS) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void clear_borders(unsigned char *memory) {
   }
 }
 
-// Which columns of taps a product sums over: 0 to 4 with the low parts of the weights, 5 to 9 the same with the high parts.
+// Columns of taps that a product sums over: 0 to 4 with the low parts of the weights, 5 to 9 with the high parts.
 struct Columns {
   int from, step;
   __device__ int dx(int q) const { return q < 5 ? q : q - 5; }
@@ -105,7 +105,7 @@ __device__ __forceinline__ void convolve(float (&f)[32], unsigned base, int grou
   hold(f);
 }
 
-// Each warpgroup keeps four rows of places and gets the other's sums for them.
+// Each warpgroup keeps four rows of places and receives the other's sums for them.
 __device__ __forceinline__ void join_halves(unsigned char *memory, const Seat &seat, const float (&f)[32], float (&sum)[16]) {
   float4 *x = (float4 *)(memory + MAPU) + (threadIdx.x & 127);
   const bool upper = seat.group;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void join_halves(unsigned char *memory, const Seat &s
   __syncthreads();
 }
 
-// Sums of the transpose as the products leave them: of the pairs of taps, and of the last tap.
+// Raw sums of the transpose: for the pairs of taps, and for the last tap.
 struct Sums { float pairs[28], last[24]; };
 
 __device__ __forceinline__ void transpose(Sums &s, unsigned base, const Seat &seat, Columns columns) {
@@ -150,11 +150,11 @@ __device__ __forceinline__ void transpose(Sums &s, unsigned base, const Seat &se
   hold(s.last);
 }
 
-// What a thread has of it: for its own tiles, and for tiles of others, handed over in two rounds.
+// A thread's share of them: for its own tiles, and for tiles of others, exchanged in two rounds.
 struct Shares { float own[UNITS], first[UNITS], then[12]; };
 
 __device__ __forceinline__ void share_out(Shares &shares, const float (&sum)[28], const float (&last)[24], const Seat &seat) {
-  // Kinds 0 and 2 are the warps of the first taps, 1 and 3 those of the second; see Seat::first for whose tile is whose.
+  // Kinds 0 and 2 are the warps of the first taps, 1 and 3 those of the second; see Seat::first for who owns which tile.
   const int kind = seat.kind;
   auto choose = [&](float a, float b, float c, float d) { return kind & 2 ? (kind & 1 ? d : c) : (kind & 1 ? b : a); };
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ __forceinline__ void share_out(Shares &shares, const float (&sum)[28]
   for (int i = 0; i < 12; i++) shares.then[i] = choose(i < 8 ? last[16 + i] : 0.f, i < 8 ? sum[i] : 0.f, sum[i], sum[16 + i]);
 }
 
-// shares.own += what the other warps have for the tiles of this thread. Both maps have been read by then and make room.
+// shares.own += the other warps' sums for the tiles of this thread. Reuses the memory of both maps, which have been read.
 __device__ __forceinline__ void join_shares(unsigned char *memory, const Seat &seat, Shares &shares) {
   float4 *x = (float4 *)(memory + MAP1) + (seat.warp & 1) * 32 + seat.lane;
   const int kind = seat.kind;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void join_shares(unsigned char *memory, const Seat &s
     shares.own[4 * j] += o.x, shares.own[4 * j + 1] += o.y, shares.own[4 * j + 2] += o.z, shares.own[4 * j + 3] += o.w;
   };
   __syncthreads();
-  // Slots 0 to 8: `first`, of kind 0 for kind 1 and of kind 2 for kind 3. Then `then`: of 0 for 3, of 2 for 1, of 1 for 0, of 3 for 2.
+  // Slots 0 to 8: `first`, from kind 0 to 1 and from 2 to 3. After them `then`: from 0 to 3, 2 to 1, 1 to 0, 3 to 2.
   const int later = kind == 0 ? 9 : kind == 2 ? 11 : kind == 1 ? 14 : 16;
 #pragma unroll
   for (int j = 0; j < 5; j++)

@@ -1,36 +1,36 @@
-// One step of the net by the threads of a block, and what is left of it for others.
+// One step of the net by the threads of a block, and what it stores for the other kernels.
 
 struct Small {
   float s0[16], target[16], error[16], gain[16], bias[16];
   float partial[8][16], residual[8];
   float marked[2][16];                           // the outputs before and after the marked step
-  unsigned char heard[16], unpooled[16];         // what each warp tells: of h1, of h0; the ninth: whether those are back
+  unsigned char heard[16], unpooled[16];         // changes sent by each warp, for h1 and h0; the ninth: whether the outputs recur
 };
 
-// What all warps tell, the same in every thread, and known to be.
+// The union over all warps, uniform across threads in a way the compiler can see.
 __device__ __forceinline__ int told_by_all(const unsigned char *bits, int lane) {
   return __reduce_or_sync(~0u, lane < 9 ? bits[lane] : 0);
 }
 
-// When a free phase has come to rest. In a silent step neither map tells the other anything: z, total and what was told stay as
-// they are, and only h0 and the output still move, each by the other alone. Two silent steps of one silence that have the same
-// outputs before them and the same after them leave the same state, bit for bit: for h0 is computed from the output before the
-// step; or, where the schedule alternates and this step leaves h0 alone, in the step before, which left the output alone and
-// was silent too. If the second follows the first by an even number of steps, all that follows is a repetition, since a step
-// depends on the state alone and, alternating, on whether its number is even.
-// At a fixed point the round has two steps. It may have more where last bits go to and fro for ever: synchronous steps are
-// two chains that do not know of each other and may settle a last bit apart, to be seen in turn.
+// Detecting that a free phase has settled. In a silent step neither map sends anything: z, total and what has been sent stay
+// unchanged, and only h0 and the output still move, each driven by the other alone. Two silent steps of one silence with the
+// same outputs before and after them end in the same state, bit for bit: h0 is computed from the output before the step or, if
+// the schedule alternates and this step skips h0, in the step before, which skipped the output and was silent too. If the
+// second comes an even number of steps after the first, everything after it is a repetition, since a step depends only on the
+// state and, when alternating, on the parity of its index.
+// At a fixed point the cycle has two steps. It may be longer if last bits oscillate forever: synchronous steps are two
+// independent chains that may settle a last bit apart and appear in turn.
 //
-// Steps are counted from the beginning of their silence. Number 2, 4, 8... is marked, and each even number compared with the
-// last one marked, itself excepted: sooner or later a round of any length is found.
-#define AGAIN 8                        // the outputs are those of the marked step
+// Steps are counted from the start of their silence. Steps 2, 4, 8, ... are marked, and each even step is compared with the
+// last marked one before it: sooner or later a cycle of any length is found.
+#define AGAIN 8                        // the outputs equal those of the marked step
 __device__ __forceinline__ bool same(float a, float b) { return __float_as_int(a) == __float_as_int(b); }
 __device__ __forceinline__ bool marks(int silent) { return !(silent & (silent - 1)); }
 __device__ __forceinline__ bool repeats(int silent) { return silent > 2 && !(silent & 1); }
 __device__ __forceinline__ int round_of(int silent) { return silent - (1 << (31 - __clz(silent - 1))); }
 
-// z += W01 * (what is told of h1). Sums of large numbers are kept short, a column of taps each; what halves could not hold is
-// told in a second round.
+// z += W01 * (change of h1). Sums of large numbers are kept short, one column of taps each; what halves could not hold is sent
+// in a second round.
 template <class Value>
 __device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
                                      float (&z)[16], unsigned (&lost)[8], Value value) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, To
   for (int i = 0; i < 16; i += 2) add_exactly(z[i], z[i + 1], lost[i / 2], joined[i] * unit, joined[i + 1] * unit);
 }
 
-// total += W01^T (what is told of the unpooled h0), likewise.
+// total += W01^T (change of the unpooled h0), likewise.
 __device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
                                      float (&total)[UNITS], unsigned (&lost)[UNITS / 2], const float (&h0)[4], unsigned where) {
   const unsigned base = shared_address(memory);
@@ -99,7 +99,7 @@ __device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, To
   for (int i = 0; i < UNITS; i += 2) add_exactly(total[i], total[i + 1], lost[i / 2], shares.own[i] * unit, shares.own[i + 1] * unit);
 }
 
-// What was too little to be told stays untold in the nudged phase, where it would be taken for the nudge's doing.
+// Changes too small to be sent are never sent in the nudged phase, where they would be mistaken for the nudge's effect.
 template <class Value>
 __device__ __forceinline__ void absorb(Told &told, Value h1, const float (&h0)[4], unsigned where) {
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void absorb(Told &told, Value h1, const float (&h0)[4
   }
 }
 
-// The maximum of each zone, the first in the order of rows, and where it is.
+// The maximum of each zone, the first in row order, and its place.
 __device__ __forceinline__ unsigned pool(const float (&z)[16], float (&value)[4]) {
   unsigned where = 0;
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ __forceinline__ float at(const float (&z)[16], int u, unsigned where)
   return k & 2 ? bottom : top;
 }
 
-// The weights Wfc of a thread's four units of h0, which wait in device memory: the products need the registers.
+// The weights Wfc of a thread's four units of h0, kept in device memory because the products need the registers.
 __device__ __forceinline__ void fetch(float (&w)[NO][4], const float4 *from) {
 #pragma unroll
   for (int k = 0; k < NO; k++)
@@ -148,7 +148,7 @@ __device__ __forceinline__ void fetch(float (&w)[NO][4], const float4 *from) {
                  : "l"(from + k * THREADS));
 }
 
-// Halves of the lanes keep halves of 2 HALF sums.
+// Each half of the lanes keeps half of the 2 HALF sums.
 template <int HALF> __device__ __forceinline__ void fold(float (&v)[16], int lane) {
   const bool upper = lane & (2 * HALF);
 #pragma unroll
@@ -158,7 +158,7 @@ template <int HALF> __device__ __forceinline__ void fold(float (&v)[16], int lan
   }
 }
 
-// Each warp's part of Wfc h0 into shared memory.
+// Write each warp's part of Wfc h0 to shared memory.
 __device__ __forceinline__ void read_out(Small &m, const Seat &seat, const float (&w)[NO][4], const float (&h0)[4]) {
   float v[16];
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ void put_parts(unsigned char *to, size_t low, float v
   *(unsigned short *)(to + low) = half_of(fmaf(v, PAIR_SCALE, -float_of(high)));
 }
 
-// Maps of a pair for `gather`, pair 0 or 1.
+// Store the maps of pair 0 or 1 for `gather`.
 template <class Value> __device__ __forceinline__ void leave_h(unsigned char *pairs, const Seat &seat, int pair, Value value) {
 #pragma unroll
   for (int i = 0; i < UNITS; i++)

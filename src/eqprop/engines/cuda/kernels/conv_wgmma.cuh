@@ -1,13 +1,13 @@
 // Warpgroup matrix products of halves in shared memory, D (64 x N, float) += A (64 x 16) B (16 x N).
 //
-// Operands lie in cells of eight rows of sixteen bytes, 128 bytes in a piece. `across` is the distance in bytes from cell
-// to cell along M or N, `along` that along K. An operand is "turned" if the eight numbers of a row run along M or N and
-// not along K. A cell may begin at any multiple of sixteen bytes: a convolution is a shift of the address.
+// Operands are stored in cells of eight rows of sixteen bytes, 128 contiguous bytes. `across` is the distance in bytes between
+// cells along M or N, `along` that along K. An operand is "turned" if the eight numbers of a row run along M or N instead of
+// K. A cell may start at any multiple of sixteen bytes: a convolution is a shift of the address.
 
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// An operand by its address, the same in all threads (the reduction tells the compiler so, which then keeps it where the matrix
-// unit reads it), and the two distances. Moving it by so many pieces of sixteen bytes is one addition.
+// An operand: its address, uniform across threads (the reduction shows this to the compiler, which then keeps it where the
+// matrix unit reads it), and the two distances. Moving it by multiples of sixteen bytes is one addition.
 struct Operand {
   unsigned low, high;
   __device__ __forceinline__ Operand(unsigned address, unsigned across, unsigned along)
@@ -15,7 +15,7 @@ struct Operand {
   __device__ __forceinline__ unsigned long long by(int pieces) const { return (unsigned long long)high << 32 | (low + pieces); }
 };
 
-// Keeps the compiler from moving what makes or uses the sums across this line.
+// Keep the compiler from moving code that produces or uses the sums across this point.
 template <int D> __device__ __forceinline__ void hold(float (&d)[D]) {
 #pragma unroll
   for (int i = 0; i < D; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -25,7 +25,7 @@ __device__ __forceinline__ void products_end() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
-// What was written to shared memory in the ordinary way is seen by the products after this and a barrier.
+// After this and a barrier, the products see ordinary writes to shared memory.
 __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -1,20 +1,20 @@
-// Whole training iterations of layered nets with two hidden layers or more. Two kernels alternate, for `count` networks from
-// `first` on:
+// Whole training iterations of layered nets with two or more hidden layers. Two kernels alternate, for `count` networks
+// starting at `first`:
 //   update   applies the last iteration's gradients and computes the input drive of this iteration's mini-batch;
 //   relax    all T + K steps in one launch. A cluster of blocks runs up to seven samples of one network; a warp owns a tile of
-//            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh); further
-//            warps have the outputs (outputs.cuh).
+//            sixteen units of a layer for all steps, and holds weights of two tiles as tensor-core fragments (see tile.cuh); extra
+//            warps compute the outputs (outputs.cuh).
 //
-// Precision. A weight is three bytes relative to the largest of its row, a state three bytes relative to the largest it can be,
-// an error (BPTT) three bytes relative to a power of two for each sample of a tile. Tensor cores sum products of bytes exactly; of
-// the nine products of two numbers the three smallest are left out, some 2^-23 of the sum. States are as good as float32's, whether or
-// not they settle, and the same states give the same bits.
+// Precision. A weight is three bytes relative to the largest of its row, a state three bytes relative to its bound, an error
+// (BPTT) three bytes relative to a power of two per sample of a tile. Tensor cores sum products of bytes exactly; of the nine
+// products of two numbers the three smallest are dropped, about 2^-23 of the sum. States are as accurate as float32's, whether
+// or not they settle, and equal states give equal bits.
 //
-// Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH layers that move (0 beyond), H the last of them, B samples
+// Compiled with N0 (<= 16), N1, ..., N4 (multiples of 4) the sizes of the DEPTH dynamic layers (0 beyond), H the last of them, B samples
 // in GROUPS groups, METHOD 0 EP, 1 BPTT, the switches of neuron.cuh, and the layout: CLUSTER blocks, SHARES helpers that share the sums of
-// the outputs, MOST tiles in the widest layer (even), AREA tiles a block can be told of, PLACE0..4 where a layer's tiles lie in that area,
-// HEARD0..4 which blocks hear a layer (the first, and 256 times their number), at most LISTENERS, and EXTRAS,
-// FRAGMENTS, OUTPUTS, PARTIALS, SLOTS where things lie in shared memory (spot.cuh).
+// the outputs, MOST tiles in the widest layer (even), AREA tiles a block can receive, PLACE0..4 the first tile of a layer in that area,
+// HEARD0..4 the blocks that receive a layer (index of the first + 256 * their number), at most LISTENERS, and the offsets EXTRAS,
+// FRAGMENTS, OUTPUTS, PARTIALS, SLOTS in shared memory (spot.cuh).
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -23,24 +23,24 @@
 #include "exchange.cuh"
 
 #define LAYERS 5
-// Registers of a thread that holds weights, and of a helper's; a block begins with 168 for each.
-// As measured: the more of the first, the better the products are interleaved; too few of the second keep layer 1 waiting.
+// Registers of a thread that holds weights, and of a helper thread; a block starts with 168 for each.
+// Measured: more of the first interleave the products better; too few of the second keep layer 1 waiting.
 #define REGISTERS (METHOD == 0 ? 232 : 216)
 #define LENT_FROM (METHOD == 0 ? 40 : 72)
 
 struct Args {
   Job job;
-  float *W[4], *b[4];                  // W[n] (R, N_n, N_{n+1}) between moving layers, b[n] (R, N_n) or null
+  float *W[4], *b[4];                  // W[n] (R, N_n, N_{n+1}) between dynamic layers, b[n] (R, N_n) or null
   float *rates[LAYERS];                // (2, R, B, padded): free and last (EP), or (K, R, B, padded): before each step (BPTT)
   float *errors[LAYERS];               // BPTT: (K, R, B, padded)
   float *states[LAYERS], *inputs[LAYERS];  // BPTT, energy-based: (K, R, B, padded)
   float *s[LAYERS], *t[LAYERS];        // free and last states (R, B, padded), or null
   int *moved;                          // (R * GROUPS, moved_count)
-  const int *roles;                    // (CLUSTER, WARPS + HELPERS, 4): layer (-1: none), pair of tiles, part, which sources it arms; of helpers which
-                                       // share of the outputs' sums (-1: none), and where in the block its weights lie
+  const int *roles;                    // (CLUSTER, WARPS + HELPERS, 4): layer (-1: none), pair of tiles, part, the barriers it arms; for helpers the
+                                       // share of the outputs' sums (-1: none), and the index of its weights in the block
   int moved_count;
   float lr[4], lrb[4];
-  float output_range;                  // no output is larger
+  float output_range;                  // bound of the outputs
 };
 
 __device__ __forceinline__ int width(int n) { return n == 0 ? N0 : n == 1 ? N1 : n == 2 ? N2 : n == 3 ? N3 : N4; }
@@ -49,22 +49,22 @@ __device__ __forceinline__ int tiles(int n) { return n ? (width(n) + 31) / 32 * 
 __device__ __forceinline__ int place_of(int n) { return n == 0 ? PLACE0 : n == 1 ? PLACE1 : n == 2 ? PLACE2 : n == 3 ? PLACE3 : PLACE4; }
 __device__ __forceinline__ u32 heard_by(int n) { return n == 0 ? HEARD0 : n == 1 ? HEARD1 : n == 2 ? HEARD2 : n == 3 ? HEARD3 : HEARD4; }
 
-// The steps of an iteration: `free_steps` free ones, then K more, nudged (EP) or recorded for the way back (BPTT, one more for the residual).
+// The steps of an iteration: `free_steps` free ones, then K more, nudged (EP) or recorded for the backward pass (BPTT, plus one for the residual).
 struct Course {
   int it, free_steps, end;
   __device__ __forceinline__ Course(const Job &job, int it) : it(it), free_steps(METHOD == 1 ? job.T - job.K : job.T), end(free_steps + job.K) {}
-  __device__ __forceinline__ int star() const { return METHOD == 0 ? free_steps : end; }  // the step that begins at the free state
+  __device__ __forceinline__ int star() const { return METHOD == 0 ? free_steps : end; }  // the step that starts from the free state
 };
 
 #include "cells.cuh"
 
-// All steps of the neurons of a warp, or its part in them: Part (tile.cuh) or Outputs.
+// All steps of a warp's neurons, or its part of them: Part (tile.cuh) or Outputs.
 template <class Team> __device__ __forceinline__ void run(Team &team, const Spot &spot, const Board &board, int group, int it) {
   constexpr bool OF_OUTPUTS = Team::of_outputs;
   const Job &job = spot.a.job;
   const Course course(job, it);
   Cells<OF_OUTPUTS> own;
-  // Rounds told, rounds the neighbours have told, rounds heard. Rates that begin at zero need not be told.
+  // Rounds sent, rounds the neighbours have sent, rounds received. Rates that start at zero need not be sent.
   int mine = ENERGY, theirs = ENERGY, heard = 0;
   own.begin(spot, it);
   if (ENERGY && team.owns) own.tell(spot, board, 0);
@@ -76,7 +76,7 @@ template <class Team> __device__ __forceinline__ void run(Team &team, const Spot
     const bool turn = together || ((course.free_steps - 1 - t) & 1) == (spot.n & 1);
     const bool tells = METHOD == 1 ? t < course.end : t + 1 < course.end;
     if (turn) {
-      // Where nobody has told anything since, the last round counts once more.
+      // If nothing was sent since, the last round is used again.
       const bool fresh = heard < theirs;
       const int round = fresh ? heard : heard - 1;
       float4 coupled = zero4();
@@ -87,7 +87,7 @@ template <class Team> __device__ __forceinline__ void run(Team &team, const Spot
         if (tells) own.tell(spot, board, mine);
       }
       heard += fresh, mine += tells;
-      // Two steps are looked at, so that both halves of an alternating pair are; seven more pass before anyone asks.
+      // Check two steps, to cover both halves of an alternating pair; the result is read seven steps later.
       if (job.stop && !second && (t % 16 == 7 || t % 16 == 8)) {
         if (__any_sync(~0u, moves) && spot.lane == 0) atomicExch(moved + t / 16, 1);
         __threadfence();
@@ -114,11 +114,11 @@ template <class Team> __device__ __forceinline__ void run(Team &team, const Spot
   if (team.owns) own.end(spot, course);
 }
 
-// Barriers lie where weights were on their way to the registers: all have theirs.
+// The barriers reuse the scratch for loading weights: by now all warps have loaded theirs.
 __device__ __forceinline__ void begin_exchange(const Board &board) {
   __syncthreads();
 #if METHOD == 1
-  // Tiles beyond a narrow layer are multiplied by zero weights: their exponents must not stand for infinity.
+  // Tiles beyond a narrow layer are multiplied by zero weights: their exponents must not encode infinity.
   for (int e = threadIdx.x; e < 2 * AREA * 2; e += THREADS) ((u32 *)(board.base + SLOTS + 2 * SLOT_BYTES + BARRIERS * 8))[e] = 0;
 #endif
   if (threadIdx.x < BARRIERS) barrier_init(board.barriers + threadIdx.x * 8);
@@ -135,7 +135,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   const Board board(memory);
   const int4 read = ((const int4 *)a.roles)[rank * (WARPS + HELPERS) + warp];
   const int role[4] = {uniform(read.x), uniform(read.y), uniform(read.z), uniform(read.w)};
-  // Registers go from the helpers to the warps that hold weights in theirs.
+  // Give registers of the helpers to the warps that hold weights.
   if (warp < WARPS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(REGISTERS));
     const bool works = role[0] >= 0;
@@ -152,7 +152,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     if (works) run(part, spot, board, group, it);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(LENT_FROM));
-    // Whoever owns the outputs tells its own block.
+    // The owner of the outputs sends them within its own block.
     const bool owns = warp == WARPS && rank - (HEARD0 & 255) < HEARD0 >> 8 && rank >= (HEARD0 & 255);
     const Spot spot(a, board, r, group, 0, 0, owns, rank + 256);
     Outputs outputs(board, role, owns);
@@ -160,7 +160,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     begin_exchange(board);
     if (owns) outputs.arm(0), outputs.arm(1);
     cluster_sync();
-    if (!owns && outputs.nth < 0) return;        // the others do not wait for threads that are gone
+    if (!owns && outputs.nth < 0) return;        // the others do not wait for threads that have exited
     run(outputs, spot, board, group, it);
   }
   cluster_sync();

@@ -1,11 +1,11 @@
-// What the blocks of a cluster tell each other: states as tensor-core fragments, pushed into the listeners' shared memory,
-// and the barriers that count what has arrived.
+// Exchange between the blocks of a cluster: states as tensor-core fragments, pushed into the receivers' shared memory, and the
+// barriers that count what has arrived.
 
 typedef unsigned int u32;
 
-// The same number in all threads of a warp, for the compiler to know that it is: registers of a warp are not those of its threads.
+// A number that is equal in all threads of a warp, in a way the compiler can see: it can then live in a uniform register.
 __device__ __forceinline__ int uniform(int v) { return __reduce_max_sync(~0u, v); }
-// A number that is kept: the compiler would rather compute it anew, in the middle of a step.
+// Keep a number in a register: the compiler would otherwise recompute it in the middle of a step.
 __device__ __forceinline__ u32 kept(u32 v) { return __shfl_sync(~0u, v, threadIdx.x % 32); }
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
@@ -18,7 +18,7 @@ __device__ __forceinline__ u32 cluster_rank() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// What is to be added to an address here for the same place in another block of the cluster.
+// Offset from an address here to the same place in another block of the cluster.
 __device__ __forceinline__ u32 way_to(u32 rank, u32 address) {
   u32 there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -37,11 +37,11 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   do {
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                  : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    if (++tries > 1 << 22) __trap();             // a neighbour is gone: better an error than a card that hangs
+    if (++tries > 1 << 22) __trap();             // a neighbour is gone: fail rather than hang the device
   } while (!done);
 }
 
-// Stores that are counted in bytes by the listener's barrier.
+// Stores whose bytes are counted by the receiver's barrier.
 __device__ __forceinline__ void push(u32 to, uint2 v, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
                :: "r"(to), "r"(v.x), "r"(v.y), "r"(barrier) : "memory");
@@ -67,7 +67,7 @@ __device__ __forceinline__ void mma(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3,
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Sixteen bytes from global to shared memory behind the program's back; zeros where there is nothing to bring.
+// Copy sixteen bytes asynchronously from global to shared memory; zeros if there is nothing to copy.
 __device__ __forceinline__ void bring(u32 to, const float *from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }

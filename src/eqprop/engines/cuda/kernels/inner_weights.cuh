@@ -1,11 +1,11 @@
-// A tile of 64 x 64 of the weights between two moving layers: the sum of outer products, then the step.
-#define PAGE (B < 28 ? B : 28)             // samples of it that are brought at a time
-#define PORTIONS (METHOD == 0 && B <= 56 ? 2 : (B + 27) / 28)  // of the samples; EP has two for each phase, so that all workers have one
+// A 64 x 64 tile of the weights between two dynamic layers: the sum of outer products, then the update.
+#define PAGE (B < 28 ? B : 28)             // samples loaded at a time
+#define PORTIONS (METHOD == 0 && B <= 56 ? 2 : (B + 27) / 28)  // portions of the samples; EP has two per phase, so that every worker has one
 struct Outer {
   float left[PAGE][64], right[PAGE][64];
 };
 
-#define WORKERS 4                          // of a block, 64 threads each: every one sums some of the products, with pages of its own
+#define WORKERS 4                          // per block, 64 threads each: every worker sums some of the products from its own pages
 
 __device__ __forceinline__ void await_workmates(int worker) { asm volatile("bar.sync %0, 64;" :: "r"(1 + worker) : "memory"); }
 
@@ -17,7 +17,7 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
   const int worker = tid / 64, id = tid % 64, i0 = id / 8 * 8, j0 = id % 8 * 8;
   Outer *page = (Outer *)memory + 2 * worker;
   float sum[8][8] = {}, bias = 0.f;
-  // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step. All of them a portion of the samples at a time.
+  // EP: last rates minus free rates. BPTT: errors with rates, rates with errors, for every step. Each in portions of the samples.
   const int items = (METHOD == 0 ? 2 : 2 * job.K) * PORTIONS;
   auto swapped = [](int item) { return METHOD == 1 && item / PORTIONS & 1; };
   auto first = [](int item) { return item % PORTIONS * B / PORTIONS; };
@@ -59,9 +59,9 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
       for (int b = 0; b < count; b++) bias += sign * m.left[b][id];
     await_workmates(worker);
   }
-  // racecheck loses track of warps that have met less often than others.
+  // racecheck cannot follow warps that pass fewer barriers than others.
   if (items % WORKERS && worker >= items % WORKERS) await_workmates(worker), await_workmates(worker);
-  // The workers' sums together: row by row, sixteen columns of four, and the biases behind them.
+  // Combine the workers' sums: row by row, sixteen columns of four, then the biases.
   __syncthreads();
   float4 *parts = (float4 *)memory;
   float *biases = (float *)(parts + WORKERS * 64 * 16);
@@ -91,12 +91,12 @@ __device__ void update_tile(const Args &a, int r, int n, int row0, int column0, 
   }
 }
 
-// The first blocks of a network hold a tile of the input weights each, the next a tile of the others, the last one its counts.
+// The first blocks of a network hold one tile of the input weights each, the next one tile of the others, the last its counts.
 extern "C" __global__ __launch_bounds__(256, 2) void update(Args a, int offset, int first, int count) {
   const Job &job = a.job;
   const int it = job.counters->it + offset, tid = threadIdx.x;
   if (it > job.counters->n) return;
-  // The same part of every network in turn, so that the long ones begin first.
+  // The same part of every network in turn, so that long parts start first.
   const int r = first + blockIdx.x % count;
   int block = blockIdx.x / count;
   if (block < INPUT_BLOCKS) return update_input_tile(job, r, block / SPLITS, block % SPLITS, it);

@@ -1,11 +1,11 @@
-// The weights next to the input, far the largest: one pass over them applies the last iteration's gradient and computes
+// The weights next to the input, by far the largest: one pass over them applies the last iteration's gradient and computes
 // this iteration's drive. A block of 256 threads holds a tile of ROWS x COLUMNS float4.
 
-#define ROWS 64                        // rows of a block
-#define MINE (ROWS / 4)                // rows of a thread
+#define ROWS 64                        // rows per block
+#define MINE (ROWS / 4)                // rows per thread
 #define TILES ((H + ROWS - 1) / ROWS)
-#define INPUT_BLOCKS (TILES * SPLITS)  // of a network
-#define GROUP ((B + 3) / 4)            // samples a thread of the drive sums for
+#define INPUT_BLOCKS (TILES * SPLITS)  // per network
+#define GROUP ((B + 3) / 4)            // samples per thread of the drive
 #define XS (COLUMNS * 4)
 
 struct Tile {
@@ -49,7 +49,7 @@ __device__ void update_input_tile(const Job &a, int r, int tile, int split, int 
     a.b[(size_t)r * H + row0 + tid] -= a.lrb * (1.0f / B) * sum;
   }
   if (holds) {
-    // The gradient is summed apart and added once, so that W is rounded once.
+    // The gradient is summed separately and added once, so that W is rounded once.
     if (ok) {
 #pragma unroll
       for (int h = 0; h < MINE; h += 8) {

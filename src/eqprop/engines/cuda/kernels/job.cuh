@@ -1,13 +1,13 @@
-// What every training kernel is told, and how it counts. Compiled with NI inputs (multiple of 4), H units in the layer
-// next to them, B samples a mini-batch.
-// The host reads nothing back; the iteration's number comes from device memory, so that a graph can hold many.
+// Arguments and counts of every training kernel. Compiled with NI inputs (multiple of 4), H units in the adjacent layer, B
+// samples per mini-batch.
+// The host reads nothing back; the iteration index is in device memory, so that a graph can hold many iterations.
 
 #define HP ((H + 127) / 128 * 128)     // H padded
-#define COLUMNS 49                     // float4 columns of the input weights a block holds
+#define COLUMNS 49                     // float4 columns of the input weights per block
 #define SPLITS ((NI / 4 + COLUMNS - 1) / COLUMNS)
 #define STATS 4                        // wrong, loss, residual (NaN if anything was not finite), unused
 
-struct Counters { int it, n, start, unused; };   // first iteration of this graph, iterations of this run, the number of the run's first
+struct Counters { int it, n, start, unused; };   // first iteration of this graph, iterations of this run, index of the run's first
 
 struct Job {
   const float *images, *targets;                 // (N, NI) (N, outputs)
@@ -27,8 +27,8 @@ __device__ __forceinline__ float *stats_of(const Job &a, int it, int r) {
   return a.stats + ((size_t)((it & 1) * a.R + r) * B) * STATS;
 }
 
-// Whether the iteration before `it` may be applied to network r: everything finite, and the network not frozen before.
-// The whole block asks.
+// Whether the iteration before `it` may be applied to network r: everything is finite and the network was not frozen.
+// Called by the whole block.
 __device__ __forceinline__ bool applies(const Job &a, int it, int r) {
   const int b = threadIdx.x;
   return __syncthreads_and(b < B ? finite(stats_of(a, it - 1, r)[b * STATS + 2]) : a.tally[6 * a.R + r] < 0.0);
@@ -40,7 +40,7 @@ __device__ __forceinline__ double sum_over_warp(double v) {
   return v;
 }
 
-// One warp adds what the B samples of network r told in the iteration before `it`, each lane a sample.
+// One warp sums the counts of network r over its B samples in the iteration before `it`, one sample per lane.
 __device__ void count(const Job &a, int it, int r, bool ok) {
   const int b = threadIdx.x;
   const float4 s = b < B ? *(const float4 *)(stats_of(a, it - 1, r) + b * STATS) : zero4();

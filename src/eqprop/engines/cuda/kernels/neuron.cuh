@@ -1,7 +1,7 @@
-// The activation and what a step makes of it, shared by every kernel. Compiled with
+// The activation and the step of a neuron, shared by all kernels. Compiled with
 //   ENERGY 0|1   ACT 0 sigmoid, 1 tanh   CLIP 0|1   OUTPUT_SLOPE 0|1   QUICK 1: the sigmoid from the special-function unit,
-//   good to 3e-7, where it stands in the chain of every step; 0: as the library computes it
-// r stands for sigma(s); derivatives are taken from r, so that a step costs one exponential a neuron.
+//   accurate to 3e-7, where it is in the dependent chain of every step; 0: the library's
+// r stands for sigma(s); derivatives are computed from r, so that a step costs one exponential per neuron.
 
 __device__ __forceinline__ float exp2_fast(float v) {
   float y;
@@ -20,7 +20,7 @@ __device__ __forceinline__ float sigma(float v) {
 #if ACT == 0 && QUICK
   return reciprocal(1.0f + exp2_fast(fmaf(v, -5.770780163555854f, 2.885390081777927f)));
 #elif ACT == 0
-  // The quotient by Newton's iteration: as exact as a division, without its branches. A NaN passes.
+  // The quotient by Newton's iteration: as accurate as a division, without its branches. Keeps NaN.
   const float e = fmaf(v, -4.0f, 2.0f), d = 1.0f + expf(e > 80.0f ? 80.0f : e), r = reciprocal(d);
   return fmaf(r, fmaf(-d, r, 1.0f), r);
 #else
@@ -46,7 +46,7 @@ __device__ __forceinline__ float curvature(float r) {
 
 __device__ __forceinline__ float clip(float v) {
 #if CLIP
-  // Written so that a NaN passes through.
+  // Written so that NaN is kept.
   return v < 0.0f ? 0.0f : (v > 1.0f ? 1.0f : v);
 #else
   return v;
@@ -61,7 +61,7 @@ __device__ __forceinline__ bool inside(float v) {
 #endif
 }
 
-// max that keeps a NaN, which fmaxf would drop
+// max that keeps NaN, which fmaxf would drop
 __device__ __forceinline__ float worse(float a, float b) { return (b > a || b != b) ? b : a; }
 
 // The free step of one neuron before clipping, from its state, its rate and its total input.
@@ -73,7 +73,7 @@ __device__ __forceinline__ float unclipped(float s, float r, float input, float 
 #endif
 }
 
-// What the neighbours see of a state.
+// The rate that neighbours receive from a state.
 __device__ __forceinline__ float rate(float s) {
 #if ENERGY
   return sigma(s);

@@ -1,9 +1,9 @@
 // Whole training iterations of nets with one hidden layer. Two kernels alternate:
 //   update_and_drive   applies the last iteration's gradients to the weights and, in the same pass over them,
 //                      computes the input drive of this iteration's mini-batch;
-//   relax              one block a (network, sample): all T + K steps of it, its gradient contribution.
+//   relax              one block per (network, sample): all T + K steps and the gradient contribution.
 //
-// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples a mini-batch, METHOD 0 EP, 1 BPTT,
+// Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples per mini-batch, METHOD 0 EP, 1 BPTT,
 // and the switches of neuron.cuh.
 
 #include "neuron.cuh"
@@ -14,7 +14,7 @@
 #define HIDDEN_THREADS (HP / 4)
 #define LANES 16                       // threads that share the dot products of two output units, so that a load serves both
 #define OUTPUT_THREADS (((NO + 1) / 2 * LANES + 31) / 32 * 32)
-#define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer a lane sums up
+#define CHUNK (HP / 4 / LANES)         // float4s of the hidden layer per lane
 #define OUTER ((NO * H / 4 + 255) / 256)
 
 struct Args {
@@ -25,8 +25,8 @@ struct Args {
   float lr01, lrb0;
 };
 
-// The two sides of the net as one block sees them: hidden threads own four units and their column of W01, output
-// lanes own a slice of a row of W01. Buffers hold rates, double so that a step needs one barrier.
+// The two sides of the net within a block: hidden threads own four units and their columns of W01, output lanes own a
+// slice of a row of W01. Buffers hold rates and are doubled, so that a step needs one barrier.
 struct Shared {
   float4 hidden[2][HP / 4];
   alignas(16) float output[2][16];
@@ -47,7 +47,7 @@ __device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const floa
   return even + odd;
 }
 
-// Flags a step is compiled with, and one it is told.
+// Compile-time flags of a step, and one runtime flag.
 struct Yes { static constexpr bool v = true; };
 struct No { static constexpr bool v = false; };
 struct Told { bool v; };
@@ -56,7 +56,7 @@ __device__ __forceinline__ float4 fma4(float4 a, float4 v, float4 c) {
   return make_float4(fmaf(a.x, v.x, c.x), fmaf(a.y, v.y, c.y), fmaf(a.z, v.z, c.z), fmaf(a.w, v.w, c.w));
 }
 
-// Both dot products of a pair; the lower half of the lanes gets the first, the upper half the second.
+// Both dot products of a pair; the lower half of the lanes receives the first, the upper half the second.
 __device__ __forceinline__ float from_hidden(const float4 (&w)[2][CHUNK], const float4 *v, int lane) {
   float4 p = zero4(), q = zero4();
 #pragma unroll
@@ -77,14 +77,14 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   const Job &job = a.job;
   const int it = job.counters->it + offset;
   if (it >= job.counters->n) return;
-  extern __shared__ float4 trail[];                     // BPTT: last K states, and energy-based their inputs
+  extern __shared__ float4 trail[];                     // BPTT: last K states and, if energy-based, their inputs
   __shared__ Shared m;
   const int cell = blockIdx.x, r = cell / B, tid = threadIdx.x;
   const bool hides = tid < HIDDEN_THREADS;
   const int sample = job.order[(size_t)it * job.R * B + cell];
   const int T = job.T, K = job.K;
   const float eps = job.eps, pull = job.beta * (ENERGY ? eps : 1.0f);
-  const int label = tid == 0 ? (int)job.labels[sample] : 0;  // asked for now, so that nobody waits for it at the end
+  const int label = tid == 0 ? (int)job.labels[sample] : 0;  // loaded early, to hide the latency
   if (tid < 16) {
     m.target[tid] = tid < NO ? job.targets[(size_t)sample * NO + tid] : 0.f;
     m.output[0][tid] = m.output[1][tid] = tid < NO ? rate(0.f) : 0.f;
@@ -120,8 +120,8 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   __syncthreads();
 
   float residual = 0.f;
-  // One step from buffer `from` into the other. `nudged` adds the pull; `mine` is false for the side an alternating
-  // half-step leaves alone; `look` measures the residual. Returns whether this thread's state stood still.
+  // One step from buffer `from` into the other. `nudged` adds the nudge; `mine` is false for the side that an alternating
+  // half-step skips; `look` measures the residual. Returns whether this thread's state did not change.
   auto step = [&](int from, auto nudged, auto mine, auto look) -> bool {
     bool still = true;
     if (hides) {
@@ -157,7 +157,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   for (; t < free_steps; t++, at ^= 1) {
     bool outputs_turn = ((free_steps - 1 - t) & 1) == 0;
     bool still = job.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
-    // Half a step moves half of the net: an alternating phase may be left after two still halves.
+    // A half-step moves half of the net: an alternating phase may end after two half-steps without a change.
     if (job.stop && (t & 7) >= 6) {
       const bool all = __syncthreads_and(still);
       if ((t & 7) == 7 && all && (!job.alternating || quiet)) { at ^= 1; break; }
@@ -168,7 +168,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   }
 
 #if METHOD == 1
-  // The K steps that are differentiated, their states kept.
+  // The K differentiated steps, with their states kept.
   float4 *kept = trail, *kept_in = trail + (size_t)K * (HP / 4);
   float *kept0 = (float *)(trail + (size_t)(ENERGY ? 2 : 1) * K * (HP / 4)), *kept0_in = kept0 + K * 16;
   for (t = 0; t < K; t++, at ^= 1) {
@@ -216,7 +216,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   if (hides && a.t1) *(float4 *)(a.t1 + (size_t)cell * HP + j) = s;
   if (leads && a.t0) a.t0[(size_t)cell * 16 + k] = z;
 #else
-  // One more step only to see the residual; then back in time.
+  // One more step to measure the residual, then the backward pass.
   step(at, No{}, Yes{}, Yes{});
   s = star;
   z = z_star;
@@ -280,7 +280,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   }
 #endif
 
-  // What this sample adds to the gradients, and what it tells.
+  // This sample's contribution to the gradients, and its counts.
   bool good = true;
   if (hides) {
     *(float4 *)(job.u + (size_t)cell * HP + j) = u1;
@@ -316,7 +316,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   stats[2] = all_good ? worst : __int_as_float(0x7fc00000);
 }
 
-// The first blocks hold a tile of the input weights each, the others a part of a network's output weights.
+// The first blocks hold one tile of the input weights each, the others a part of a network's output weights.
 extern "C" __global__ __launch_bounds__(256, 2) void update_and_drive(Args a, int offset) {
   const Job &job = a.job;
   const int it = job.counters->it + offset, tid = threadIdx.x, inputs = INPUT_BLOCKS * job.R;

@@ -1,6 +1,6 @@
-// The outputs: helpers in the blocks that hear layer 1 share the sums of what they hear, and one in each block that hears the outputs owns
-// them, all the same ones, so that they need not travel, and all write the same to device memory. Other warps go on with the hidden layers
-// meanwhile: layer 1 needs the outputs last.
+// The outputs: helpers in the blocks that receive layer 1 share the sums of its input to the outputs. Each block that receives the outputs
+// has one helper with a full copy of them, so that they need not be sent, and all copies write the same values to device memory. Other warps
+// run the hidden layers meanwhile: layer 1 needs the outputs last.
 
 #include "tile.cuh"
 
@@ -10,9 +10,9 @@ struct Outputs {
   static constexpr bool of_outputs = true;
   const Board board;
   const Ear ear;
-  const int lane, nth, place;                    // which share (-1: none), and where in this block its weights lie
+  const int lane, nth, place;                    // the share (-1: none), and the index of its weights in this block
   const bool owns;
-  float scale[2];                                // what the sums of a row count in
+  float scale[2];                                // unit of a row's sums
   int calls = 0;
   int errors_from;                               // the first round of errors
 
@@ -65,8 +65,8 @@ __device__ __forceinline__ void Outputs::load_weights(const Args &a, int r, unsi
   __syncwarp();
 }
 
-// What this warp has of the sums, to the blocks that hear the outputs.
-// There are two places for a share: before one is written anew, layer 1 has answered what the outputs told after it was read.
+// Send this warp's share of the sums to the blocks that receive the outputs.
+// A share has two slots: before one is overwritten, layer 1 has answered what the outputs sent after reading it.
 template <bool ERRORS> __device__ __forceinline__ void Outputs::share(int round, int buffer) {
   const u32 slot = board.slot(round) + PLACE1 * TILE_BYTES;
   const u32 weights = board.fragments(place) + lane * 16;
@@ -89,7 +89,7 @@ template <bool ERRORS> __device__ __forceinline__ void Outputs::share(int round,
   u32 word[4];
 #pragma unroll
   for (int e = 0; e < 4; e++) word[e] = __float_as_uint(scale[e / 2] * (ERRORS ? v[e] : sums[e]));
-  // Of two threads with four samples of two units, each takes a unit.
+  // Two threads with four samples of two units each take one unit.
   const bool upper = lane & 1;
   const u32 p = __shfl_xor_sync(~0u, upper ? word[0] : word[2], 1), q = __shfl_xor_sync(~0u, upper ? word[1] : word[3], 1);
   const uint4 packet = upper ? make_uint4(p, q, word[2], word[3]) : make_uint4(word[0], word[1], p, q);
@@ -102,7 +102,7 @@ template <bool ERRORS> __device__ __forceinline__ void Outputs::share(int round,
     }
 }
 
-// The shares together.
+// Sum the shares.
 __device__ __forceinline__ float4 Outputs::sum(int call) const {
   const int buffer = call & 1;
   barrier_wait(board.share_barrier(buffer), (call >> 1) & 1);

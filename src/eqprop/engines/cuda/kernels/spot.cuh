@@ -1,30 +1,30 @@
-// The shared memory of a block, where a thread's neurons are, and how their states are told.
+// The shared memory of a block, the location of a thread's neurons, and how their states are sent.
 
 #include "digits.cuh"
 
 #define WARPS 8
-#define HELPERS 4                      // warps beyond those, of the blocks that hear layer 1: they have the outputs (outputs.cuh)
+#define HELPERS 4                      // extra warps, in the blocks that receive layer 1: they compute the outputs (outputs.cuh)
 #define THREADS (32 * (WARPS + HELPERS))
 
-#define SAMPLES ((B + GROUPS - 1) / GROUPS)        // of a group, at most seven
-#define CHUNKS ((MOST + 3) / 4)        // pairs of tiles a warp hears
-#define TILE_BYTES (SAMPLES * 48)      // what is told of a tile: sixteen numbers a sample, three bytes each
+#define SAMPLES ((B + GROUPS - 1) / GROUPS)        // per group, at most seven
+#define CHUNKS ((MOST + 3) / 4)        // pairs of tiles a warp receives
+#define TILE_BYTES (SAMPLES * 48)      // message of a tile: sixteen numbers per sample, three bytes each
 #define SLOT_BYTES (AREA * TILE_BYTES)
 #define UPPER (N0 > 8 ? 4 * (N0 - 8) : 0)          // threads that hold outputs beyond the eighth
-#define SHARE_BYTES (256 + 8 * UPPER)  // four numbers of each thread that holds outputs
+#define SHARE_BYTES (256 + 8 * UPPER)  // four numbers per thread that holds outputs
 #define SHARE_CHUNKS (((N1 + 31) / 32 + SHARES - 1) / SHARES)      // pairs of tiles of layer 1 in a share of the outputs' sums
 #define FRAGMENT_BYTES 1536            // sixteen rows of weights to a pair of tiles, three planes
-#define PARTIAL_BYTES 3072             // of two warps: what a team hands each other
-// Whether all hidden layers have as many listeners.
+#define PARTIAL_BYTES 3072             // exchanged between two warps of a team
+// Whether all hidden layers have the same number of receivers.
 #define EQUALLY_HEARD ((HEARD1 ^ HEARD2) < 256 && (N3 == 0 || (HEARD1 ^ HEARD3) < 256) && (N4 == 0 || (HEARD1 ^ HEARD4) < 256))
 #define BARRIERS ((1 + METHOD) * LAYERS * 2 + 2)
-#define EXPONENT_BARRIERS (LAYERS * 2 * 8)         // how far the barriers of exponents lie beyond those of the bytes
+#define EXPONENT_BARRIERS (LAYERS * 2 * 8)         // offset of the barriers for exponents from those for bytes
 
 __device__ __forceinline__ void as_array(float4 v, float (&w)[4]) { w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w; }
 
 // The shared memory of a block: lo bytes of its weights; lo bytes of layer 1's weights to the outputs (EXTRAS), or weights of the outputs to
-// parts of layer 1 (FRAGMENTS) or, in blocks that hear them, the shares of their sums (OUTPUTS); partial sums that warps hand
-// each other (PARTIALS); from SLOTS on what it was told, two rounds, barriers, and the exponents of errors.
+// parts of layer 1 (FRAGMENTS) or, in blocks that receive them, the shares of their sums (OUTPUTS); partial sums exchanged between
+// warps (PARTIALS); from SLOTS on the received states of two rounds, barriers, and the exponents of errors.
 struct Board {
   unsigned char *base;
   u32 slots, barriers, exponents;
@@ -37,14 +37,14 @@ struct Board {
   __device__ __forceinline__ u32 fragments(int place) const { return shared_address(base + FRAGMENTS) + place * SHARE_CHUNKS * FRAGMENT_BYTES; }
   __device__ __forceinline__ unsigned char *share(int buffer, int nth) const { return base + OUTPUTS + (buffer * SHARES + nth) * SHARE_BYTES; }
   __device__ __forceinline__ u32 slot(int round) const { return slots + (round & 1) * SLOT_BYTES; }
-  // Of a layer's bytes in a round, and of the outputs' shares.
+  // Barriers of a layer's bytes in a round, and of the outputs' shares.
   __device__ __forceinline__ u32 barrier(int layer, int round) const { return barriers + (layer * 2 + (round & 1)) * 8; }
   __device__ __forceinline__ u32 share_barrier(int buffer) const { return barriers + (BARRIERS - 2 + buffer) * 8; }
   template <bool ERRORS> __device__ __forceinline__ void wait(int layer, int round, int errors_from) const {
     barrier_wait(barrier(layer, round), (round >> 1) & 1);
     if (ERRORS) barrier_wait(barrier(layer, round) + EXPONENT_BARRIERS, ((round - errors_from) >> 1) & 1);
   }
-  // What the errors of a tile told in that round count in, for the two samples of this thread.
+  // Units of the errors that a tile sent in that round, for the two samples of this thread.
   __device__ __forceinline__ float2 exponents_of(int round, int tile) const {
     unsigned short both;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(both) : "r"(exponents + ((round & 1) * AREA + tile) * 8 + threadIdx.x % 4 * 2));
@@ -81,8 +81,8 @@ __device__ __forceinline__ void put(u32 at, uint2 v) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" :: "r"(at), "r"(v.x), "r"(v.y) : "memory");
 }
 
-// Tiles as a thread reads them: four units of one sample, whose planes lie in three lines of sixteen bytes, the word of thread t in place
-// t ^ plane.
+// Tiles as a thread reads them: four units of one sample, whose planes are three lines of sixteen bytes, with the word of thread t at
+// index t ^ plane.
 struct Ear {
   u32 hi, mid, lo;
   __device__ __forceinline__ Ear() {
@@ -96,20 +96,20 @@ struct Ear {
   }
 };
 
-// Where a thread's four neurons are: units g and g + 8 of a tile, samples 2t and 2t + 1 of its cluster (as a float4: g, g, g+8, g+8).
+// Location of a thread's four neurons: units g and g + 8 of a tile, samples 2t and 2t + 1 of its cluster (as a float4: g, g, g+8, g+8).
 struct Spot {
   const Args &a;
   const int r, lane, first_sample, samples, n, tile, size;
   u32 reals = 0;
-  int first, last, start;                        // blocks that hear this layer, and the one this warp begins with
-  u32 to, slots;                                 // where this tile lies in a slot, and the slots here
+  int first, last, start;                        // blocks that receive this layer, and the one this warp starts with
+  u32 to, slots;                                 // offset of this tile in a slot, and the slots here
 
   __device__ __forceinline__ Spot(const Args &a, const Board &board, int r, int group, int n, int tile, bool owns, int heard)
       : a(a), r(r), lane(threadIdx.x % 32), first_sample(group * B / GROUPS),
         samples((group + 1) * B / GROUPS - group * B / GROUPS), n(n), tile(tile), size(width(n)), slots(board.slots) {
 #pragma unroll
     for (int i = 0; i < 4; i++) reals |= (u32)(owns && unit(i) < size && sample(i) < samples) << i;
-    // So that not all warps begin with the same block, nor those in the same place of all blocks.
+    // Stagger the order, so that warps do not all start with the same block.
     const int count = heard >> 8;
     first = heard & 255, last = first + count, start = first + (tile + tile / 8) % max(count, 1);
     to = (place_of(n) + tile) * TILE_BYTES;
@@ -138,7 +138,7 @@ struct Spot {
     return each([&](int i) { return from[index(slot, i)]; });
   }
 
-  // Tells four numbers, each times its sample's scale, to the blocks that hear this layer. UNIT: they are from 0 to 1, and scales LARGEST.
+  // Send four numbers, each times its sample's scale, to the blocks that receive this layer. UNIT: they are from 0 to 1, with scale LARGEST.
   template <bool OF_OUTPUTS, bool UNIT> __device__ __forceinline__ void publish(const Board &board, float4 v, float2 scale, int round) const {
     const int t = lane % 4, listeners = OF_OUTPUTS ? 1 : EQUALLY_HEARD ? HEARD1 >> 8 : last - first;
     constexpr int MOST_LISTENERS = OF_OUTPUTS ? 1 : LISTENERS;
@@ -150,17 +150,17 @@ struct Spot {
       const u32 base = slots + way_to(rank, slots);
       place[i] = base + where, count[i] = base + counter;
       rank = rank + 1 == last ? first : rank + 1;
-      // The compiler would do this last, when everything waits for it.
+      // The compiler would schedule this last, when everything waits for it.
       asm volatile("" : "+r"(place[i]), "+r"(count[i]));
     }
     auto split = [](float v, float scale) { return UNIT ? digits_of_unit(v) : digits(v * scale); };
     const u32 p = split(v.x, scale.x), q = split(v.y, scale.y), r = split(v.z, scale.x), s = split(v.w, scale.y);
-    // A thread has two samples of two units, and is to have one sample of four.
+    // From two samples of two units per thread to one sample of four.
     const u32 upper = transposed(bytes(p, q, 0x6521)), lower = transposed(bytes(r, s, 0x6521));
     const u32 last_bytes = transposed(bytes(bytes(p, r, 0x0040), bytes(q, s, 0x0040), 0x5410));
     const u32 plane[3] = {bytes(upper, lower, 0x7531), bytes(upper, lower, 0x6420), bytes(last_bytes, last_bytes, 0x3120)};
-    // Sixteen bytes at a time travel fastest: of four threads with the same sample three take a plane each. Thread t gets the word of thread
-    // t ^ i for place i (see Ear).
+    // Sixteen bytes at a time are fastest: of four threads with the same sample, three take one plane each. Thread t gets the word of thread
+    // t ^ i for index i (see Ear).
     u32 word[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -169,7 +169,7 @@ struct Spot {
       word[i] = i ? __shfl_xor_sync(~0u, send, i) : send;
     }
     const uint4 packet = make_uint4(word[0], word[1], word[2], word[3]);
-    // How many they are is known beforehand, where it can be: a store that may not happen costs a branch.
+    // Use a compile-time count where possible: a conditional store costs a branch.
     if (t < 3 && lane < 4 * samples)
 #pragma unroll
       for (int i = 0; i < MOST_LISTENERS; i++)
@@ -177,7 +177,7 @@ struct Spot {
   }
 
 #if METHOD == 1
-  // Tells errors, which can be of any size, as multiples of a power of two for each sample of a tile.
+  // Send errors, which can have any size, as multiples of a power of two per sample of a tile.
   template <bool OF_OUTPUTS> __device__ __forceinline__ void publish_errors(const Board &board, float4 v, int round) const {
     u32 most[2] = {__float_as_uint(fmaxf(fabsf(v.x), fabsf(v.z))), __float_as_uint(fmaxf(fabsf(v.y), fabsf(v.w)))};
     float scale[2];
@@ -185,7 +185,7 @@ struct Spot {
     for (int i = 0; i < 2; i++) {
 #pragma unroll
       for (int x = 4; x < 32; x <<= 1) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], x));
-      // The exponent of the next power of two, kept where both it and its inverse are ordinary numbers.
+      // The exponent of the next power of two, clamped so that it and its inverse are normal numbers.
       most[i] = min(max((most[i] + 0x7fffff) >> 23, 30u), 220u);
       scale[i] = LARGEST * __uint_as_float((254 - most[i]) << 23);
     }

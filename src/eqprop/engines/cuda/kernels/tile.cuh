@@ -1,9 +1,9 @@
-// A warp's part in what two tiles of a layer hear of their neighbours: the weights it holds, the sums it hands on.
+// A warp's part in the input of two tiles of a layer from its neighbours: the weights it holds, the sums it passes on.
 
 #include "spot.cuh"
 
-// Two warps hold the weights of two tiles to a layer they hear, each to half of it, so that a state brought from shared memory meets
-// two tiles. A layer between two hidden ones has four warps: 0 and 1 hear the layer above (nearer the input), 2 and 3 the one below.
+// Two warps hold the weights of two tiles to a source layer, each to half of it, so that a state loaded from shared memory serves two
+// tiles. A layer between two hidden ones has four warps: 0 and 1 receive the layer above (nearer the input), 2 and 3 the one below.
 // Warps 0 and 1 own a tile each.
 struct Part {
   static constexpr bool of_outputs = false;
@@ -12,13 +12,13 @@ struct Part {
   const int warp, lane, samples, n, part, arms;
   const bool owns, extra;
   const int team;                                // warps that share the tiles
-  const int source, tile;                        // the layer heard, and the first tile of it that meets these weights, in the area;
-                                                 // layer 1 hears the outputs besides (extra)
+  const int source, tile;                        // the source layer, and the first of its tiles for these weights, in the area;
+                                                 // layer 1 also receives the outputs (extra)
   const u32 listens;                             // that tile in the first slot
   u32 hi[2 * CHUNKS][4], mid[2 * CHUNKS][4];     // fragments, the two tiles in turn
   u32 hi_extra[2], mid_extra[2];
-  float scale[2][2], scale_extra[2];             // what the sums of a row count in
-  u32 low;                                       // where this thread's lo bytes lie
+  float scale[2][2], scale_extra[2];             // unit of a row's sums
+  u32 low;                                       // address of this thread's lo bytes
   int calls = 0;
   int errors_from;                               // the first round of errors
 
@@ -31,7 +31,7 @@ struct Part {
   }
   __device__ __forceinline__ void load_weights(const Args &a, int r, int pair, int size, unsigned char *scratch);
   template <bool ERRORS> __device__ __forceinline__ float4 hear(const Spot &spot, int round, bool fresh);
-  // A barrier is made ready for the next round of its slot, which nobody sends before all here have answered the last one. `which`: 1 the
+  // Arm a barrier for the next round of its slot, which is not sent before all warps here have answered the last one. `which`: 1 the
   // source's, 2 the outputs'.
   __device__ __forceinline__ void arm(int which, int round) const {
     if (lane == 0 && arms & which) barrier_expect(board.barrier(which & 1 ? source : 0, round), (which & 1 ? tiles(source) : 1) * samples * 48);
@@ -41,7 +41,7 @@ struct Part {
   }
 };
 
-// Four units of a tile in one row, as a thread has them, times the row's scale.
+// A thread's four units of a tile in one row, times the row's scale.
 __device__ __forceinline__ Planes split(const float *from, int across, int down, int row, float scale) {
   const int k = threadIdx.x % 4 * 2;
   u32 d[4];
@@ -49,13 +49,13 @@ __device__ __forceinline__ Planes split(const float *from, int across, int down,
   for (int j = 0; j < 4; j++) d[j] = digits(scale * from[row * down + (k + j % 2 + j / 2 * 8) * across]);
   return planes(d[0], d[1], d[2], d[3]);
 }
-// What orders numbers by size, a NaN last.
+// A key that orders numbers by magnitude, NaN last.
 __device__ __forceinline__ u32 size_of(float v) { return __float_as_uint(v) & 0x7fffffff; }
 __device__ __forceinline__ float inverse(float most) { return most > 0.f ? LARGEST / most : 0.f; }
 
-// The weights of two tiles to one of the other layer at a time are brought into a scratch of this warp, RING deep, and split from there.
-// The loop is rolled and the fragments move up through the registers: unrolled, the code would be run once and fetched for longer
-// than the data.
+// Load the weights of two tiles to one tile of the other layer at a time into this warp's scratch, RING deep, and split them from there.
+// The loop is rolled and the fragments move up through the registers: unrolled, the code would run only once, and fetching it would take
+// longer than fetching the data.
 #define RAW 640                        // floats of two raw tiles: 32 lines of 16 + 4, or 16 of 32 + 4
 #define RING 6
 #define SCRATCH (RING * RAW * 4)
@@ -65,7 +65,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   const bool upper = source > n;
   const int M = width(source), k0 = (part & 1) * COUNT * 16, row0 = pair * 32;
   const float *W = a.W[upper ? n : source] + (size_t)r * N * M;
-  // upper: W (N, M), a row of which is a row here; else W (M, N), whose columns are the rows here
+  // upper: W (N, M), whose rows are the rows here; else W (M, N), whose columns are the rows here
   auto request = [&](int c) {
     if (c < COUNT) {
       float *to = raw + c % RING * RAW;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   };
 #pragma unroll 1
   for (int c = 0; c < RING - 1; c++) request(c);
-  // The largest weight of each row, that of row i in thread i. What lies beyond is read from inside: a row may count in more than it has.
+  // The largest weight of each row, that of row i in thread i. Reads past the edge are clamped inside: a row's unit may be larger than needed.
   u32 largest_of_row = 0;
   if (upper) {
 #pragma unroll 8
@@ -144,7 +144,7 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   await_brought<0>();
   if (extra) {
     u32 largest = 0;
-    for (int e = lane; e < 256; e += 32) {       // W[0] (N0, N1), columns of which are the rows of the own tile
+    for (int e = lane; e < 256; e += 32) {       // W[0] (N0, N1), whose columns are the rows of the own tile
       const int k = e / 16, row = row0 + part * 16 + e % 16;
       raw[k * 20 + e % 16] = k < N0 && row < N ? a.W[0][((size_t)r * N0 + k) * N + row] : 0.f;
     }
@@ -161,11 +161,11 @@ __device__ __forceinline__ void Part::load_weights(const Args &a, int r, int pai
   }
 }
 
-// What the neighbours told in that round through the weights, sum_k W x, for the own tile. `fresh`: it has not been heard before.
+// The neighbours' states of that round through the weights, sum_k W x, for the own tile. `fresh`: the round has not been received before.
 template <bool ERRORS> __device__ __forceinline__ float4 Part::hear(const Spot &spot, int round, bool fresh) {
   const u32 slot = listens + (round & 1) * SLOT_BYTES;
   Sums sums[2];
-  float v[2][4] = {};                            // errors: the sums of each tile, times what they count in
+  float v[2][4] = {};                            // errors: the sums of each tile, in their units
   uint4 u[2][2];
   Planes x[2][2];
   auto fetch_low = [&](int k) { u[k & 1][0] = look4(low + 2 * k * 512), u[k & 1][1] = look4(low + (2 * k + 1) * 512); };
@@ -191,7 +191,7 @@ template <bool ERRORS> __device__ __forceinline__ float4 Part::hear(const Spot &
   }
   if (fresh) arm(1, round);
   if (ERRORS) arm_exponents(1, round);
-  // Each hands on what it has for the tiles that others own, in two places in turn: before one is written anew, all have met once more.
+  // Pass on the sums for tiles that others own, in two alternating slots: before one is overwritten, all have synchronised once more.
   const int turn = calls++ & 1, pair = (warp & -team) / 2, id = 1 + pair * 2 + turn;
   float4 *handed = board.partials() + (pair * PARTIAL_BYTES / 512 + turn * 2 * (team - 1)) * 32 + lane;
   float4 sum = zero4();

@@ -1,4 +1,4 @@
-// Arithmetic on four floats at once, and what every kernel here needs of the launch.
+// Arithmetic on four floats at once, and launch helpers for all kernels.
 
 __device__ __forceinline__ float4 operator*(float a, float4 v) { return make_float4(a * v.x, a * v.y, a * v.z, a * v.w); }
 __device__ __forceinline__ float4 operator*(float4 a, float4 v) { return make_float4(a.x * v.x, a.y * v.y, a.z * v.z, a.w * v.w); }
