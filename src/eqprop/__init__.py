@@ -1,5 +1,7 @@
 """eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
 
+from typing import TYPE_CHECKING, Any
+
 from eqprop import data, gdu, models, starts
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -20,7 +22,21 @@ from eqprop.models import CrossEntropy
 from eqprop.provenance import __version__
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
-from eqprop.training import load, predict, train
+
+if TYPE_CHECKING:
+    from eqprop.training import load, predict, train
+
+_TRAINING = ("load", "predict", "train")
+
+
+def __getattr__(name: str) -> Any:
+    """Training is imported when it is first asked for: the mathematics does without."""
+    if name not in _TRAINING:
+        raise AttributeError(f"module 'eqprop' has no attribute {name!r}")
+    from eqprop import training
+
+    return getattr(training, name)
+
 
 __all__ = [
     "BPTT",

@@ -189,3 +189,9 @@ def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
     if where != model.nudge_site and type(model).step is not PrimitiveDynamics.step:
         raise TypeError(f"{name} overrides step, which decides where the nudge enters. Change it there.")
     model.nudge_site = where
+
+
+def check_eps(eps: float) -> float:
+    if not 0.0 < eps <= 1.0:
+        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
+    return float(eps)

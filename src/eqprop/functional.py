@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from eqprop.dynamics import Dynamics, NudgeSite, PrimitiveDynamics, set_nudge_site
-from eqprop.state import State
+from eqprop.dynamics import Dynamics, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.state import State, zero_state
 
 Theta = Mapping[str, Tensor]
 LayerShape = int | tuple[int, ...]
@@ -70,12 +70,6 @@ def from_energy(
     return model
 
 
-def check_eps(eps: float) -> float:
-    if not 0.0 < eps <= 1.0:
-        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
-    return float(eps)
-
-
 def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
     shapes = tuple((n,) if isinstance(n, int) else tuple(n) for n in layers)
     if not shapes or any(not shape or any(n < 1 for n in shape) for shape in shapes):
@@ -83,10 +77,6 @@ def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
             f"The layers are {tuple(layers)}; expected at least one layer, sizes of at least 1, output first."
         )
     return shapes
-
-
-def zero_state(x: Tensor, shapes: Sequence[tuple[int, ...]], samples: Sequence[int]) -> State:
-    return tuple(torch.zeros(*samples, *shape, dtype=x.dtype, device=x.device) for shape in shapes)
 
 
 class _ByFunction:

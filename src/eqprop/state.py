@@ -64,3 +64,7 @@ def first_bad_layer(s: State) -> int | None:
 def layer_name(names: Sequence[str] | None, n: int) -> str:
     """The paper's name for layer n; s0 is the output."""
     return f"s{n}" if names is None else names[n]
+
+
+def zero_state(x: Tensor, shapes: Sequence[tuple[int, ...]], samples: Sequence[int]) -> State:
+    return tuple(torch.zeros(*samples, *shape, dtype=x.dtype, device=x.device) for shape in shapes)

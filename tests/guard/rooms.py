@@ -62,10 +62,9 @@ def main() -> None:
         sys.setprofile(profile)
         from eqprop.cli import load_commands
 
-        application = load_commands()
         for line in (words, ["report", words[words.index("--out") + 1]] if words[0] == "train" else []):
             if line:
-                application(line, standalone_mode=False)
+                load_commands(line)(line, standalone_mode=False)
         sys.setprofile(None)
     files, headers = compiled(commands)
     print(f"\n{len(entered)} Python files: {' '.join(sorted(entered))}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -35,18 +37,25 @@ EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
 """What bad input, a bad file or a diverging state raises; anything else is a defect and keeps its traceback."""
 
 
-def load_commands() -> typer.Typer:
-    """The application with every command: each module registers its own. Late, so that --version stays quick."""
-    # `eqprop --help` names the commands in this order.
-    from eqprop.cli import list, train, resume, evaluate, demo, gdu, report, tune, reproduce  # noqa: F401, I001
+COMMANDS = ("list", "train", "resume", "evaluate", "demo", "gdu", "report", "tune", "reproduce")
+"""Modules of this package, each with the command of its name, in the order of `eqprop --help`."""
 
+
+def load_commands(words: Sequence[str] = ()) -> typer.Typer:
+    """The application with the command these words begin with; with every command if they begin with none.
+
+    Only that command's module is imported, so that `eqprop --version` and `eqprop gdu` start quickly.
+    """
+    wanted = words[0] if words and words[0] in COMMANDS else None
+    for name in COMMANDS if wanted is None else (wanted,):
+        importlib.import_module(f"eqprop.cli.{name}")
     return app
 
 
 def main() -> None:
     """Run the command line; a foreseen error becomes one message on standard error and exit code 2."""
     try:
-        load_commands()()
+        load_commands(sys.argv[1:])()
     except EXPECTED_ERRORS as error:
         typer.echo(f"eqprop: {error}", err=True)
         sys.exit(2)

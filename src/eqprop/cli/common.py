@@ -15,21 +15,23 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from eqprop.cli import EXPECTED_ERRORS
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.experiment import EVERY_OTHER
 from eqprop.files import write_text
 from eqprop.messages import unknown
-from eqprop.report.runs import read_run
-from eqprop.training import Result, Stopped, Watch
-from eqprop.training.watch import Events, Lines, Several
+
+# Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
+if TYPE_CHECKING:
+    from eqprop.training import Result, Watch
 
 ExperimentName = Annotated[str, typer.Argument(help="An experiment by name (see eqprop list), or a TOML or JSON file.")]
 Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
@@ -77,6 +79,8 @@ def _options_of(kind: type) -> Iterator[inspect.Parameter]:
 
 def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:
     """["W01=0.04", "W12=0.08"], or ["0.05"] for every parameter."""
+    from eqprop.experiments.experiment import EVERY_OTHER
+
     if not given:
         return None
     rates = {}
@@ -161,6 +165,8 @@ def own_code(where: str) -> Iterator[None]:
 
 def watcher(quiet: bool) -> Watch:
     """A live display on a terminal, lines of text elsewhere, on standard error; TensorBoard events where installed."""
+    from eqprop.training.watch import Events, Lines, Several
+
     if quiet:
         return Events.if_installed()
     console = Console(stderr=True)
@@ -174,6 +180,8 @@ def watcher(quiet: bool) -> Watch:
 @contextmanager
 def stopping() -> Iterator[None]:
     """A run that was stopped ends the command with the shell's code for the signal."""
+    from eqprop.training import Stopped
+
     try:
         yield
     except Stopped as stopped:
@@ -232,6 +240,8 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     """The result as a small table, with what the paper reports beside it."""
+    from eqprop.report.runs import read_run
+
     table = Table(title=f"{summary['name']} ({summary['preset']}), {summary['engine']} on {summary['device']}")
     for heading in ("estimator", "test error", "train error", "paper: test", "paper: train"):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")
@@ -258,3 +268,22 @@ def spread(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "--"
     return f"{mean:.2f} %" if deviation is None else f"{mean:.2f} ± {deviation:.2f} %"
+
+
+def bars() -> Bars:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Bars(*columns, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[float], None]]:
+    """A bar for one comparison; the function given is told the fraction done."""
+    with bars() as progress:
+        task = progress.add_task(name, total=1.0)
+        yield lambda fraction: progress.update(task, completed=fraction)

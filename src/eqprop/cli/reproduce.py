@@ -20,8 +20,19 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from eqprop.cli import app
-from eqprop.cli.common import Data, Device, Engine, Quiet, Threads, check_device, check_out, spread, stopping, watcher
-from eqprop.cli.display import bars
+from eqprop.cli.common import (
+    Data,
+    Device,
+    Engine,
+    Quiet,
+    Threads,
+    bars,
+    check_device,
+    check_out,
+    spread,
+    stopping,
+    watcher,
+)
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings

@@ -260,7 +260,7 @@ KMNIST = NamedSet(
     contents={},
 )
 
-NAMED: dict[str, NamedSet] = {s.name: s for s in (FASHION_MNIST, KMNIST)}
+NAMED: dict[str, NamedSet] = {FASHION_MNIST.name: FASHION_MNIST, KMNIST.name: KMNIST}
 NAMES = ("mnist", *NAMED)
 """Names that `--data` accepts; anything else is a directory of IDX files."""
 

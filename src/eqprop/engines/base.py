@@ -8,6 +8,7 @@ are faster than `relaxation`, it also evaluates (`Engine.evaluates`).
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -51,6 +52,11 @@ class Task:
     estimator: Estimator | None = None
     optimizer: torch.optim.Optimizer | None = None
     start: StartName = "zero"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters(), torch.empty(0)).device
 
 
 @dataclass(frozen=True)
@@ -189,10 +195,9 @@ class Engine(ABC):
         return None
 
     def _refuses_declared(self, task: Task) -> str | None:
-        place = next(task.model.parameters(), torch.empty(0)).device
-        if self.device and place.type != self.device:
+        if self.device and task.device.type != self.device:
             where = "a CUDA device" if self.device == "cuda" else "the CPU"
-            return f"it runs on {where}, and the model is on {place}."
+            return f"it runs on {where}, and the model is on {task.device}."
         if task.start not in self.starts:
             return f"its free phases begin at {' or '.join(self.starts)}, and the task's start is {task.start}."
         estimator = task.estimator
@@ -271,33 +276,40 @@ def learning_rates(job: Job) -> dict[str, float]:
     return {name: rates.get(id(p), 0.0) for name, p in job.model.named_parameters()}
 
 
-def _engines() -> list[Engine]:
-    """All engines, fastest first; the last supports everything."""
-    from eqprop.engines.cpu.engine import Cpu
-    from eqprop.engines.cuda.conv import Conv
-    from eqprop.engines.cuda.deep import Deep
-    from eqprop.engines.cuda.graph import Graph
-    from eqprop.engines.cuda.one_hidden import OneHidden
-    from eqprop.engines.eager import Eager
+ENGINES = {
+    "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
+    "cuda-deep": "eqprop.engines.cuda.deep:Deep",
+    "cuda-conv": "eqprop.engines.cuda.conv:Conv",
+    "cuda-graph": "eqprop.engines.cuda.graph:Graph",
+    "cpu": "eqprop.engines.cpu.engine:Cpu",
+    "eager": "eqprop.engines.eager:Eager",
+}
+"""Every engine by name, the fastest first: its class, imported when it is asked for. The last serves everything."""
 
-    return [OneHidden(), Deep(), Conv(), Graph(), Cpu(), Eager()]
+
+def load_engine(name: str) -> Engine:
+    """The engine of that name."""
+    if name not in ENGINES:
+        raise ValueError(unknown("engine", name, engine_names()))
+    module, _, kind = ENGINES[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), kind)()
+    return engine
 
 
 def engine_names() -> tuple[str, ...]:
-    return ("auto", *(engine.name for engine in _engines()))
+    return ("auto", *ENGINES)
 
 
 def choose(name: str, task: Task) -> Engine:
-    """The engine with this name, or for "auto" the first that does not refuse."""
-    engines = _engines()
+    """The engine of that name, or with "auto" the first that does not refuse."""
     if name == "auto":
-        return next(engine for engine in engines if engine.refuses(task) is None)
-    for engine in engines:
-        if engine.name == name:
-            if (reason := engine.refuses(task)) is not None:
-                raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
-            return engine
-    raise ValueError(unknown("engine", name, engine_names()))
+        on_cpu = task.device.type == "cpu"
+        names = (n for n in ENGINES if not (on_cpu and n.startswith("cuda")))
+        return next(engine for engine in map(load_engine, names) if engine.refuses(task) is None)
+    engine = load_engine(name)
+    if (reason := engine.refuses(task)) is not None:
+        raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
+    return engine
 
 
 # Recorded at import, before anyone can patch a class.

@@ -16,6 +16,7 @@ from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, Holomorphic
 from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
 from eqprop.messages import unknown
 from eqprop.models import CrossEntropy
+from eqprop.models.readout import COSTS, READOUT_SEED, CostName
 from eqprop.relax import SCHEDULES, Schedule, Stop
 from eqprop.starts import STARTS, StartName
 from eqprop.state import LayerParameters
@@ -23,11 +24,7 @@ from eqprop.state import LayerParameters
 EVERY_OTHER = "*"
 """The learning rate of every parameter that is not named."""
 
-CostName = Literal["squared-error", "cross-entropy"]
-COSTS = ("squared-error", "cross-entropy")
 READOUT = LayerParameters(("Wout",), "bout")
-READOUT_SEED = 1 << 32
-"""Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
 
 DecayName = Literal["none", "cosine"]
 DECAYS = ("none", "cosine")

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
-from eqprop.functional import zero_state
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.models.layered import layered_parameters
-from eqprop.state import LayerParameters, State
+from eqprop.state import LayerParameters, State, zero_state
 
 
 class Pooled(NamedTuple):

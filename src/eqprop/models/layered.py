@@ -9,11 +9,10 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
-from eqprop.functional import check_eps, zero_state
+from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import LayerParameters, State
+from eqprop.state import LayerParameters, State, zero_state
 
 Setting = Literal["energy-based", "prototypical"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from eqprop.cost import Cost
 from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.state import LayerParameters, State
+
+CostName = Literal["squared-error", "cross-entropy"]
+COSTS = ("squared-error", "cross-entropy")
+READOUT_SEED = 1 << 32
+"""Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
 
 
 @final

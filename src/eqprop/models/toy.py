@@ -8,11 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eqprop.dynamics import PrimitiveDynamics
-from eqprop.functional import check_eps, zero_state
+from eqprop.dynamics import PrimitiveDynamics, check_eps
 from eqprop.models.activations import Activation, activation
 from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import LayerParameters, State
+from eqprop.state import LayerParameters, State, zero_state
 
 
 @final
