@@ -40,12 +40,12 @@ WORST_FACTOR = 8.0
 """Largest allowed worst error of a fully connected net, as a multiple of torch's: no network may be wrong."""
 
 TOLERANCE = (
-    f"Errors are against the naive twin in float64: of the weight update ||dW - dW64|| / ||dW64|| for each parameter, "
-    f"of the free state the largest neuron of each sample. They may be {FACTOR:g} times those of torch's own float32 "
-    f"(a bias: or of its weight), or {UPDATE_FLOOR:g} (update) and {STATE_FLOOR:g} (state). Torch's own are, network "
-    f"by network, the larger of the naive twin's and of the eager engine's on the stacked networks. Medians over "
-    f"networks and starts (the convolutional net: lower quartile of the updates); the worst update of a fully "
-    f"connected net may be {WORST_FACTOR:g} times torch's worst."
+    f"Errors are measured against the naive twin in float64: for weight updates ||dW - dW64|| / ||dW64|| per "
+    f"parameter, for the free state the largest neuron error per sample. They may be {FACTOR:g} times those of torch's "
+    f"own float32 (for a bias: or its weight's), or {UPDATE_FLOOR:g} (update) and {STATE_FLOOR:g} (state). Torch's "
+    f"error is, per network, the larger of the naive twin's and the eager engine's on stacked networks. Medians over "
+    f"networks and starts (lower quartile for updates of the convolutional net); the worst update of a fully connected "
+    f"net may be {WORST_FACTOR:g} times torch's worst."
 )
 
 

@@ -75,7 +75,7 @@ def test_K_is_where_the_gradients_of_every_weight_have_died_out() -> None:
     assert found.value == next(t + 1 for t in range(59, -1, -1) if alternating[t] >= decide.DIED_OUT * max(alternating))
     capped = decide.second_steps([sizes], T=5)
     assert capped.value == 5
-    assert "no more than T" in capped.reason
+    assert "capped at T" in capped.reason
     assert "have not died out" in decide.second_steps([Sizes({"W": (1.0,) * 60})], T=100).reason
 
 

@@ -239,7 +239,7 @@ def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:
         raise NotADirectoryError(f"{folder} is a file; expected a folder for the results. Choose another --out.")
     wanted = json.loads(json.dumps(request))
     if (folder / REQUEST).is_file():
-        _check_same(folder, read_json(folder / REQUEST, "what was asked for"), wanted)
+        _check_same(folder, read_json(folder / REQUEST, "the request of the tuning"), wanted)
         return True
     foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
     if foreign:

@@ -78,12 +78,12 @@ def free_steps(curves: Sequence[Residuals]) -> Decision:
         settling = [t for t in halves if t is not None]
         if len(settling) == len(curves):
             T = min(max(two_digits(max(settling)), least), largest)
-            return Decision("T", T, f"half of the samples move less than {STILL_MOVING:g} in a step; a tenth never do")
+            return Decision("T", T, f"half of the samples move less than {STILL_MOVING:g} per step; a tenth never do")
         return Decision(
             "T", largest, f"the residual is still {end:.1e} after {largest} steps; a longer T was not tried"
         )
     T = min(max(two_digits(max(t for t in found if t is not None)), least), largest)
-    return Decision("T", T, f"from there on nine tenths of the samples move less than {STILL_MOVING:g} in a step")
+    return Decision("T", T, f"after this, nine tenths of the samples move less than {STILL_MOVING:g} per step")
 
 
 def second_steps(curves: Sequence[Sizes], T: int) -> Decision:
@@ -97,11 +97,11 @@ def second_steps(curves: Sequence[Sizes], T: int) -> Decision:
     share = f"{100 * DIED_OUT:.0f} %"
     if any(t is None for t in ends):
         K = min(largest, T)
-        return Decision("K", K, f"the gradients have not died out to {share} of their largest after {K} steps")
+        return Decision("K", K, f"the gradients have not died out to {share} of their maximum after {K} steps")
     longest = max(t for t in ends if t is not None)
     K = min(max(longest, least), largest, T)
-    short = f" (no more than T; they take {longest})" if longest > K else ""
-    return Decision("K", K, f"from there on the gradients of every weight stay below {share} of their largest{short}")
+    short = f" (capped at T; they take {longest} steps)" if longest > K else ""
+    return Decision("K", K, f"after this, the gradients of every weight stay below {share} of their maximum{short}")
 
 
 def nudge(curves: Sequence[Agreement]) -> Decision:
@@ -114,21 +114,21 @@ def nudge(curves: Sequence[Agreement]) -> Decision:
     top = betas[mean.index(best)]
     reason = f"{100 * mean[chosen]:.1f} % of the synapses have the sign of the exact gradient"
     if betas[chosen] != top:
-        reason += f"; at best {100 * best:.1f} %, at {top:g}, and a larger beta stands above rounding and unrest"
+        reason += f"; the best is {100 * best:.1f} % at {top:g}, but a larger beta is less sensitive to rounding"
     return Decision("beta", betas[chosen], reason)
 
 
 def relative_rates(scales: Scales, names: Sequence[str], optimizer: str) -> tuple[dict[str, float], str]:
     """Learning rates of the weights relative to the largest, which is 1, and the reason for them."""
     if optimizer != "SGD":
-        return dict.fromkeys(names, 1.0), f"the same for all: {optimizer} weighs the sizes of gradients itself"
+        return dict.fromkeys(names, 1.0), f"the same for all: {optimizer} normalises gradients itself"
     wanted = {name: _wish(scales.value[name], scales.gradient.get(name, 0.0)) for name in names}
     known = [w for w in wanted.values() if w is not None]
     if not known:
-        raise ValueError("No weight has a gradient, so no learning rate can be chosen from their sizes.")
+        raise ValueError("No weight has a gradient, so no learning rate can be chosen. Use other initial weights.")
     largest = max(known)
     rates = {name: (largest if w is None else w) / largest for name, w in wanted.items()}
-    return rates, "as |W| / |gradient|, so that every weight takes the same relative step"
+    return rates, "proportional to |W| / |gradient|, so that every weight takes the same relative step"
 
 
 def _wish(value: float, gradient: float) -> float | None:
@@ -315,7 +315,7 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
     chosen = _rates(recipe, wanted, best)
     recipe.experiment = replace(recipe.experiment, learning_rates=chosen)
     listing = ", ".join(f"{tried[c]:.1f} % at {c:g}" for c in sorted(tried))
-    recipe.decide(Decision("learning_rates", chosen, f"{why}; the largest by training error: {listing}"))
+    recipe.decide(Decision("learning_rates", chosen, f"{why}; the largest chosen by training error: {listing}"))
     return outcomes[best]
 
 
@@ -342,17 +342,17 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
             if experiment is None:
                 # While K equals T, T cannot shrink before K does.
                 if name == "K" or "K" in stopped:
-                    stopped[name] = f"{getattr(recipe.experiment, name)} is the least"
+                    stopped[name] = f"{getattr(recipe.experiment, name)} is the minimum"
                 continue
             tried = trainings.run(experiment, f"T-{experiment.T}-K-{experiment.K}")
             if has_risen(tried.train, lowest, samples):
                 here = f"{tried.train:.2f} % at {getattr(experiment, name)} against {lowest:.2f} %"
-                stopped[name] = f"below it the training error rises: {here}"
+                stopped[name] = f"below that the training error rises: {here}"
                 continue
             recipe.experiment, lowest = experiment, min(lowest, tried.train)
     for name in ("T", "K"):
         before, now = recipe.decisions[name], getattr(recipe.experiment, name)
-        began = f"{before.value} at first: {before.reason}" if now < before.value else before.reason
+        began = f"initially {before.value}: {before.reason}" if now < before.value else before.reason
         recipe.decide(Decision(name, now, f"{began}. Then {stopped[name]}"))
 
 

@@ -161,7 +161,7 @@ class LayeredNet:
         table.point_each("biases", [b.rows for b in self.biases] if self.biases else None)
 
     def describe_gradients(self, rates: list[float]) -> None:
-        """Where gradients go and the learning rate of each of `held`; NaN for one that is not trained."""
+        """Set the gradient buffers and the learning rate of each of `held`; NaN if not trained."""
         table, depth = self.table, self.model.depth
         table.point_each("weight_gradients", [w.gradient_rows() for w in self.weights])
         table.list_numbers("weight_rates", rates[:depth], ctypes.c_double)
@@ -252,7 +252,7 @@ class ConvNet:
         table.list_numbers("apart", [held.apart * k for held, k in zip(self.held, runs, strict=True)])
 
     def describe_gradients(self, rates: list[float]) -> None:
-        """Where gradients go and the learning rate of each of `held`; NaN for one that is not trained."""
+        """Set the gradient buffers and the learning rate of each of `held`; NaN if not trained."""
         self.table.point_each("gradients", [held.gradient_rows() for held in self.held])
         self.table.list_numbers("rates", rates, ctypes.c_double)
 
