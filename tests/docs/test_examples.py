@@ -45,6 +45,12 @@ def test_own_model(tmp_path: Path) -> None:
     assert out.rstrip().endswith("4 of 4 right")
 
 
+def test_field_nets(tmp_path: Path) -> None:
+    out = run("field_nets.py", tmp_path)
+    heads = re.findall(r"([\d,]+) parameters, ([\d,.]+) M operations", out)
+    assert heads == [("3,843,850", "641.7"), ("3,859,210", "755.1"), ("9,742,858", "1,266.8")]
+
+
 def test_quickstart(tmp_path: Path) -> None:
     out = run("quickstart.py", tmp_path)
     losses = numbers(r"mean loss (\d+\.\d+)", out)

@@ -1,7 +1,8 @@
-"""The paper's activation functions with their derivatives, and support for custom ones."""
+"""Activation functions with their derivatives, and support for custom ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ class Activation:
     name: str
     function: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor] | None = None
+    bounds: tuple[float, float] | None = None
+    """Where sigma is the clamp between two numbers: these."""
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.function(v)
@@ -59,10 +62,20 @@ def _tanh_slope(v: Tensor) -> Tensor:
 TANH = Activation("tanh", torch.tanh, _tanh_slope)
 SIGMOID = Activation("sigmoid", _sigmoid, _sigmoid_slope)
 """1 / (1 + exp(-4 (x - 1/2))), the paper's sigmoid  [subsec-train]."""
-HARD_SIGMOID = Activation("hard-sigmoid", _hard_sigmoid, _hard_sigmoid_slope)
+HARD_SIGMOID = Activation("hard-sigmoid", _hard_sigmoid, _hard_sigmoid_slope, bounds=(0.0, 1.0))
 """max(min(x, 1), 0)  [subsec-train]."""
 
-ACTIVATIONS = {a.name: a for a in (TANH, SIGMOID, HARD_SIGMOID)}
+HALF_HARD_SIGMOID = Activation(
+    "half-hard-sigmoid", lambda v: _hard_sigmoid(0.5 * v), lambda v: 0.5 * _hard_sigmoid_slope(0.5 * v)
+)
+"""max(min(x/2, 1), 0)."""
+IDENTITY = Activation("identity", lambda v: v, torch.ones_like, bounds=(-math.inf, math.inf))
+RELU = Activation("relu", lambda v: v.clamp(min=0.0), lambda v: (v >= 0.0).to(v.dtype), bounds=(0.0, math.inf))
+RELU6 = Activation(
+    "relu6", lambda v: v.clamp(0.0, 6.0), lambda v: ((v >= 0.0) & (v <= 6.0)).to(v.dtype), bounds=(0.0, 6.0)
+)
+
+ACTIVATIONS = {a.name: a for a in (TANH, SIGMOID, HARD_SIGMOID, HALF_HARD_SIGMOID, IDENTITY, RELU, RELU6)}
 
 
 def activation(choice: str | Activation | Callable[[Tensor], Tensor]) -> Activation:

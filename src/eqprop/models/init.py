@@ -26,12 +26,13 @@ def generator(seed: int | None) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A parameter to draw: its name, its shape and the fans that set its initial range."""
+    """A parameter to draw: its name, its shape and the fans and the gain that set its initial range."""
 
     name: str
     shape: tuple[int, ...]
     fan_in: int
     fan_out: int
+    gain: float = 1.0
 
 
 def add_parameters(
@@ -56,4 +57,4 @@ def _draw(p: Wanted, init: Init, source: torch.Generator) -> Tensor:
     else:
         bound = 1.0 / math.sqrt(p.fan_in)
     uniform = torch.rand(p.shape, generator=source, dtype=torch.float64)
-    return (2.0 * uniform - 1.0) * bound
+    return (2.0 * uniform - 1.0) * (p.gain * bound)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from eqprop.dynamics import Dynamics
 from eqprop.models import Convolutional, Layered
-from eqprop.models.activations import ACTIVATIONS
+from eqprop.models.activations import HARD_SIGMOID, SIGMOID, TANH
 from eqprop.state import State
 
 LINE = 64
@@ -122,8 +122,8 @@ def struct_of(name: str, *fields: tuple[Any, str]) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": listed})
 
 
-KINDS = tuple(ACTIVATIONS.values())
-"""Activations in the order of the C code: tanh, sigmoid, hard-sigmoid."""
+KINDS = (TANH, SIGMOID, HARD_SIGMOID)
+"""Activations in the order of the C code."""
 
 LayeredStruct = struct_of(
     "LayeredStruct",

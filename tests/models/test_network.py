@@ -1,0 +1,318 @@
+"""Nets as graphs: every hand-written piece against automatic differentiation, the shipped nets, bad graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers.contract import Case, check_model
+from helpers.graphs import Own, networks
+from helpers.nets import F64, batch, convolutional, energy_based, prototypical, random_like, toy
+from helpers.tolerances import SAME_FORMULA
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+from torch.testing import assert_close
+
+from eqprop import PrimitiveDynamics
+from eqprop.models import Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
+from eqprop.models.connections import CONNECTIONS, Ends, Theta, register
+from eqprop.models.network import colouring
+
+EXACT = 1e-10
+WRONG = 1e-2
+
+
+def close(actual: object, expected: object) -> None:
+    assert_close(actual, expected, rtol=EXACT, atol=EXACT)
+
+
+def states(net: PrimitiveDynamics, x: Tensor, count: int = 2) -> list[Any]:
+    return [Case(net, x, x).state(which) for which in range(count)]
+
+
+def pieces_agree(net: Network, x: Tensor) -> None:
+    """Feedback and weight gradient of each connection, dPhi/ds whole and by group, and the contrast."""
+    s, other = states(net, x)
+    with torch.no_grad():
+        drive = net.drive(x)
+        whole = net.gradient(drive, s)
+        close(whole, net.autodiff_gradient(x, s))
+        for group in net.sweep:
+            part = net.group_gradient(drive, s, group)
+            close(part, tuple(whole[n] if n in group else v for n, v in enumerate(s)))
+        close(net.contrast(x, s, other), net.autodiff_contrast(x, s, other))
+        for c, names in zip(net.connections, net._theta, strict=True):
+            theta = {short: getattr(net, name) for short, name in names.items()}
+            pre, post = (random_like((len(x), *net.shape(end)), len(end)) for end in (c.pre, c.post))
+            post = pre if c.pre == c.post else post + 0.1
+            close(c.feedback(post, pre, theta), c.autodiff_feedback(post, pre, theta))
+            close(c.weight_gradient(post, pre, theta), c.autodiff_weight_gradient(post, pre, theta))
+            forward, back = c.both(Ends(pre, post), theta)
+            close((forward, back), (c.forward(pre, theta), c.feedback(post, pre, theta)))
+
+
+@settings(max_examples=220, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks())
+def test_random_graphs_agree_with_automatic_differentiation(net: Network) -> None:
+    pieces_agree(net, random_like((2, *net.input_shape), 0, 0.0))
+
+
+def mixed(**options: Any) -> Network:
+    """Every kind of connection, two per kind of pooling, activations of its own per layer."""
+    chosen: dict[str, Any] = {"seed": 0, "dtype": F64, "activation": {"out": "identity", "h3": "sigmoid", "*": "tanh"}}
+    return Network(
+        (2, 6, 6),
+        {"out": 3, "h4": (2, 2, 2), "h3": (4, 3, 3), "h2": (4, 3, 3), "h1": (2, 6, 6)},
+        [
+            Conv("x", "h1", padding=1, gain=0.5),
+            Conv("h1", "h2", stride=2, padding=1, groups=2, gain=0.5),
+            Skip("h2", "h3", gain=0.3),
+            Conv("h2", "h3", kernel=1, gain=0.3, name="W_point"),
+            Conv("h1", "h3", padding=1, pool=2, pooling="soft", gain=0.3, name="W_soft"),
+            Conv("h1", "h4", padding=1, pool=3, pooling="average", gain=0.3),
+            Conv("x", "h4", padding=1, pool=3, gain=0.3),
+            Lateral("h4", gain=0.3),
+            Transposed("h4", "h2", kernel=2, gain=0.3),
+            Own("h3", "out", gain=0.3),
+            Dense("h4", "out", gain=0.3),
+        ],
+        **chosen | options,
+    )
+
+
+CASES: dict[str, Callable[[], Network]] = {
+    "prototypical": mixed,
+    "energy-based": lambda: mixed(setting="energy-based", eps=0.4),
+    "nudged inside": lambda: mixed(nudge_site="inside", bias=False),
+    "declared groups": lambda: mixed(groups=[("h1", "h2"), ("h3",), ("out", "h4")]),
+}
+
+
+@pytest.mark.parametrize("build", CASES.values(), ids=CASES)
+def test_the_contract_of_models(build: Callable[[], Network]) -> None:
+    net = build()
+    check_model(Case(net, *batch(net)))
+
+
+def test_stacked_networks_are_those_networks_side_by_side() -> None:
+    nets = [mixed(seed=seed) for seed in range(2)]
+    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
+    case = Case(stack(nets), torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
+    check_model(case)
+    one, two = case.state(), case.state(1)
+    found = case.model.contrast(case.x, one, two)  # type: ignore[attr-defined]
+    for r, (net, (x, _)) in enumerate(zip(nets, pairs, strict=True)):
+        alone = net.contrast(x, *(tuple(v[r] for v in s) for s in (one, two)))
+        close({name: g[r] for name, g in found.items()}, alone)
+
+
+def as_graph(model: str) -> Network:
+    """The shipped nets of `helpers.nets` written as graphs."""
+    if model == "toy":
+        links: list[Connection] = [Dense("s1", "s0"), Dense("x", "s0"), Dense("x", "s1")]
+        net = Network(4, {"s0": 3, "s1": 6}, links, "tanh", setting="energy-based", eps=0.7, dtype=F64)
+    elif model == "conv":
+        links = [
+            Dense("h0", "s0", name="Wfc01"),
+            Conv("h1", "h0", pool=2, name="Wconv01"),
+            Conv("x", "h1", pool=2, name="Wconv12"),
+        ]
+        net = Network((1, 10, 10), {"s0": 3, "h0": (3, 1, 1), "h1": (2, 4, 4)}, links, dtype=F64, seed=0)
+    else:
+        links = [Dense("s1", "s0"), Dense("s2", "s1"), Dense("x", "s2", name="W23")]
+        energy: dict[str, Any] = {"setting": "energy-based", "eps": 0.7, "clip": True} if model == "EB" else {}
+        net = Network(4, {"s0": 3, "s1": 5, "s2": 5}, links, "sigmoid", dtype=F64, seed=0, **energy)
+    return net
+
+
+SHIPPED: dict[str, Callable[[], PrimitiveDynamics]] = {
+    "P": lambda: prototypical(3, "sigmoid"),
+    "EB": lambda: energy_based(3, "sigmoid", clip=True),
+    "toy": toy,
+    "conv": convolutional,
+}
+
+
+@pytest.mark.parametrize("which", SHIPPED)
+def test_the_shipped_nets_written_as_graphs_are_those_nets(which: str) -> None:
+    model, net = SHIPPED[which](), as_graph(which)
+    values = [p.detach() for _, p in model.named_parameters()]
+    names = {"bfc0": "b0", "bconv0": "b_h0", "bconv1": "b_h1"}
+    theirs = {names.get(name, name): p for name, p in model.named_parameters()}
+    assert theirs.keys() == dict(net.named_parameters()).keys()
+    assert len(values) == len(theirs)
+    net.load_state_dict(theirs)
+    x, y = batch(model)
+    s, other = states(model, x)
+    with torch.no_grad():
+        push = (0.3 * y, *[None] * (len(s) - 1))
+        ours, expected = (m.step(m.drive(x), s, push) for m in (net, model))
+        assert_close(ours, expected, rtol=0.0, atol=SAME_FORMULA)
+        found = {names.get(name, name): g for name, g in model.contrast(x, s, other).items()}
+        assert_close(net.contrast(x, s, other), found, rtol=0.0, atol=SAME_FORMULA)
+        assert_close(net.primitive(x, s), model.primitive(x, s), rtol=0.0, atol=SAME_FORMULA)
+    assert net.bipartite == model.bipartite
+
+
+@pytest.mark.parametrize("which", ["P", "EB", "conv"])
+def test_the_same_seed_draws_the_same_weights(which: str) -> None:
+    model, net = SHIPPED[which](), as_graph(which)
+    for ours, theirs in zip(net.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@dataclass(frozen=True)
+class WrongFeedback(Connection):
+    """W in the forward map, W without its sign in the feedback."""
+
+    linear = True
+
+    def weights(self, pre: Any, post: Any) -> Any:
+        return Dense(self.pre, self.post).weights(pre, post)
+
+    def forward(self, pre: Tensor, theta: Theta) -> Tensor:
+        return pre @ theta["W"].mT
+
+    def feedback(self, post: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        return post @ theta["W"].abs()
+
+
+def test_a_wrong_feedback_is_noticed_by_a_wide_margin() -> None:
+    net = Network(4, {"out": 3, "h": 5}, [Dense("x", "h"), WrongFeedback("h", "out")], "tanh", seed=0, dtype=F64)
+    x, _ = batch(net)
+    (s,) = states(net, x, 1)
+    with torch.no_grad():
+        ours, right = net.gradient(net.drive(x), s), net.autodiff_gradient(x, s)
+    close(ours[0], right[0])
+    gap = float((ours[1] - right[1]).abs().max() / right[1].abs().max())
+    assert gap > 1e8 * EXACT
+    with pytest.raises(AssertionError):
+        pieces_agree(net, x)
+
+
+def test_a_contrast_keeps_small_differences_in_single_precision() -> None:
+    """Of two states 1e-6 apart, where a difference of sums keeps about one digit in float32.
+
+    Connections that are not piecewise linear are left out: there the slopes themselves differ by rounding.
+    """
+    net = mixed(dtype=torch.float32, activation="tanh")
+    x = random_like((64, 2, 6, 6), 0, 0.0).float()
+    wide = mixed(activation="tanh")
+    wide.load_state_dict({name: p.double() for name, p in net.state_dict().items()})
+    s = tuple(v.float() for v in states(wide, x.double(), 1)[0])
+    moved = tuple(v + 1e-6 * random_like(tuple(v.shape), n).float() for n, v in enumerate(s))
+    with torch.no_grad():
+        rough = net.contrast(x, moved, s)
+        exact = wide.contrast(x.double(), *(tuple(v.double() for v in state) for state in (moved, s)))
+        sums = [net.contrast(x, state, tuple(torch.zeros_like(v) for v in s)) for state in (moved, s)]
+    errors, naive = {}, {}
+    for name, g in exact.items():
+        if not name.startswith(("W_out_h3", "tilt", "W_soft")):
+            size = g.abs().max()
+            errors[name] = float((rough[name].double() - g).abs().max() / size)
+            naive[name] = float(((sums[0][name] - sums[1][name]).double() - g).abs().max() / size)
+    assert max(errors.values()) < 1e-3
+    assert max(naive.values()) > 1e-1
+
+
+def test_a_connection_registered_by_name_is_known_to_files() -> None:
+    try:
+        assert register("own")(Own) is Own
+        assert CONNECTIONS["own"] is Own
+        with pytest.raises(ValueError, match="'own' is Own already"):
+            register("own")(WrongFeedback)
+    finally:
+        del CONNECTIONS["own"]
+
+
+def test_colours() -> None:
+    chain = {"a": {"b"}, "b": {"a", "c"}, "c": {"b", "d"}, "d": {"c"}}
+    assert colouring("abcd", chain) == (("b", "d"), ("a", "c"))
+    ring = {"a": {"b", "c"}, "b": {"a", "c"}, "c": {"a", "b"}}
+    groups = colouring("abc", ring)
+    assert len(groups) == 3
+    assert groups[-1] == ("a",)
+    assert mixed().groups[-1][0] == "out"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks())
+def test_no_neighbours_share_a_colour(net: Network) -> None:
+    for c in net.connections:
+        if "x" != c.pre != c.post:
+            assert not any(c.pre in group and c.post in group for group in net.groups), str(c)
+    assert sorted(n for group in net.sweep for n in group) == list(range(len(net.names)))
+    assert "out" in net.groups[-1]
+
+
+def small(layers: dict[str, Any] | None = None, connections: Any = None, **options: Any) -> Network:
+    default = [Dense("x", "h"), Dense("h", "out")]
+    return Network((1, 8, 8), layers or {"out": 2, "h": 4}, default if connections is None else connections, **options)
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "sizes that do not fit": (
+        lambda: small({"out": 2, "h": (4, 3, 3)}, [Conv("x", "h", pool=2, padding=1), Dense("h", "out")]),
+        r"Conv x -> h makes \(4, 4, 4\) of \(1, 8, 8\), and the layer h is \(4, 3, 3\)\. Change",
+    ),
+    "a flat layer for a convolution": (lambda: small(connections=[Conv("x", "h"), Dense("h", "out")]), "Use Dense"),
+    "groups that do not divide": (
+        lambda: small({"out": 2, "h": (4, 6, 6)}, [Conv("x", "h", groups=2), Dense("h", "out")]),
+        "groups=2, which do not divide 1 and 4",
+    ),
+    "a skip between shapes": (
+        lambda: small(connections=[Dense("x", "h"), Dense("h", "out"), Skip("h", "out")]),
+        "expected the same shape",
+    ),
+    "a layer nobody feeds": (lambda: small(connections=[Dense("x", "out")]), "Nothing feeds the layer 'h'"),
+    "an input nobody reads": (
+        lambda: small(connections=[Dense("out", "h"), Dense("h", "out", name="V")]),
+        "No connection begins at the input",
+    ),
+    "one name twice": (
+        lambda: small(connections=[Dense("x", "h"), Dense("h", "out"), Dense("h", "out")]),
+        "Two parameters are named 'W_out_h'.*name=",
+    ),
+    "an unknown layer": (
+        lambda: small(connections=[Dense("x", "h"), Dense("h", "outt")]),
+        "names a layer 'outt', which is not there; the layers are out, h, x. Did you mean 'out'",
+    ),
+    "into the input": (lambda: small(connections=[Dense("h", "x")]), "leads into the input"),
+    "a layer named x": (lambda: small({"out": 2, "x": 3}), "A layer is named 'x'"),
+    "an activation for nobody": (lambda: small(activation={"hh": "tanh", "*": "tanh"}), "names a layer 'hh'"),
+    "a layer without activation": (lambda: small(activation={"h": "tanh"}), "has none for out"),
+    "a group with a stranger": (lambda: small(groups=[("out",), ("hidden",)]), "'hidden', which is not there"),
+    "a layer in no group": (lambda: small(groups=[("out",)]), "has h in none or several"),
+    "a lateral between two": (lambda: Lateral("h", "out"), "joins two layers; it is within one"),
+    "a padding as large as the kernel": (lambda: Conv("x", "h", kernel=2, padding=2), "a padding from 0 below"),
+    "an unknown pooling": (lambda: Conv("x", "h", pooling="mean"), "Unknown pooling 'mean'"),  # type: ignore[arg-type]
+    "eps of a prototypical net": (lambda: small(eps=0.2), "belong to the energy-based setting"),
+    "no eps": (lambda: small(setting="energy-based"), "give eps"),
+    "an own map that does not fit": (
+        lambda: small(connections=[Short("x", "h"), Dense("h", "out")]),
+        r"Short x -> h makes \(1, 1\) of a sample of \(1, 8, 8\); expected \(1, 4\)",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Short(Connection):
+    def forward(self, pre: Tensor, theta: Theta) -> Tensor:
+        return pre.flatten(1)[:, :1]
+
+
+@pytest.mark.parametrize(("build", "message"), BAD.values(), ids=BAD)
+def test_a_bad_graph_is_refused_in_one_sentence(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_table_of_a_net() -> None:
+    text = str(mixed())
+    assert "prototypical: " in text
+    assert "h2     4 x 3 x 3  tanh" in text
+    assert "h1 -> h3    Conv 3 x 3, padding 1, soft-pool 2" in text
+    assert "per phase" in text
