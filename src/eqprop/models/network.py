@@ -9,15 +9,15 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
-from eqprop.functional import check_eps, layer_shapes, zero_state
+from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.functional import layer_shapes
 from eqprop.messages import did_you_mean
 from eqprop.models.activations import Activation
 from eqprop.models.activations import activation as _activation
 from eqprop.models.connections import Connection, Ends, Shape
 from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.models.layered import Setting
-from eqprop.state import LayerParameters, State
+from eqprop.state import LayerParameters, State, zero_state
 
 AnyActivation = str | Activation | Callable[[Tensor], Tensor]
 Groups = Sequence[Sequence[str]]
