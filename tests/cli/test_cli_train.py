@@ -214,7 +214,7 @@ def test_a_finished_run_is_not_overwritten(call: Call, place: Path, tmp_path: Pa
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     code, _, err = call(*words, "--T", 5)
     assert code == 2
-    assert f"already holds a run. Go on with it: eqprop resume {tmp_path / 'run'}" in err
+    assert f"already holds a run. Continue it with eqprop resume {tmp_path / 'run'}" in err
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 
@@ -331,7 +331,7 @@ def test_python_needs_three_lines(tmp_path: Path) -> None:
     found = eqprop.predict(model, images.test_x.view(-1, 28, 28))
     error = 100 * float((found != images.test_y).double().mean())
     assert result.test_error("ep") == pytest.approx(error)
-    with pytest.raises(ValueError, match="784 numbers a sample"):
+    with pytest.raises(ValueError, match="784 numbers per sample"):
         eqprop.predict(model, images.test_x[:, :100])
     with pytest.raises(ValueError, match="Unknown estimator 'bptt'"):
         eqprop.load(tmp_path / "run", "bptt")
@@ -395,7 +395,7 @@ def test_several_watches_hear_the_same(tmp_path: Path, capsys: pytest.CaptureFix
     train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Several(Lines(sys.stderr), Lines(sys.stdout)))
     out, err = capsys.readouterr()
     assert out == err
-    assert "small (own), ep, 1 trial, 1 epochs of 20 iterations on cpu" in out
+    assert "small (own), ep, 1 trial, 1 epoch of 20 iterations on cpu" in out
     assert [duration(s) for s in (5, 300, 7500)] == ["5 s", "5 min", "2 h 05 min"]
 
 

@@ -266,7 +266,7 @@ def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
     train(SMALL.override(epochs=1), tmp_path / "run", **options)
     with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
         setup(str(tmp_path / "run"), Asked(estimator="rbp"))
-    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not begun"):
+    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not started"):
         setup(str(tmp_path / "run"), Asked(estimator="bptt"))
     with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
         setup(str(tmp_path / "run"), Asked(trial=1))

@@ -124,7 +124,7 @@ def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
 
 
 def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> None:
-    with pytest.raises(ValueError, match="estimator cannot be given anew"):
+    with pytest.raises(ValueError, match="estimator cannot be changed on resume"):
         resume(runs / "ep-symmetric", data=images, estimator="ep")
 
 

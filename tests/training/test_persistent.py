@@ -217,10 +217,10 @@ def test_damaged_states_are_refused_and_nothing_is_lost(
     before = stopped_run(tmp_path / "run", images, monkeypatch)
     path = next(p for p in before if p.name.startswith("start-"))
     path.write_bytes(before[path][:-1] + bytes([before[path][-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"start-.*is not the file the checkpoint names.*restore it from a copy"):
+    with pytest.raises(ValueError, match=r"start-.*does not match the checkpoint.*restore it from a copy"):
         resume(tmp_path / "run", data=images)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"start-.*is missing, which the checkpoint names"):
+    with pytest.raises(FileNotFoundError, match=r"start-.*is missing; the checkpoint refers to it"):
         resume(tmp_path / "run", data=images)
     path.write_bytes(before[path])
     assert {p: p.read_bytes() for p in before} == before

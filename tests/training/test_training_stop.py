@@ -63,7 +63,7 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
-    assert f"Go on with: eqprop resume {out}" in stderr
+    assert f"Continue with: eqprop resume {out}" in stderr
     assert "Traceback" not in stderr
     assert not read_checkpoint(out / "ep").finished
     resume(out, data=place / "data")
@@ -198,7 +198,7 @@ def test_a_full_disk_loses_nothing(place: Path, tmp_path: Path) -> None:
         (disk / "other").unlink()
 
     try:
-        check_nothing_lost(place, begun_run(place, disk / "run"), filled, ("No space left on device", "make room"))
+        check_nothing_lost(place, begun_run(place, disk / "run"), filled, ("No space left on device", "free some space"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -215,8 +215,8 @@ def flip(path: Path) -> None:
 
 
 DAMAGE = {
-    "weights truncated": (lambda run: _cut(_weights_file(run)), "truncated or was changed"),
-    "weights tampered with": (lambda run: flip(_weights_file(run)), "truncated or was changed"),
+    "weights truncated": (lambda run: _cut(_weights_file(run)), "truncated or modified"),
+    "weights tampered with": (lambda run: flip(_weights_file(run)), "truncated or modified"),
     "weights missing": (lambda run: _weights_file(run).unlink(), "is missing"),
     "checkpoint truncated": (lambda run: _cut(run / "ep" / "checkpoint.json"), "damaged"),
     "checkpoint emptied": (lambda run: (run / "ep" / "checkpoint.json").write_text("{}"), "damaged"),

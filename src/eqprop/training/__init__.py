@@ -1,4 +1,4 @@
-"""Training: experiments in, run folders out. Runs can be stopped, resumed, loaded and measured again."""
+"""Training: experiments in, run folders out. Runs can be stopped, resumed, loaded and evaluated again."""
 
 from eqprop.training.api import resume, train
 from eqprop.training.evaluate import evaluate, load, predict

@@ -1,4 +1,4 @@
-"""`train` and `resume`: from an experiment or a folder to a result."""
+"""`train` and `resume`: run an experiment, or continue a run, and return its result."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from eqprop.training.watch import Watch
 
 CONTINUAL = "ep-continual"
 TOO_FAR = 0.5
-"""The distance to EP's gradient, beside its length, from which a continual gradient is no longer like it."""
+"""Relative distance between the gradients of continual EP and EP above which `train` warns."""
 
 
 def drift(plan: Plan) -> float:
-    """How far continual EP's gradient is from EP's on the first mini-batch of trial 0, beside the length of EP's."""
+    """|g_continual - g_EP| / |g_EP| on the first mini-batch of trial 0."""
     experiment, images = plan.experiment, plan.images
     model = plan.network((0,))
     rows = epoch_order(experiment.seed, 0, len(images.train_x), experiment.batch)[0].to(images.train_x.device)
     x, y = plan.inputs(images.train_x[rows], model), one_hot(images.train_y[rows], images.classes, plan.dtype)
     moving = experiment.make_estimator(CONTINUAL, model)
-    assert isinstance(moving, ContinualEP), "asked of continual EP only"
+    assert isinstance(moving, ContinualEP), "only called for continual EP"
     still = EP(moving.T, moving.K, moving.schedule, moving.stop, checked=False, beta=moving.beta)
     cost = plan.cost(model)
     free, expected = still.gradient(model, cost, x, y)
@@ -71,13 +71,13 @@ def drift(plan: Plan) -> float:
 
 
 def continual_warning(plan: Plan) -> str | None:
-    """What to say of a run whose parameters move too fast during the second phase; None for every other."""
+    """A warning if the parameters move too fast during the second phase, else None."""
     if CONTINUAL not in plan.settings.estimators:
         return None
     far = drift(plan)
     if far <= TOO_FAR:
         return None
-    how = f"is {far:.2g} times the length of EP's away from it" if math.isfinite(far) else "is not finite"
+    how = f"differs from EP's by {far:.2g} times its norm" if math.isfinite(far) else "is not finite"
     return (
         "continual EP is far from EP at these learning rates: on the first mini-batch its gradient "
         f"{how}. The parameters move too fast during the second phase. Lower the rates (--lr), or raise beta."
@@ -87,7 +87,7 @@ def continual_warning(plan: Plan) -> str | None:
 Data = Images | str | Path | None
 
 RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
-"""The settings a run may go on with otherwise: those of the machine, not of the experiment."""
+"""Settings that may change on resume: those of the machine, not of the experiment."""
 
 
 def train(
@@ -100,17 +100,17 @@ def train(
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
-    """Train an experiment, by name, from a TOML file or as it is, in a new run folder.
+    """Train an experiment, given by name, as a TOML file or as an `Experiment`, in a new run folder.
 
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, or an `eqprop.data.Images`
-    model       a function seed -> network, for a network of one's own
-    watch       is told how it goes (see `eqprop.training.watch`); by default nobody is
-    only        train these of the estimators now and leave the others to `resume`
+    model       a function seed -> network, to train your own network
+    watch       receives progress and warnings (see `eqprop.training.watch`); silent by default
+    only        train only these estimators now; `resume` trains the others
     options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
                 epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
 
-    Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` goes on.
+    Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run.
     """
     chosen, settings = resolve(experiment, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
@@ -135,13 +135,13 @@ def resume(
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
-    """Go on with a run where its last checkpoint is; a finished run just gives its result.
+    """Continue a run from its last checkpoint; for a finished run, just return its result.
 
-    data        where the data is now, if it is not where it was; it must be the same data
-    model       the function a network of one's own was built with
-    only        go on with these of the estimators and leave the others
-    options     engine, device or threads, where this machine has others. Only with the recorded ones does a run
-                on the CPU end bit for bit as if it had never been stopped.
+    data        where the data is now, if it has moved; it must be the same data
+    model       the function that built your own network
+    only        continue only these estimators
+    options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
+                ends bit for bit as if it had never been stopped.
     """
     folder = Path(folder)
     described = read_description(folder)
@@ -149,7 +149,7 @@ def resume(
     strange = next((name for name in options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
-            f"A run goes on with its own settings; {strange} cannot be given anew, only {', '.join(RESUMABLE)}. "
+            f"{strange} cannot be changed on resume; a run keeps its settings except {', '.join(RESUMABLE)}. "
             "Start a new run for another setting."
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
@@ -157,7 +157,7 @@ def resume(
         images = read_images(recorded_source(described.data) if data is None else data, here)
         _check_same_data(images, described.data, folder)
         plan = Plan(described.experiment, here, images, model, identity(described.content), old=described.old)
-        # The engine a run was begun with, unless it moves to a device that engine may not know.
+        # Keep the engine the run started with, unless it moves to a device that engine may not support.
         moved = "auto" if here.device != settings.device else None
         return _work(plan, folder, watch or Watch(), Turn(options.get("engine") or moved, only))
 
@@ -171,7 +171,7 @@ def begin_or_resume(
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
-    """Go on with the run of these settings in the folder, or begin it. A run of other settings there is an error."""
+    """Resume the run in the folder, or start it there. Raises if the folder holds a run with other settings."""
     if not is_run(folder):
         return train(experiment, folder, model=model, watch=watch, only=only, **options)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
@@ -187,18 +187,17 @@ def begin_or_resume(
     if other or wanted.seed != there.seed:
         other = other or [f"seed {wanted.seed} instead of {there.seed}"]
         raise ValueError(
-            f"{folder} holds a run with other settings ({', '.join(other)}). Go on with those it has, or choose "
-            "another --out."
+            f"{folder} holds a run with other settings ({', '.join(other)}). Use its settings, or choose another --out."
         )
     return resume(folder, data=options.get("data"), model=model, watch=watch, only=only, **machine)
 
 
 def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> tuple[Experiment, Settings]:
-    """Split options into the fields of the settings and of the experiment; the preset is "paper" unless given."""
+    """Split options into experiment and settings; the preset defaults to "paper"."""
     given = up_to_date({name: value for name, value in options.items() if value is not None})
     chosen = find_experiment(experiment, given.pop("preset", "paper"))
     if "estimators" in given and "estimator" in given:
-        raise ValueError("Give estimators or estimator, not both: they are two names of one option.")
+        raise ValueError("Give estimators or estimator, not both: they are two names for one option.")
     asked = given.pop("estimators", None) or given.pop("estimator", None)
     estimators = named_estimators(asked, given.pop("methods", None), chosen)
     in_settings = [f.name for f in fields(Settings)]
@@ -212,14 +211,14 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one session does of a run: the engine that stands in, and the estimators it is about."""
+    """What one session runs: an engine to use instead of the recorded one, and only these estimators."""
 
     engine: str | None = None
     only: Sequence[str] | None = None
 
 
 def _work(plan: Plan, folder: Path, watch: Watch, turn: Turn) -> Result:
-    """Train what is not finished, under signals that only ask; write the result."""
+    """Train every unfinished leg, with graceful shutdown on signals; write the result."""
     session = {"provenance": provenance(plan.settings.device), "engines": {}}
     _warn_other_machine(last_session(folder), session["provenance"], watch)
     with Interruption() as interruption:
@@ -253,19 +252,21 @@ def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) 
 
 
 def _warn_other_machine(before: Mapping[str, Any] | None, now: Mapping[str, Any], watch: Watch) -> None:
-    """Bits are promised for the same machine, versions and threads; say what is not the same."""
+    """Warn about what differs: bits are only guaranteed on the same machine, versions and threads."""
     if before is None:
         return
     then = before["provenance"]
     names = ("eqprop", "torch", "processor", "threads", "device")
     other = [f"{name} {then.get(name)} -> {now[name]}" for name in names if then.get(name) != now[name]]
     if other:
-        watch.warn(f"this run goes on elsewhere ({'; '.join(other)}), so its bits may differ from an undisturbed one.")
+        watch.warn(
+            f"the environment has changed ({'; '.join(other)}); results may differ slightly from an uninterrupted run."
+        )
 
 
 @contextmanager
 def _threads(settings: Settings) -> Iterator[None]:
-    """torch's threads as the settings have them, and as they were afterwards."""
+    """Set torch's thread count from the settings, and restore it on exit."""
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads or before)
     try:

@@ -1,4 +1,4 @@
-"""Where the free phases of a run begin: made from its experiment, saved and restored with its checkpoints."""
+"""Checkpoints of a leg: weights, optimizer and start, verified by SHA-256 and never unpickled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from eqprop.training.folder import FORMAT, OLD_FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
 KINDS = ("weights-", "optimizer-", "start-")
-"""How the names of the files begin that a checkpoint is made of."""
+"""Prefixes of the tensor files of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far the trials of one estimator are: whole epochs, and iterations of the one after them."""
+    """Progress of a leg: finished epochs, and iterations of the next one."""
 
     epoch: int = 0
     iteration: int = 0
@@ -34,15 +34,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to go on.
+    """Everything needed to resume.
 
-    weights         "TRIAL.PARAMETER" -> tensor, each trial by itself, stacked or not
-    optimizer       the state_dict of the optimizer, tensors and numbers
-    tally           what the runner had counted in the unfinished epoch, by name, a list over trials
+    weights         "TRIAL.PARAMETER" -> tensor, separate for each trial even if they are stacked
+    optimizer       the optimizer's state_dict, tensors and numbers
+    tally           the runner's counts in the unfinished epoch: name -> list over trials
     diverged        trial -> where and why it was stopped
-    start           "TRIAL.NAME" -> tensor: what the free phases begin from (see `eqprop.starts`); empty for zero
-    start_source    the fingerprint of the training data that belongs to
-    still           whether the weights are those that the epoch began with
+    start           "TRIAL.NAME" -> tensor: where the free phases start (see `eqprop.starts`); empty for zero
+    start_source    fingerprint of the training data that `start` belongs to
+    still           whether the weights have not changed since the epoch began
     """
 
     position: Position
@@ -70,7 +70,7 @@ def asdict_shallow(value: Any) -> dict[str, Any]:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the files, then switch to them; the files of the checkpoint before are removed last."""
+    """Write the new files, switch to them, then remove those of the previous checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     place = f"{checkpoint.position.epoch:04d}-{checkpoint.position.iteration:06d}"
     tensors, rest = split_tensors(checkpoint.optimizer)
@@ -92,7 +92,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of an estimator, its files checked against their SHA-256."""
+    """Read a leg's checkpoint and verify its files by SHA-256."""
     path = folder / CHECKPOINT
     content = read_json(path, "the last checkpoint")
     try:
@@ -120,12 +120,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _rest(optimizer: dict[str, Any]) -> Any:
-    """What of the optimizer's state is no tensor, under whatever name: version 0.1.0 had another."""
+    """The non-tensor part of the optimizer's state, under any key: version 0.1.0 used another name."""
     return next(value for key, value in optimizer.items() if key not in ("file", "sha256"))
 
 
 def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """The name carries the content's digest, so that a file a checkpoint names is never replaced by another."""
+    """Write under a name with the content's digest, so that no file a checkpoint refers to is ever overwritten."""
     content = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     sha256 = hashlib.sha256(content).hexdigest()
     path = folder / f"{stem}-{sha256[:8]}.safetensors"
@@ -136,13 +136,13 @@ def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[
 def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
     path = folder / Path(str(entry["file"])).name
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, which the checkpoint names. Restore it from a copy.")
+        raise FileNotFoundError(f"{path} is missing; the checkpoint refers to it. Restore it from a copy.")
     content = path.read_bytes()
     got = hashlib.sha256(content).hexdigest()
     if got != entry["sha256"]:
         raise ValueError(
-            f"{path} is not the file the checkpoint names: its SHA-256 is {got[:16]}..., expected "
-            f"{str(entry['sha256'])[:16]}... It is truncated or was changed; restore it from a copy."
+            f"{path} does not match the checkpoint: its SHA-256 is {got[:16]}..., expected "
+            f"{str(entry['sha256'])[:16]}... It is truncated or modified; restore it from a copy."
         )
     try:
         return load_tensors(content)
@@ -151,7 +151,7 @@ def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """The tensors of an optimizer's state_dict by path, and the rest as JSON takes it, with their places marked."""
+    """Split an optimizer's state_dict into tensors by path, and JSON that refers to them."""
     tensors: dict[str, Tensor] = {}
 
     def rest(value: Any, path: str) -> Any:
@@ -187,17 +187,17 @@ def join_tensors(tensors: dict[str, Tensor], rest: Any) -> Any:
 
 
 def digest(values: object) -> str:
-    """SHA-256 of what JSON can hold, in an order of its own: what ties a checkpoint to its experiment."""
+    """SHA-256 of a JSON value, independent of key order; ties a checkpoint to its experiment."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def source_of(start: Start | None) -> str:
-    """What ties the tensors of a start to its training data; an initialiser is tied to none."""
+    """Fingerprint of the training data a start belongs to; empty for an initialiser, which fits any data."""
     return start.source if isinstance(start, Persistent) else ""
 
 
 def saved_start(start: Start | None, trials: Sequence[int]) -> dict[str, Tensor]:
-    """TRIAL.NAME -> tensor. States that nobody has kept yet are all zero, and need no room."""
+    """TRIAL.NAME -> tensor. Persistent states not yet written are all zero and are not saved."""
     if start is None or (isinstance(start, Persistent) and not start.touched):
         return {}
     return {
@@ -209,14 +209,14 @@ def saved_start(start: Start | None, trials: Sequence[int]) -> dict[str, Tensor]
 
 @torch.no_grad()
 def restore_start(start: Start | None, trials: Sequence[int], checkpoint: Checkpoint) -> None:
-    """Put the start where the checkpoint left it; refuse states of other data."""
+    """Restore the start from a checkpoint; refuse states of other data."""
     if start is None or not checkpoint.start:
         return
     if checkpoint.start_source != source_of(start):
         raise ValueError(
-            "The states kept in the checkpoint belong to other training samples, or to these in another order: their "
+            "The states in the checkpoint belong to other training samples, or to these in another order: their "
             f"fingerprint is {checkpoint.start_source[:16]}..., that of the data given is {source_of(start)[:16]}... "
-            "Give the data the run was begun with (--data). The run is as it was."
+            "Give the data the run started with (--data). The run has not been changed."
         )
     for r, trial in enumerate(trials):
         for name, tensor in start.tensors.items():
@@ -232,6 +232,6 @@ def _saved(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
         got = "nothing" if found is None else f"shape {tuple(found.shape)}"
         raise ValueError(
             f"The checkpoint has {got} for {name} of the start; expected shape {tuple(like.shape)}. It belongs to "
-            "another network or to other data: give those the run was begun with."
+            "another network or to other data: give those the run started with."
         )
     return found

@@ -1,4 +1,4 @@
-"""Errors of networks on a whole set, and trained networks from run folders: load one, predict, measure again."""
+"""Error rates on whole sets; load a trained network from a run folder, predict, evaluate again."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from eqprop.training.checkpoint import Checkpoint, read_checkpoint, restore_star
 from eqprop.training.plan import Described, Plan, Settings, make_start, read_description, read_images, recorded_source
 
 BATCH = 1000
-"""Samples relaxed at once on a CPU; a fixed number, so that the same weights give the same bits."""
+"""Samples relaxed at once on a CPU; fixed, so that the same weights give the same bits."""
 
 NEURONS = 1 << 26
 """Neurons relaxed at once on another device, where large batches cost fewer launches."""
 
 
 def evaluation_phase(experiment: Experiment) -> Phase:
-    """The free phase in which errors are measured, left early where not one bit moves any more."""
+    """The free phase for measuring errors; stops early once no bit changes."""
     return Phase(experiment.evaluation_T or experiment.T, experiment.schedule, stop="settled", checked=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """How errors on one set are measured (see `evaluation_phase`).
+    """Measures errors on one set (see `evaluation_phase`).
 
     x, y        the set, (N, ...) and (N,); stacked networks all see the same samples
-    networks    how many are stacked in the model; None for a single one
-    cost        which says what the answer is read from
-    start       where free phases began in training: an initialiser serves any sample, kept states serve none but theirs
+    networks    number of networks stacked in the model; None for a single one
+    cost        decides what the prediction is read from
+    start       where free phases start; an initialiser serves any sample, persistent states only their own
     """
 
     engine: Engine
@@ -57,7 +57,7 @@ class Measure:
     cost: Cost = field(default_factory=SquaredError)
 
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
-        """The share of samples, in percent, whose largest output is not the label: one value a network.
+        """Percentage of samples whose largest output is not the label, per network.
 
         `between` is called between batches.
         """
@@ -68,7 +68,7 @@ class Measure:
 
     @torch.no_grad()
     def _relaxed(self, begin: int, between: Callable[[], None]) -> list[int]:
-        """The errors among the samples from `begin` on, relaxed in large batches."""
+        """Count errors among the samples from `begin` on, relaxed in large batches."""
         x, y = self.x, self.y
         wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=x.device)
         batch, phase = self._batch(), evaluation_phase(self.experiment)
@@ -89,12 +89,12 @@ class Measure:
         return min(max(NEURONS // neurons, BATCH), 10 * BATCH)
 
     def _one(self) -> Tensor:
-        """A sample for every network."""
+        """One sample per network."""
         one = self.x[:1]
         return one if self.networks is None else one.expand(self.networks, *one.shape)
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
-        """Samples in whole mini-batches, and the errors among them as the runner's iterations count them."""
+        """The number of samples in whole mini-batches, and the errors the runner counts among them."""
         batch = self.experiment.batch
         done = len(self.x) // batch * batch
         order = torch.arange(done, device=self.x.device).view(-1, batch)
@@ -104,7 +104,7 @@ class Measure:
         wrong = [0.0] * (self.networks or 1)
         for part in order.split(max(10 * BATCH // batch, 1)):
             between()
-            # A network that has gone bad is frozen: it is counted on, and nothing writes its parameters.
+            # A runner freezes a network that diverges; clear the flag so that it is still counted.
             runner.tally.bad.zero_()
             runner.run(part)
             wrong = runner.tally.read()["errors"]
@@ -112,9 +112,9 @@ class Measure:
 
     @cached_property
     def _runner(self) -> Runner | None:
-        """Iterations that learn nothing, made once: they read the model's parameters as they are at each run.
+        """A runner with learning rate 0, made once: it reads the model's current parameters at each run.
 
-        None where the engine has none that are faster than `relaxation`, or free phases begin elsewhere than at zero.
+        None if the engine has none faster than `relaxation`, or if free phases do not start at zero.
         """
         batch = self.experiment.batch
         fast = self.engine.evaluates(batch * (self.networks or 1))
@@ -125,7 +125,7 @@ class Measure:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         if self.engine.refuses(Task(self.model, self.cost, estimator, optimizer)) is not None:
             return None
-        # A label that no output stands for is an error whatever its target.
+        # A label without an output is an error, whatever its target.
         outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=self.x.device)
         targets = (self.y.unsqueeze(1) == outputs).to(self.x.dtype)
         job = Job(self.model, self.cost, estimator, optimizer, self.x, targets, self.y, self.networks)
@@ -133,7 +133,7 @@ class Measure:
 
 
 UNTIL_SETTLED = 1000
-"""Free steps of a network of which it is not known how many it was trained with; it leaves when nothing moves."""
+"""Most free steps for a bare model, whose T is not known; it stops once nothing changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +141,9 @@ class Trained:
     """A network from a run folder, with everything needed to use it.
 
     model       the network, with the weights of its last checkpoint
-    cost        it was trained with, with the readout if it has one
-    start       the feed-forward net its free phases begin from, if it was trained with one
-    epoch       how many epochs it has been trained for
+    cost        the training cost, including its readout if it has one
+    start       the feed-forward net that initialises its free phases, if it was trained with one
+    epoch       number of epochs trained
     """
 
     model: Dynamics
@@ -161,10 +161,10 @@ def load(
     model: Factory | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """The network of one trial of a run, with the weights of its last checkpoint.
+    """Load the network of one trial, with the weights of its last checkpoint.
 
-    estimator   by default the first one of the run
-    model       the function a network of one's own is built with
+    estimator   the run's first by default
+    model       the function that builds your own network
     """
     folder = Path(folder)
     described = read_description(folder)
@@ -173,8 +173,8 @@ def load(
     if not place.is_dir():
         name = estimator or described.settings.estimators[0]
         raise FileNotFoundError(
-            f"{folder} has no weights of {name}, trial {trial}: its training has not begun. Go on with: eqprop resume "
-            f"{folder}"
+            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: eqprop "
+            f"resume {folder}"
         )
     network = experiment.build(trial, torch.float32, model)
     checkpoint = read_checkpoint(place)
@@ -183,8 +183,8 @@ def load(
         saved = checkpoint.weights.get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
             raise ValueError(
-                f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). The network is built "
-                "otherwise than the one that was trained: give the same function."
+                f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). Another network "
+                "was trained: give the function that built it."
             )
         with torch.no_grad():
             p.copy_(saved)
@@ -194,7 +194,7 @@ def load(
 
 
 def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int) -> Cost:
-    """The cost of a trial, as large as its saved weights are."""
+    """The cost of a trial, sized from its saved weights."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
     classes, inputs = (2, 1) if saved is None else saved.shape
     return experiment.make_cost(trial, inputs, classes, torch.float32)
@@ -206,7 +206,7 @@ def _number(name: str) -> int:
 
 
 def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
-    """The feed-forward net a network was trained with, which says where its free phase begins."""
+    """The feed-forward net that initialises the network's free phases, as trained."""
     first = max((name for name in checkpoint.start if name.startswith(f"{trial}.V")), key=_number)
     shape = network.input_shape or (checkpoint.start[first].shape[1],)
     start = make_start(experiment, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
@@ -216,10 +216,10 @@ def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoi
 
 @torch.no_grad()
 def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Tensor:
-    """The class of each input: the largest output after the free phase, or of the readout, (B,).
+    """The class of each input, (B,): the largest output, or readout, after the free phase.
 
-    x is (B, ...) of the model's input shape, or anything that can be viewed so, such as (B, 28, 28). T is that of
-    the experiment for a network from `load`; for a model alone, the phase runs until nothing moves.
+    x is (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28). T defaults to the
+    experiment's for a network from `load`; a bare model relaxes until nothing changes.
     """
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
@@ -231,7 +231,7 @@ def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Ten
         pixels = math.prod(model.input_shape)
         if x.dim() < 2 or math.prod(x.shape[1:]) != pixels:
             raise ValueError(
-                f"The input x has shape {tuple(x.shape)}; expected (B, ...) with {pixels} numbers a sample, as the "
+                f"The input x has shape {tuple(x.shape)}; expected (B, ...) with {pixels} numbers per sample, as the "
                 f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
             )
         x = x.reshape(len(x), *model.input_shape)
@@ -250,7 +250,7 @@ def evaluate(
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    On the data the run was tested on, or on the test set of other data. A trial that has not begun is left out.
+    Uses the run's own test set, or that of `data`. Omits trials that have not started.
     """
     folder = Path(folder)
     described = read_description(folder)

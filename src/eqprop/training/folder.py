@@ -1,4 +1,4 @@
-"""The run folder: what is in it, who may write it.
+"""The run folder: its files, and the lock that lets one process write.
 
 experiment.json     the experiment and settings as they ran, written first and never changed
 environment.json    versions, machine, commit and engines of every session that wrote to the folder
@@ -6,7 +6,7 @@ metrics.jsonl       one line per estimator, trial and epoch
 ESTIMATOR/          checkpoint.json, and the weights and optimizer files it names
 result.json         the final result, when the run is finished
 
-Runs of version 0.1.0 have another format, 1, and still load: experiment.json is called record.json there.
+Runs of version 0.1.0 (format 1) still load; their experiment.json is called record.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT, OLD_FORMAT = 2, 1
 
 
 def default_folder(name: str, root: Path = Path("runs")) -> Path:
-    """runs/p-1h-20250131-142501, with a number behind it if that is there already."""
+    """runs/p-1h-20250131-142501, with a numeric suffix if that exists."""
     stem = f"{_file_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (root / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
     return next(path for path in candidates if not path.exists())
@@ -50,20 +50,20 @@ def is_run(folder: Path) -> bool:
 
 
 def experiment_file(folder: Path) -> Path:
-    """The file that describes a run, under the name it has there."""
+    """The file that describes a run: experiment.json, or record.json if version 0.1.0 wrote it."""
     old = folder / OLD_EXPERIMENT
     return old if old.is_file() else folder / EXPERIMENT
 
 
 def prepare_new(folder: Path) -> None:
-    """Make the folder of a new run; refuse one that holds anything else."""
+    """Create the folder of a new run; refuse one that is not empty."""
     if is_run(folder):
         raise FileExistsError(
-            f"{folder} already holds a run. Go on with it: eqprop resume {folder}. Or choose another --out."
+            f"{folder} already holds a run. Continue it with eqprop resume {folder}, or choose another --out."
         )
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; expected a folder for the run. Choose another --out.")
-    # A lock and unfinished temporary files are what a run leaves that was stopped before it began.
+    # A run stopped before it started leaves only a lock and temporary files.
     foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
     if foreign:
         listing = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
@@ -82,7 +82,7 @@ def prepare_new(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone. The lock goes with the process, however it ends."""
+    """Hold the folder's lock. The system releases it when the process ends, however it ends."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no run folder {folder}.")
     try:
@@ -108,18 +108,18 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _clear_unfinished(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote one of the folder's files."""
+    """Remove temporary files left by a process that was killed while writing."""
     for name in (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT):
         for part in folder.glob(f".{name}.*.part"):
             part.unlink(missing_ok=True)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """A JSON object of the folder, or words about what is wrong with it."""
+    """Read a JSON object, or raise an error that says what is wrong with the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path.parent} has no {path.name}: {what} is missing.") from None
+        raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged ({error}); expected JSON: {what}. Restore it from a copy.") from error
     if not isinstance(content, dict):
@@ -128,7 +128,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def sessions(folder: Path) -> list[dict[str, Any]]:
-    """Who wrote to the folder, in order: provenance and engines."""
+    """The sessions that wrote to the folder, oldest first: provenance and engines."""
     path = folder / ENVIRONMENT
     return list(read_json(path, "the environment").get("sessions", [])) if path.exists() else []
 
@@ -138,14 +138,14 @@ def last_session(folder: Path) -> dict[str, Any] | None:
 
 
 def note_session(folder: Path, before: list[dict[str, Any]], session: dict[str, Any]) -> None:
-    """Write the environment: the sessions before, then this one as it is now."""
+    """Write the environment: earlier sessions, then this one."""
     write_json(folder / ENVIRONMENT, {"sessions": [*before, session]})
 
 
 def explain_full_disk(folder: Path, error: OSError) -> OSError:
-    """The same error, saying what is still there and what to do."""
+    """The same error, saying what is safe and what to do."""
     return type(error)(
         error.errno,
-        f"Could not save to {folder}: {error.strerror or error}. What was saved before is whole; make room, then "
-        f"go on with: eqprop resume {folder}",
+        f"Could not save to {folder}: {error.strerror or error}. Earlier checkpoints are intact; free some space, then "
+        f"continue with: eqprop resume {folder}",
     )

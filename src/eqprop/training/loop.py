@@ -1,4 +1,4 @@
-"""The loop: legs, epochs, chunks; checkpoints between them, a way out at every chunk."""
+"""The training loop: legs, epochs and chunks, with checkpoints in between; it can stop after any chunk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from eqprop.training.folder import explain_full_disk, note_session, sessions
 from eqprop.training.metrics import Line, Metrics
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
-from eqprop.training.watch import Progress, Watch
+from eqprop.training.watch import Progress, Watch, counted
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was stopped by a signal and saved. `exit_code` is the shell's: 130 after Ctrl-C, 143 after a SIGTERM."""
+    """Raised after a signal, once the run is saved. `exit_code` is the shell's: 130 for SIGINT, 143 for SIGTERM."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -27,9 +27,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruption:
-    """While entered, SIGINT and SIGTERM only set `signal`; a second Ctrl-C interrupts at once.
+    """Graceful shutdown: inside the block, SIGINT and SIGTERM only set `signal`; a second Ctrl-C interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, it leaves signals alone.
+    Does nothing outside the main thread, where Python allows no handlers.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Interruption:
 
 
 CHUNK_SECONDS = 0.5
-"""How long the iterations between two looks take: short for Ctrl-C and the display, long enough to cost nothing."""
+"""Target duration of a chunk: short enough for Ctrl-C and the display, long enough that its overhead is negligible."""
 
 
 class Pace:
-    """How many iterations make a chunk: a power of two that takes about CHUNK_SECONDS."""
+    """Chooses the iterations per chunk: a power of two that takes about CHUNK_SECONDS."""
 
     def __init__(self) -> None:
         self.n = 1
@@ -82,11 +82,11 @@ class Pace:
 
 
 class _PutOff(Exception):
-    """Measuring is left for the next session."""
+    """Raised to postpone measuring to the next session."""
 
 
 class Loop:
-    """A run folder, the plan it follows, and who watches."""
+    """Trains a plan in a run folder and reports to a watch."""
 
     def __init__(self, plan: Plan, folder: Path, watch: Watch, interruption: Interruption) -> None:
         self.plan, self.folder, self.watch, self.interruption = plan, folder, watch, interruption
@@ -94,10 +94,10 @@ class Loop:
         self.legs = plan.legs()
 
     def run(self, session: dict[str, Any], engine: str | None = None, only: Sequence[str] | None = None) -> None:
-        """Train every leg that is not finished. Raises Stopped after a signal.
+        """Train every unfinished leg. Raises Stopped after a signal.
 
-        `session` goes into the environment, the engine of each estimator with it. `engine` stands in for the one a leg
-        was begun with. `only` leaves other estimators for later.
+        `session` is written to the environment, with the engine of each estimator. `engine` replaces the one a leg
+        started with. `only` selects estimators.
         """
         self._drop_later_lines()
         before = sessions(self.folder)
@@ -118,7 +118,7 @@ class Loop:
         return has_checkpoint(place) and read_checkpoint(place).finished
 
     def _drop_later_lines(self) -> None:
-        """Lines written after the checkpoint are written again. Checks every checkpoint before anything is changed."""
+        """Drop metrics newer than the checkpoints, which training writes again. Verifies every checkpoint first."""
         reached = {}
         for leg in self.legs:
             place = self.folder / leg.folder
@@ -140,8 +140,8 @@ class Loop:
         checkpoint = read_checkpoint(place)
         if checkpoint.run != self.plan.identity:
             raise ValueError(
-                f"The checkpoint in {place} belongs to other settings than experiment.json. One of them was changed or "
-                "copied from another run: restore it, or start a new run."
+                f"The checkpoint in {place} does not match experiment.json. One of them was changed or copied from "
+                "another run: restore it, or start a new run."
             )
         return checkpoint
 
@@ -180,7 +180,7 @@ class Loop:
             lines = trainer.end_epoch(between)
         except _PutOff:
             self._stop_if_asked(trainer)
-            raise AssertionError("a put-off measurement stops the run") from None
+            raise AssertionError("a postponed measurement stops the run") from None
         try:
             self.metrics.append(lines)
         except OSError as error:
@@ -199,24 +199,24 @@ class Loop:
             self._save(trainer)
         place = trainer.position
         raise Stopped(
-            f"Stopped and saved: {trainer.leg.estimator}, {place.epoch} epochs and {place.iteration} iterations done. "
-            f"Go on with: eqprop resume {self.folder}",
+            f"Stopped and saved: {trainer.leg.estimator}, {counted(place.epoch, 'epoch')} and "
+            f"{counted(place.iteration, 'iteration')} done. Continue with: eqprop resume {self.folder}",
             self.interruption.exit_code,
         )
 
     def _tell_repeated(self, line: Line, until: int) -> None:
         self.watch.warn(
-            f"{line['estimator']} epoch {line['epoch']} left every weight as it was: no mini-batch has a gradient. "
-            f"Epochs up to {until} would do the same and are not trained, only the last is. If the errors are large, "
-            "outputs are silent: try --output-bias 0.1 --output-scale 0.1."
+            f"{line['estimator']} epoch {line['epoch']} changed no weight: every mini-batch has a zero gradient. "
+            f"Epochs up to {until} would do the same and are skipped; only the last is trained. If the errors are "
+            "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
         for trial, d in list(trainer.diverged.items())[known:]:
-            others = len(trainer.leg.trials) - len(trainer.diverged)
+            others = counted(len(trainer.leg.trials) - len(trainer.diverged), "other trial")
             self.watch.warn(
                 f"{trainer.leg.estimator}, trial {trial} was stopped at epoch {d.epoch}, iteration {d.iteration}: "
-                f"{d.reason} Its last good checkpoint is kept; {others} other trials go on."
+                f"{d.reason} Its last good checkpoint is kept; still training: {others}."
             )
 
     def _warn_unsettled(self, lines: list[Line], bipartite: bool) -> None:
@@ -240,7 +240,7 @@ def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs
     place = trainer.position
     done = place.epoch * plan.iterations + place.iteration
     total = plan.experiment.epochs * plan.iterations
-    # Measured over the leg so far, evaluation included; the legs to come are taken to be like this one.
+    # Measured over the leg so far, including evaluation; later legs are assumed to take as long.
     each = trainer.seconds / max(done, 1)
     left = each * (total - done + legs_after * total)
     return Progress(place.epoch, place.iteration, errors, pace.per_second, left, each * total)

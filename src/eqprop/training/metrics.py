@@ -1,4 +1,4 @@
-"""What comes out of a run: metrics.jsonl, the summary, and stored results that a new run is held against."""
+"""Results of a run: metrics.jsonl, the summary, and published results to check a new run against."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from eqprop.training.plan import Plan, read_description
 
 Line = dict[str, Any]
 """estimator, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
-residual_worst, unsettled (share of samples), seconds, repeated (the epoch could only be like the one before it, and was
-not trained), diverged (None, or where and why)."""
+residual_worst, unsettled (share of samples), seconds, repeated (skipped, as it would repeat the epoch before),
+diverged (None, or where and why)."""
 
 WALL_TIME = "seconds"
-"""The one field of a line that differs between two runs of the same experiment."""
+"""The only field of a line that differs between two runs of the same experiment."""
 
 
 class Metrics:
@@ -38,7 +38,7 @@ class Metrics:
         self._write()
 
     def keep(self, wanted: Callable[[Line], bool]) -> None:
-        """Drop the lines that are not wanted: those written after the checkpoint a run goes on from."""
+        """Drop other lines: those written after the checkpoint that the run resumes from."""
         kept = [line for line in self.lines if wanted(line)]
         if len(kept) < len(self.lines):
             self.lines = kept
@@ -68,30 +68,30 @@ def read_metrics(folder: Path) -> list[Line]:
 
 
 def _old_estimators(folder: Path) -> dict[str, str]:
-    """What version 0.1.0 called a method, and the estimator it was."""
+    """Map version 0.1.0's names for estimators to today's."""
     described = read_description(folder)
     return {name.partition("-")[0]: name for name in described.settings.estimators}
 
 
 def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
-    """How the free phases of each estimator and trial ended, epoch by epoch, to three digits.
+    """How the free phases ended, per estimator, trial and epoch, to three digits.
 
     residual_mean  mean over samples of max |F(s) - s| after T steps
-    unsettled      share of the samples that had not settled
+    unsettled      share of samples that had not settled
     """
-    told: dict[str, dict[int, dict[str, Any]]] = {}
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         if line["diverged"] is None:
-            trials = told.setdefault(line["estimator"], {})
+            trials = found.setdefault(line["estimator"], {})
             trial = trials.setdefault(line["trial"], {"seed": line["seed"], "residual_mean": [], "unsettled": []})
             for name in ("residual_mean", "unsettled"):
                 trial[name].append(float(f"{line[name]:.3g}"))
-    return {estimator: [trials[n] for n in sorted(trials)] for estimator, trials in told.items()}
+    return {estimator: [trials[n] for n in sorted(trials)] for estimator, trials in found.items()}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `train` gives back: the folder, and the summary that is also result.json and `--json`."""
+    """What `train` returns: the folder, and the summary also found in result.json and `--json`."""
 
     folder: Path
     summary: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Result:
 
 
 def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
-    """The JSON of `train --json`: errors per epoch in percent, mean and standard deviation over trials at the end."""
+    """The JSON of `train --json`: errors per epoch in percent; mean and standard deviation over trials at the end."""
     lines = read_metrics(folder)
     seconds, engines = 0.0, {}
     for leg in plan.legs():
@@ -125,7 +125,7 @@ def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def name_engines(engines: Mapping[str, str]) -> str:
-    """One name, or one per estimator where they differ."""
+    """One name, or one per estimator if they differ."""
     names = set(engines.values())
     return names.pop() if len(names) == 1 else ", ".join(f"{estimator}: {name}" for estimator, name in engines.items())
 
@@ -159,7 +159,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation over trials, ddof 1; None for fewer than two, of which it says nothing."""
+    """The standard deviation over trials, ddof 1; None for fewer than two."""
     if len(values) < 2:
         return None
     centre = math.fsum(values) / len(values)
@@ -167,15 +167,15 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 ALTERNATING = "-alternating"
-"""Ends the names of files whose free phases alternated."""
+"""File name suffix of results whose free phases alternated."""
 TEST_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class StoredTrial:
-    """One network of a stored row: where it stands, what it was trained with, and its errors in percent.
+    """One network of a published row: its file, its experiment and its test error in percent.
 
-    errors      test errors at the last epoch of all the row's trials, this one's among them
+    errors      test errors of all trials of the row at the last epoch, including this one
     """
 
     path: Path
@@ -187,7 +187,7 @@ class StoredTrial:
 
     @property
     def tolerance(self) -> float:
-        """Twice the standard deviation over trials, and of the count of errors itself, together."""
+        """Two standard deviations: the spread over trials combined with the sampling error of the test set."""
         share = (mean(self.errors) or 0.0) / 100.0
         counting = 100.0 * math.sqrt(share * (1.0 - share) / TEST_SAMPLES)
         return 2.0 * math.hypot(deviation(self.errors) or 0.0, counting)
@@ -198,7 +198,7 @@ class StoredTrial:
 
 
 def stored_trials(folder: Path, rows: Collection[str] | None = None) -> list[StoredTrial]:
-    """Every trial of `folder/<preset>/<row>.json`; of some rows only, if they are named."""
+    """Every trial of `folder/<preset>/<row>.json`, or of the given rows only."""
     wanted = None if rows is None else {row.strip().lower() for row in rows}
     found = []
     for path in sorted(folder.glob("*/*.json")):
@@ -207,14 +207,14 @@ def stored_trials(folder: Path, rows: Collection[str] | None = None) -> list[Sto
     if not found:
         which = "" if rows is None else f" for {', '.join(rows)}"
         raise FileNotFoundError(
-            f"{folder} holds no published results{which}; expected files such as paper/P-1h.json, as "
-            "`eqprop reproduce table1 --out` writes them."
+            f"{folder} holds no published results{which}; expected files such as paper/P-1h.json. Write "
+            "them with `eqprop reproduce table1 --out`."
         )
     return found
 
 
 def draw(trials: list[StoredTrial], seed: int | None) -> StoredTrial:
-    """One of them at random."""
+    """Pick one at random."""
     return random.Random(seed).choice(trials)
 
 
@@ -236,8 +236,8 @@ def by_estimator(result: Mapping[str, Any]) -> Any:
 def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
     out = []
     schedule = "alternating" if path.stem.endswith(ALTERNATING) else None
-    for estimator, told in by_estimator(found).items():
-        good = [trial for trial in told["trials"] if trial["test_error"] and not trial["diverged"]]
+    for estimator, result in by_estimator(found).items():
+        good = [trial for trial in result["trials"] if trial["test_error"] and not trial["diverged"]]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)
         for trial, error in zip(good, errors, strict=True):
             experiment = named_experiment(found["name"], found["preset"]).override(

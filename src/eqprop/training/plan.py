@@ -1,4 +1,4 @@
-"""A run as it is decided before it starts: experiment, settings, data, and the legs it consists of."""
+"""The plan of a run, checked before it starts: experiment, settings, data, and the legs it consists of."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from eqprop.training.folder import FORMAT, OLD_FORMAT, experiment_file, read_jso
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is, beside its experiment.
+    """The settings of a run that do not belong to its experiment.
 
-    estimators          keys of ESTIMATORS, trained one after the other from the same weights and batches; none: the
+    estimators          keys of ESTIMATORS, trained one after the other from the same weights and batches; empty: the
                         experiment's own
-    trials              networks trained, trial r from seed + r
-    engine, device      see `eqprop.engines`; "auto" takes the fastest engine that serves
-    threads             of the CPU; None: as torch has it
+    trials              number of networks; trial r uses seed + r
+    engine, device      see `eqprop.engines`; "auto" takes the fastest engine that supports the task
+    threads             CPU threads; None: torch's current number
     validation          hold out the last N training samples, and test on them instead of the test set
     samples             train on the first N samples only; None: all
-    train_error_every   measure the error on the whole training set every N epochs; 0: after the last one only
-    checkpoint_every    seconds between two checkpoints inside a long epoch
-    stacked             trials side by side as one stacked network; None: where that is possible and faster
-    states              where persistent states are kept: on the "device", or on the "cpu" where they do not fit there
+    train_error_every   measure the error on the whole training set every N epochs; 0: only after the last
+    checkpoint_every    seconds between checkpoints within a long epoch
+    stacked             train all trials together as one stacked network; None: if possible and faster
+    states              where to keep persistent states: on the "device", or on the "cpu" if they do not fit there
     """
 
     estimators: tuple[str, ...] = ()
     trials: int = setting("Networks to train, each from its own seed.", 1)
     engine: str = setting("auto, or an engine by name.", "auto")
     device: str = setting("cpu, cuda, cuda:1, ...", "cpu")
-    threads: int | None = setting("Threads of the CPU.", None)
+    threads: int | None = setting("CPU threads.", None)
     validation: int = setting("Hold out N training samples; test on them.", 0)
     samples: int | None = setting("Train on the first N samples only.", None)
     train_error_every: int = setting("Measure the train error every N epochs.", 0)
     checkpoint_every: float = setting("Seconds between checkpoints in an epoch.", 120.0)
-    stacked: bool | None = setting("Trials side by side. [default: where faster]", None)
-    states: str = setting("Keep persistent states on the device, or on the cpu.", "device")
+    stacked: bool | None = setting("Train trials side by side. [default: if faster]", None)
+    states: str = setting("Where to keep persistent states: device or cpu.", "device")
 
     def __post_init__(self) -> None:
         strange = next((m for m in self.estimators if m not in ESTIMATORS), None)
         if strange is not None:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
         if len(set(self.estimators)) < len(self.estimators):
-            raise ValueError(f"estimators is {self.estimators}; expected different ones of {', '.join(ESTIMATORS)}.")
+            raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
         if self.engine not in engine_names():
             raise ValueError(unknown("engine", self.engine, engine_names()))
         for name, least in (("trials", 1), ("validation", 0), ("train_error_every", 0), ("threads", 1), ("samples", 1)):
@@ -70,7 +70,7 @@ class Settings:
                 raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
         if self.states not in ("device", "cpu"):
             raise ValueError(
-                f"states is {self.states!r}; expected 'device' or 'cpu', where persistent states are kept."
+                f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
             )
         if not self.checkpoint_every > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
@@ -93,7 +93,7 @@ def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
 def named_estimators(
     estimators: str | Sequence[str] | None, methods: str | Sequence[str] | None, experiment: Experiment
 ) -> tuple[str, ...]:
-    """The estimators asked for, the experiment's own where none is.
+    """The estimators asked for, or the experiment's own.
 
     Version 0.1.0 named them in two parts: methods "ep", "bptt", "rbp", and for "ep" its form, such as "symmetric".
     """
@@ -107,12 +107,12 @@ def named_estimators(
 
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
-"""Optimizers that treat every number by itself, so that stacked networks stay independent."""
+"""Optimizers that update each element independently, so that stacked networks do not mix."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One estimator on trials that run together: a stretch of a run with checkpoints of its own."""
+    """One estimator on trials that run together: a part of a run with its own checkpoints."""
 
     estimator: str
     trials: tuple[int, ...]
@@ -120,19 +120,19 @@ class Leg:
 
 
 def leg_folder(estimator: str, trial: int, settings: Settings, old: bool = False) -> str:
-    """Where the checkpoints of a trial lie in a run folder; version 0.1.0 had one name for every form of EP."""
+    """The subfolder of a trial's checkpoints; version 0.1.0 used one name for every form of EP."""
     name = estimator.partition("-")[0] if old else estimator
     return name if settings.stacked or settings.trials == 1 else f"{name}-{trial}"
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A run, decided.
+    """Everything a run needs.
 
-    images      on the device          own     builds a network of the user's own
-    source      the name of the data set or the directory it came from; None for data given as tensors
-    identity    the digest of the experiment.json of the run, which ties checkpoints to it
-    old         whether the folder was written by version 0.1.0
+    images      on the device          own     builds the user's own network
+    source      the name of the data set, or the directory it came from; None for tensors
+    identity    digest of the run's experiment.json, which ties checkpoints to it
+    old         whether version 0.1.0 wrote the folder
     """
 
     experiment: Experiment
@@ -149,11 +149,11 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Of one epoch."""
+        """Iterations per epoch."""
         return len(self.images.train_x) // self.experiment.batch
 
     def legs(self) -> list[Leg]:
-        """Estimator after estimator; its trials together, or one after the other where they are not stacked."""
+        """One estimator after the other; its trials together if stacked, else one by one."""
         trials = tuple(range(self.settings.trials))
         groups = [trials] if self.settings.stacked else [(trial,) for trial in trials]
         return [
@@ -163,12 +163,12 @@ class Plan:
         ]
 
     def network(self, trials: tuple[int, ...]) -> Dynamics:
-        """The networks of these trials with their initial weights: stacked, or the one."""
+        """Build these trials' networks with their initial weights, stacked if there are several."""
         models = [self.experiment.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
 
     def cost(self, model: Dynamics, trials: tuple[int, ...] = (0,)) -> Cost:
-        """The cost of these trials with its initial weights, if it has any: stacked as the networks are."""
+        """Build these trials' cost with its initial weights, if it has any; stacked like the networks."""
         x = self.inputs(self.images.train_x[:1], model)
         x = x if model.networks is None else x.expand(model.networks, *x.shape)
         inputs = math.prod(model.init_state(x)[0].shape[model.sample_dims(x) :])
@@ -179,26 +179,26 @@ class Plan:
         return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
 
     def task(self, estimator: str, model: Dynamics, cost: Cost, optimizer: torch.optim.Optimizer) -> Task:
-        """What an engine is asked to run for one estimator of this run."""
+        """The task an engine runs for one estimator."""
         made = self.experiment.make_estimator(estimator, model)
         return Task(model, cost, made, optimizer, self.experiment.start)
 
     def engine(self, name: str, task: Task) -> Engine:
-        """The engine of that name for this run, or the fastest that serves."""
+        """The engine of that name, or the fastest that supports the task."""
         away = self.experiment.start == "persistent" and self.settings.states == "cpu" and self.settings.device != "cpu"
         if away and name not in ("auto", "eager"):
             raise ValueError(
-                f"The engine {name!r} cannot serve: the states are kept on the CPU, and it runs on "
-                f"{self.settings.device}. Keep them on the device (--states device), or use engine='auto'."
+                f"The engine {name!r} cannot serve: it runs on {self.settings.device}, but the states are "
+                f"kept on the CPU. Keep them on the device (--states device), or use engine='auto'."
             )
         return choose("eager" if away else name, task)
 
     def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
-        """Images (N, pixels) as the model takes them."""
+        """Reshape images (N, pixels) to the model's input shape."""
         return x if model.input_shape is None else x.view(len(x), *model.input_shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """What experiment.json holds."""
+        """The content of experiment.json."""
         printed = printed_experiment(self.experiment)
         return {
             "format": FORMAT,
@@ -210,7 +210,7 @@ class Plan:
 
 
 def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
-    """The experiment's optimizer with one group a parameter, the network's then the cost's, each with its own rate."""
+    """The experiment's optimizer, with one group and rate per parameter: the network's, then the cost's."""
     named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
     rates = experiment.rates((name for name, _ in named), model.layer_parameters)
     groups = [{"params": [p], "lr": rates[name]} for name, p in named]
@@ -224,7 +224,7 @@ def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = 
 
 
 def make_start(experiment: Experiment, settings: Settings, model: Dynamics, x: Tensor) -> Start | None:
-    """The experiment's start for these networks and training inputs, as it is before the first iteration."""
+    """The experiment's start for these networks and training inputs, before the first iteration."""
     if experiment.start == "persistent":
         return Persistent(model, x, "cpu" if settings.states == "cpu" else None)
     if experiment.start == "initialised":
@@ -242,7 +242,7 @@ def describe(images: Images) -> dict[str, Any]:
 
 
 def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
-    """A set by name (None: MNIST), in a directory, or at hand; on the device, cut as the settings say."""
+    """Load a set by name (None: MNIST) or directory, or take it as given; move it to the device and cut it to size."""
     if isinstance(source, Images):
         images = replace(
             source,
@@ -254,14 +254,16 @@ def read_images(source: Images | str | Path | None, settings: Settings) -> Image
         images = split_validation(images, settings.validation)
     if settings.samples is not None:
         if settings.samples > len(images.train_x):
-            raise ValueError(f"samples is {settings.samples}; {images.name} has {len(images.train_x)} to train on.")
+            raise ValueError(
+                f"samples is {settings.samples}; {images.name} has {len(images.train_x)} training samples. Lower it."
+            )
         n = settings.samples
         images = replace(images, train_x=images.train_x[:n], train_y=images.train_y[:n])
     return images
 
 
 def where_from(source: Images | str | Path | None) -> str | None:
-    """Where data was read from, as it is recorded: the name of a set, or a directory; None for tensors."""
+    """The recorded origin of data: the name of a set, or a directory; None for tensors."""
     if isinstance(source, Images):
         return None
     name = set_name(source)
@@ -274,7 +276,7 @@ def _whence(source: str | None) -> dict[str, str | None]:
 
 
 def recorded_source(data: Mapping[str, Any]) -> str | None:
-    """Where the data of a run is to be found again, from what its experiment.json says of it."""
+    """Where to find a run's data again, from its experiment.json."""
     source = data.get("set") or data.get("directory")
     return None if source is None else str(source)
 
@@ -282,20 +284,20 @@ def recorded_source(data: Mapping[str, Any]) -> str | None:
 def make_plan(
     experiment: Experiment, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
 ) -> Plan:
-    """Check that experiment, data and engine go together, and decide whether trials are stacked."""
+    """Check that experiment, data and engine fit together, and decide whether to stack trials."""
     if own is not None and not isinstance(experiment.architecture, OwnNet):
         experiment = experiment.override(architecture=OwnNet(_name(own)))
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
     plan = Plan(experiment, settings, images, own, source=source)
     model = experiment.build(0, plan.dtype, own)
     if getattr(model, "nudge_site", experiment.nudge_site) != experiment.nudge_site:
-        # A network of one's own says it itself.
+        # The user's own network declares its nudge site.
         experiment = experiment.override(nudge_site="inside")
         plan = replace(plan, experiment=experiment)
     _check_shapes(plan, model)
     if experiment.batch > len(images.train_x):
         raise ValueError(
-            f"A mini-batch of {experiment.batch} needs as many training samples; there are {len(images.train_x)}. "
+            f"A mini-batch of {experiment.batch} is too large; there are only {len(images.train_x)} training samples. "
             "Lower the batch, or hold out fewer samples."
         )
     cost = plan.cost(model)
@@ -310,15 +312,15 @@ def make_plan(
 
 
 def identity(content: Mapping[str, Any]) -> str:
-    """What ties a checkpoint to its experiment.json: a run whose experiment was changed under it does not go on."""
+    """Digest that ties checkpoints to experiment.json: a run whose experiment was edited does not resume."""
     return digest([content.get("experiment", content.get("record")), content["settings"], content["data"]])
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a run folder says of itself.
+    """The description of a run, read from its folder.
 
-    content     experiment.json as it is        data    of the run: name, checksum, counts, where it was read from
+    content     experiment.json, parsed         data    name, checksum, sample counts and origin of the data
     old         whether version 0.1.0 wrote it
     """
 
@@ -334,7 +336,7 @@ class Described:
 
     @property
     def changes(self) -> list[str]:
-        """What is not as the paper prints it."""
+        """Differences from the paper's settings."""
         return list(self.content.get("changes_from_paper") or [])
 
     def folder_of(self, estimator: str, trial: int) -> str:
@@ -342,7 +344,7 @@ class Described:
 
 
 def read_description(folder: Path) -> Described:
-    """The experiment, settings and data of a run."""
+    """Read the experiment, settings and data of a run."""
     path = experiment_file(folder)
     content = read_json(path, "the experiment of the run; without it this is not a run folder")
     if content.get("format") not in (FORMAT, OLD_FORMAT):
@@ -372,27 +374,27 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
     if plan.experiment.cost == "squared-error" and outputs != plan.images.classes:
         raise ValueError(
             f"{plan.experiment.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
-            "Give the output layer one neuron a class."
+            "Give the output layer one neuron per class."
         )
-    # A step in the schedule asked for, so that a network that cannot alternate is told before anything is written.
+    # Fail early if the network does not support the schedule.
     relax(model, x, Phase(2, plan.experiment.schedule))
 
 
 def _check_estimator(plan: Plan, task: Task) -> None:
-    """One sample is tried, so that an estimator a network cannot have is told before anything is written."""
+    """Try one sample, to fail early if the network does not support the estimator."""
     images = plan.images
     x = plan.inputs(images.train_x[:1], task.model)
     y = one_hot(images.train_y[:1], images.classes, plan.dtype)
-    assert task.estimator is not None, "a task of this run has one"
+    assert task.estimator is not None, "every task of a plan has an estimator"
     task.estimator.check_serves(task.model, plan.cost(task.model), x, y)
 
 
 def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
-    """Side by side where the networks can be stacked and the engine is the one a single network would get."""
+    """Stack if the networks allow it and a stack gets the same engine as a single network."""
     settings, experiment = plan.settings, plan.experiment
     reason = _against_stacking(model, experiment)
     if settings.stacked and reason:
-        raise ValueError(f"The trials cannot be stacked: {reason}. Leave stacked out, or say stacked=False.")
+        raise ValueError(f"The trials cannot be stacked: {reason}. Omit stacked, or set stacked=False.")
     if settings.trials == 1 or reason or settings.stacked is False:
         return False
     if settings.stacked:
@@ -411,9 +413,9 @@ def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:
 
 def _against_stacking(model: Dynamics, experiment: Experiment) -> str | None:
     if not isinstance(model, PrimitiveDynamics) or isinstance(experiment.architecture, OwnNet):
-        return "a network of one's own runs one trial after the other"
+        return "the trials of your own network run one after the other"
     if experiment.optimizer not in ELEMENTWISE:
-        return f"the optimizer {experiment.optimizer} looks at more than one number at a time, and would mix the trials"
+        return f"the optimizer {experiment.optimizer} does not update elements independently and would mix the trials"
     return None
 
 

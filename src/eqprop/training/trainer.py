@@ -1,4 +1,4 @@
-"""The trials of one leg, trained together: where they are, how they go on, what is saved, what went wrong."""
+"""Trains the trials of one leg together: advances, measures, saves and restores them, and detects divergence."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan, make_optimizer, make_start
 
 EXPLODED = 1e6
-"""A residual above this is an exploding state, though still finite: bounded nets have residuals of 1 at most."""
+"""A residual above this means an exploding state, even if it is finite: bounded nets have residuals of at most 1."""
 
-ADVICE = "Lower the learning rates (--lr), beta or eps, or take initial weights that settle (--init default)."
+ADVICE = "Lower the learning rates (--lr), beta or eps, or use initial weights that settle (--init default)."
 
 
 def diagnose(problem: Problem, begun: State | None, estimator: Estimator) -> str:
-    """Run the iteration again on one network, checked, and say where it first goes wrong.
+    """Repeat the iteration on one network with checks on, and say where it first goes wrong.
 
-    The network is frozen with the parameters it had before that iteration, so the same thing happens again. `begun` is
-    where its free phase began, None for zero.
+    The network is frozen with the parameters it had before that iteration, so the failure repeats. `begun` is where its
+    free phase started, None for zero.
     """
     model = problem.model
     bad = next((name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
@@ -62,7 +62,7 @@ def _largest_layer(model: Dynamics, free: Relaxation) -> str:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a trial was stopped and why."""
+    """Where and why a trial was stopped."""
 
     epoch: int
     iteration: int
@@ -70,9 +70,9 @@ class Divergence:
 
 
 class Trainer:
-    """One leg of a plan: networks, optimizer, runner, and the position they are at.
+    """One leg of a plan: networks, optimizer, runner and position.
 
-    From a checkpoint, or from the seeds of the trials. `engine` stands in for that of the settings.
+    Starts from a checkpoint, or from the trials' seeds. `engine` replaces the one in the settings.
     """
 
     def __init__(self, plan: Plan, leg: Leg, engine: str | None = None, checkpoint: Checkpoint | None = None) -> None:
@@ -83,7 +83,7 @@ class Trainer:
         self.optimizer = make_optimizer(plan.experiment, self.model, self.cost)
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
         task = plan.task(leg.estimator, self.model, self.cost, self.optimizer)
-        assert task.estimator is not None, "a task of this run has one"
+        assert task.estimator is not None, "every task of a plan has an estimator"
         self.estimator = task.estimator
         self.engine = plan.engine(engine or plan.settings.engine, task)
         images = plan.images
@@ -91,7 +91,7 @@ class Trainer:
         self.targets = one_hot(images.train_y, images.classes, plan.dtype)
         self.start = make_start(plan.experiment, plan.settings, self.model, self.x)
         test_x = plan.inputs(images.test_x, self.model)
-        # Made once: what they measure with is kept from epoch to epoch.
+        # Made once, so that they keep their runners from epoch to epoch.
         self.test_measure, self.train_measure = (
             Measure(self.engine, self.model, plan.experiment, x, y, self.networks, self.start, self.cost)
             for x, y in ((test_x, images.test_y), (self.x, images.train_y))
@@ -141,7 +141,7 @@ class Trainer:
         return self.position.iteration >= self.plan.iterations
 
     def advance(self, n: int) -> dict[str, list[float]]:
-        """n iterations of the present epoch; returns what was counted in it so far."""
+        """Run n iterations of the current epoch; return its counts so far."""
         start = time.perf_counter()
         epoch, first = self.position.epoch, self.position.iteration
         self.runner.run(self._batches(epoch)[first : first + n])
@@ -167,7 +167,7 @@ class Trainer:
             bad, worst = counts["bad"][r], counts["worst"][r]
             if trial in self.diverged or (bad < 0 and not worst > EXPLODED):
                 continue
-            # A runner counts from its own start; a state that is large but finite is seen at the end of a chunk.
+            # A runner counts from its own start; a large but finite state is only noticed at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
             epoch, iteration = divmod(total, self.plan.iterations)
             rows = self._batches(self.position.epoch)[iteration].to(self.x.device)
@@ -177,7 +177,7 @@ class Trainer:
             self._restore_good(r)
 
     def _diagnose(self, r: int, rows: Tensor, sign: int) -> str:
-        """What goes wrong in network r on this mini-batch, (B,) or (R, B), with beta of this sign if it was drawn."""
+        """Diagnose network r on this mini-batch, (B,) or (R, B), with this sign of beta if it was drawn."""
         begun = None if self.start is None else self.start.begin(self.x[rows], rows)
         if self.networks:
             rows, begun = rows[r], None if begun is None else tuple(layer[r] for layer in begun)
@@ -193,7 +193,7 @@ class Trainer:
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:
             return self.model
-        assert isinstance(self.model, PrimitiveDynamics), "only these are stacked"
+        assert isinstance(self.model, PrimitiveDynamics), "only these can be stacked"
         return unstack(self.model, r)
 
     def _cost(self, r: int) -> Cost:
@@ -201,7 +201,7 @@ class Trainer:
         return unstack_readout(self.cost, r) if stacked and isinstance(self.cost, CrossEntropy) else self.cost
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Of the network and, under cost.NAME, of the cost."""
+        """Parameters of the network and, as cost.NAME, of the cost."""
         return [*self.model.named_parameters(), *self.cost.named_parameters(prefix="cost")]
 
     def _weights(self) -> dict[str, Tensor]:
@@ -221,13 +221,13 @@ class Trainer:
             place.copy_(weights[f"{trial}.{name}"])
 
     def _restore_good(self, r: int) -> None:
-        """A trial that was stopped keeps the weights of its last good checkpoint."""
+        """Reset a stopped trial to the weights of its last good checkpoint."""
         self._set_weights(r, self._good)
 
     def end_epoch(self, between: Callable[[], None]) -> list[Line]:
-        """Measure, and go to the next epoch. Returns the epoch's lines; `between` may raise to put it off.
+        """Measure, move to the next epoch and return this one's lines; `between` may raise to postpone that.
 
-        Lines of later epochs follow where those need no training (see `_repeated`).
+        Lines of later epochs follow if those need no training (see `_repeated`).
         """
         start = time.perf_counter()
         epoch = self.position.epoch + 1
@@ -248,17 +248,17 @@ class Trainer:
         return [*lines, *self._repeated(lines)]
 
     def _let_rates_fall(self) -> None:
-        """To those of the present epoch, from the first ones: a run that was resumed has the same bits."""
+        """Decay the learning rates, computed from the initial ones so that a resumed run has the same bits."""
         factor = self.plan.experiment.rate_factor(self.position.epoch)
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = rate * factor
 
     def _repeated(self, lines: list[Line]) -> list[Line]:
-        """The lines of the epochs to come but for the last, if they can only be like these; goes on to the last then.
+        """If later epochs can only repeat this one, skip to the last one and return the lines of those in between.
 
-        An epoch that left every weight as it was had no gradient for any mini-batch: outputs that a clip holds are
-        silent, or the training is at its end. Where nothing but weights decides what the next epoch does, it does the
-        same. The last epoch is trained all the same, so that this is seen.
+        An epoch that changed no weight had a zero gradient on every mini-batch: clipped outputs are silent, or training
+        has converged. If only the weights determine the next epoch, it does the same. The last epoch is still trained,
+        as a check.
         """
         now = self._weights()
         still, self._at_epoch = self._are_still(now), now
@@ -280,16 +280,16 @@ class Trainer:
         ]
 
     def _are_still(self, weights: dict[str, Tensor]) -> bool:
-        """Whether they are those that the epoch began with."""
+        """Whether the weights have not changed since the epoch began."""
         before = self._at_epoch
         return before is not None and all(torch.equal(value, before[name]) for name, value in weights.items())
 
     @property
     def _only_weights_decide(self) -> bool:
-        """Whether an epoch sees every sample and knows nothing of those before it but the weights they left."""
+        """Whether an epoch sees every sample and depends on earlier epochs through the weights alone."""
         experiment = self.plan.experiment
         drawn = isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"
-        # Weights that falling rates leave as they were say nothing of the gradient.
+        # With decaying rates, unchanged weights do not imply a zero gradient.
         bare = experiment.optimizer == "SGD" and not experiment.optimizer_options and experiment.decay == "none"
         whole = len(self.x) % experiment.batch == 0
         return bare and whole and not drawn and self.start is None and not self.diverged
@@ -299,7 +299,7 @@ class Trainer:
         return epoch == self.plan.experiment.epochs or bool(every and epoch % every == 0)
 
     def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[list[float | None], list[float | None]]:
-        """The errors on the test set, and on the training set where they are due, a value a trial."""
+        """Errors per trial on the test set and, if due, on the training set."""
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return nothing, nothing
@@ -360,7 +360,7 @@ class Trainer:
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
 
     def _restore_counts(self, checkpoint: Checkpoint) -> None:
-        """What the runner had counted in the unfinished epoch, and which networks it had frozen."""
+        """Restore the runner's counts of the unfinished epoch, and which networks it had frozen."""
         for name in Tally.names():
             counted = getattr(self.runner.tally, name)
             counted.copy_(torch.tensor(checkpoint.tally[name], dtype=counted.dtype))

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: the interface, silence, lines of text, TensorBoard events."""
+"""How a run reports progress: not at all, as lines of text, or as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from eqprop.training.plan import Leg, Plan
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a leg is: whole epochs, iterations of the present one, running errors per trial, speed, time left.
+    """Progress of a leg: finished epochs, iterations of the current one, running errors per trial, speed, time left.
 
-    `seconds_whole` is what the leg takes from its beginning to its end, as far as can be told now.
+    `seconds_whole` estimates the duration of the whole leg.
     """
 
     epoch: int
@@ -29,7 +29,7 @@ class Progress:
 
 
 class Watch:
-    """Told about everything; by default says nothing."""
+    """Receives every event of a run; this base class ignores them."""
 
     def begin(self, plan: Plan, folder: Path) -> None: ...
 
@@ -45,7 +45,7 @@ class Watch:
 
 
 class Several(Watch):
-    """Passes everything on to several watches."""
+    """Forwards every event to several watches."""
 
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
@@ -89,9 +89,10 @@ class Lines(Watch):
         settings = plan.settings
         together = "side by side" if settings.stacked else "one after the other"
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
+        length = f"{counted(self.epochs, 'epoch')} of {counted(plan.iterations, 'iteration')}"
         self._say(
             f"{plan.experiment.name} ({plan.experiment.preset}), {', '.join(settings.estimators)}, {trials}, "
-            f"{self.epochs} epochs of {plan.iterations} iterations on {settings.device} -> {folder}"
+            f"{length} on {settings.device} -> {folder}"
         )
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
@@ -136,7 +137,7 @@ class Events(Watch):
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         self.end()
-        # Events after the checkpoint a run goes on from are hidden by the reader.
+        # Make readers hide events newer than the checkpoint that the run resumes from.
         self.writer = self.writer_class(str(self.folder / leg.folder), purge_step=epoch + 1)
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
@@ -154,6 +155,11 @@ class Events(Watch):
 
 def _percent(values: Sequence[float | None]) -> str:
     return " ".join("--" if v is None else f"{v:.2f}" for v in values) + " %"
+
+
+def counted(n: int, noun: str) -> str:
+    """ "1 epoch", "2 epochs"."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
