@@ -273,10 +273,10 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     assert again == pytest.approx(float(text.split("published ")[1].split(" %")[0]), abs=0.01), "the same trial"
     code, _, err = call("reproduce", "table1", "--check", out, "--estimator", "bptt", *data)
     assert code == 2
-    assert "Nothing published for any preset bptt; there is P-1h paper ep." in err
+    assert "No results for any preset bptt; published: P-1h paper ep." in err
     code, _, err = call("reproduce", "table1", "--check", out, "--preset", "tuned", *data)
     assert code == 2
-    assert "Nothing published for tuned ep or bptt" in err
+    assert "No results for tuned ep or bptt" in err
     file = out / "paper" / "P-1h.json"
     better = json.loads(file.read_text())
     for trial in better["estimators"]["ep"]["trials"]:

@@ -66,8 +66,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "K larger than T": (["toy", "--T", "5", "--K", "6"], "K=6 steps: the free phase has only T=5. Lower K or raise T"),
     "beta 0": (["toy", "--beta", "0"], "beta=0"),
     "no samples": (["toy", "--batch", "0"], "batch is 0"),
-    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init belongs to experiments"),
-    "not a run": (["empty"], "not the folder of a run"),
+    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init applies to experiments only"),
+    "not a run": (["empty"], "is not a run folder"),
     "no such folder": (["runs/nowhere"], "There is no folder runs/nowhere"),
     "no such device": (["toy", "--device", "cuda:99"], "Cannot use device 'cuda:99'"),
     "json in no folder": (["toy", "--json", "nowhere/a.json"], "--json got 'nowhere/a.json'"),
@@ -271,7 +271,7 @@ def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
         setup(str(tmp_path / "run"), Asked(trial=1))
     for target in ("toy", f"{MODELS}:symmetric"):
-        with pytest.raises(ValueError, match="choose among the networks of a run, and .* is none"):
+        with pytest.raises(ValueError, match="choose a network of a run; .* is not a run folder"):
             setup(target, Asked(trial=0))
     with pytest.raises(FileNotFoundError, match="There is no folder runs/nowhere"):
         setup("runs/nowhere", Asked(trial=0))
@@ -279,7 +279,7 @@ def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
-    with pytest.raises(ValueError, match="trained on few, and these images .* are others"):
+    with pytest.raises(ValueError, match="trained on few; these images .* differ"):
         setup(str(tmp_path / "run"), Asked())
 
 

@@ -346,7 +346,7 @@ def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tm
     assert isinstance(cost, CrossEntropy)
     assert isinstance(saved, CrossEntropy)
     assert torch.equal(cost.Wout.float(), saved.Wout)
-    with pytest.raises(ValueError, match="brings its own cost"):
+    with pytest.raises(ValueError, match="has its own cost"):
         setup(str(tmp_path / "run"), Asked(batch=4, cost="cross-entropy"))
 
 

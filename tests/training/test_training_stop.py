@@ -198,7 +198,9 @@ def test_a_full_disk_loses_nothing(place: Path, tmp_path: Path) -> None:
         (disk / "other").unlink()
 
     try:
-        check_nothing_lost(place, begun_run(place, disk / "run"), filled, ("No space left on device", "free some space"))
+        check_nothing_lost(
+            place, begun_run(place, disk / "run"), filled, ("No space left on device", "free some space")
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

@@ -1,4 +1,4 @@
-"""eqprop demo: the shortest look at everything, in a few minutes."""
+"""eqprop demo: a tour in a few minutes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from eqprop.training.api import begin_or_resume
 from eqprop.training.folder import is_run
 
 SAMPLES, EPOCHS = 20_000, 3
-"""A third of MNIST, three times: enough to see EP and BPTT learn alike."""
+"""A third of MNIST, three times: enough to see that EP and BPTT learn alike."""
 
 
 @app.command("demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything that is made.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
     samples: Annotated[int, typer.Option(help="Training samples.")] = SAMPLES,
-    epochs: Annotated[int, typer.Option(help="Passes over them.")] = EPOCHS,
+    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = EPOCHS,
     engine: Engine = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """The toy model's gradients checked, a network trained by EP and by BPTT, and the page that shows both."""
+    """Check gradients on the toy model, train a network by EP and by BPTT, and write a page that shows both."""
     from eqprop.cli.reproduce import results_table
     from eqprop.report.page import write_report
     from eqprop.report.runs import collect, rows
@@ -37,7 +37,7 @@ def demo(
     started = time.monotonic()
     console = Console(quiet=quiet)
     if out.exists() and any(out.iterdir()) and not is_run(out / "p-1h") and not (out / "toy").is_dir():
-        raise FileExistsError(f"{out} holds something else. Choose a new or an empty folder with --out.")
+        raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
     console.print("[bold]1. The toy model: EP's updates against the gradients of BPTT, step by step[/bold]")
     console.print(_toy(out / "toy"), highlight=False)
     console.print(f"\n[bold]2. P-1h on {samples} MNIST images, by EP and by BPTT from the same weights[/bold]")
@@ -56,11 +56,11 @@ def demo(
     console.print()
     console.print(results_table(rows(collect(out).runs)))
     console.print(f"Page: {written.page.resolve()}", highlight=False, soft_wrap=True)
-    console.print(f"{time.monotonic() - started:.0f} s. What is there is kept; remove {out} to see it run again.")
+    console.print(f"{time.monotonic() - started:.0f} s. Results are kept; remove {out} to run it again.")
 
 
 def _toy(folder: Path) -> str:
-    """Compare on the paper's toy model, draw its figures, and say in a line what was found."""
+    """Compare on the paper's toy model, draw its figures, and return the verdict."""
     from eqprop.experiments.gdu import Setup, gdu_experiment, run
     from eqprop.report.gdu import read_document, write_folder
 

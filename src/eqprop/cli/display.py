@@ -23,7 +23,7 @@ from eqprop.training.watch import Progress, Watch, duration
 
 
 class Display(Watch):
-    """Redrawn in place; warnings and finished epochs scroll above it."""
+    """A live display, redrawn in place; warnings scroll above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)

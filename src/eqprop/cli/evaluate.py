@@ -32,7 +32,7 @@ def evaluate_run(
     device: Device = None,
     as_json: Json = None,
 ) -> None:
-    """The test error of every trial of a run, measured again from its weights."""
+    """Measure the test error of every trial of a run again, from its weights."""
     check_json(as_json)
     found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
     give_json(found, as_json)

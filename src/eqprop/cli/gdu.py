@@ -1,4 +1,4 @@
-"""eqprop gdu: of an experiment by name, a function in a file, or the folder of a run."""
+"""eqprop gdu: check an experiment by name, a function in a file, or a trained run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from eqprop.relax import SCHEDULES, Schedule
 
 NUDGE_SITES = ("outside", "inside")
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
-"""The phases of a model of one's own, unless others are asked for."""
+"""Defaults for your own model."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say; None where one was not given."""
+    """The options; None where one was not given."""
 
     preset: str = "paper"
     T: int | None = None
@@ -56,9 +56,9 @@ class Asked:
 
 
 def setup(target: str, asked: Asked) -> Setup:
-    """What the target names, ready to be compared."""
+    """Resolve the target to a setup, ready to be compared."""
     _check(asked)
-    # An experiment wins over a folder that happens to have its name; ./toy is then the folder.
+    # An experiment takes precedence over a folder of the same name; ./toy is always the folder.
     other = not is_own(target) and target.lower() not in (name.lower() for name in GDU_EXPERIMENTS[asked.preset])
     if other and Path(target).is_dir():
         return _fitted(_trained(Path(target), asked), asked)
@@ -68,9 +68,7 @@ def setup(target: str, asked: Asked) -> Setup:
             f"{', '.join(GDU_EXPERIMENTS['paper'])}."
         )
     if asked.estimator is not None or asked.trial is not None:
-        raise ValueError(
-            f"--estimator and --trial choose among the networks of a run, and {target} is none. Leave them out."
-        )
+        raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
     if is_own(target):
         return _fitted(_own(target, asked), asked)
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "batch", "seed")
@@ -97,14 +95,14 @@ def _check(asked: Asked) -> None:
 
 
 def _fitted(found: Setup, asked: Asked) -> Setup:
-    """A subject that does not come from an experiment, with the options applied."""
+    """Apply the options to a setup that does not come from an experiment."""
     if asked.init is not None:
-        raise ValueError(f"--init belongs to experiments; {found.name} brings its own weights. Leave it out.")
+        raise ValueError(f"--init applies to experiments only; {found.name} has its own weights. Omit it.")
     if asked.cost is not None:
-        raise ValueError(f"--cost belongs to experiments; {found.name} brings its own cost. Leave it out.")
+        raise ValueError(f"--cost applies to experiments only; {found.name} has its own cost. Omit it.")
     problem = found.problem
     if asked.batch is not None and not 1 <= asked.batch <= len(problem.x):
-        raise ValueError(f"--batch is {asked.batch}; {found.name} gives {len(problem.x)} samples.")
+        raise ValueError(f"--batch is {asked.batch}; expected 1 to {len(problem.x)}, the samples of {found.name}.")
     if asked.nudge_site is not None:
         set_nudge_site(found.problem.model, asked.nudge_site)
     dtype, device = DTYPES[asked.dtype], asked.device
@@ -125,14 +123,14 @@ def _fitted(found: Setup, asked: Asked) -> Setup:
 
 
 def _trained(folder: Path, asked: Asked) -> Setup:
-    """Trained weights of one trial and estimator, at the experiment's T, K and beta, on images it was trained on."""
+    """Trained weights of one trial and estimator, with the run's T, K and beta, on its training images."""
     from eqprop.training import load
     from eqprop.training.folder import is_run
     from eqprop.training.plan import read_description, read_images, recorded_source
 
     if not is_run(folder):
         raise FileNotFoundError(
-            f"{folder} is not the folder of a run: it holds no experiment.json. Give one that eqprop train has made, "
+            f"{folder} is not a run folder: it holds no experiment.json. Give one written by eqprop train, "
             f"or one of {', '.join(GDU_EXPERIMENTS['paper'])}."
         )
     described = read_description(folder)
@@ -142,7 +140,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
     images = read_images(asked.data or recorded_source(data), replace(settings, device="cpu"))
     if images.sha256 != data.get("sha256"):
         raise ValueError(
-            f"{folder} was trained on {data.get('name')}, and these images ({images.name}) are others. "
+            f"{folder} was trained on {data.get('name')}; these images ({images.name}) differ. "
             "Give the directory of its IDX files with --data."
         )
     seed = asked.seed or 0
@@ -165,7 +163,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 
 
 def _own(target: str, asked: Asked) -> Setup:
-    """FILE.py:FUNCTION, the function returning model, cost, x, y."""
+    """FILE.py:FUNCTION, where the function returns model, cost, x, y."""
     function = load_function(target)
     with own_code(target):
         made = function()
@@ -193,8 +191,8 @@ def _checked(made: Any, target: str) -> Problem:
     model, cost, x, y = made
     if x.dim() < 2 or len(x) != len(y) or len(x) == 0:
         raise ValueError(
-            f"{target} returned x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; expected samples first, "
-            "as many of both, and at least one."
+            f"{target} returned x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; expected the samples "
+            "along the first dimension, equally many in both, and at least one."
         )
     return Problem(model, cost, x, y)
 
@@ -202,31 +200,33 @@ def _checked(made: Any, target: str) -> Problem:
 @app.command()
 def gdu(
     target: Annotated[str, typer.Argument(help="An experiment (toy, EB-1h, ...), FILE.py:FUNCTION, or a run folder.")],
-    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as their code ran.")] = "paper",
-    T: Annotated[int | None, typer.Option("--T", help="Steps of the free phase.")] = None,
+    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
+    T: Annotated[int | None, typer.Option("--T", help="Free-phase steps.")] = None,
     K: Annotated[int | None, typer.Option("--K", help="Steps compared.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Strength of the nudge.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Nudge strength.")] = None,
     init: Annotated[str | None, typer.Option(help="Initial weights of an experiment: default or glorot.")] = None,
-    nudge_site: Annotated[str | None, typer.Option(help="Outside sigma, as in the paper, or inside.")] = None,
-    cost: Annotated[str | None, typer.Option(help="Of an experiment: squared-error or cross-entropy.")] = None,
+    nudge_site: Annotated[str | None, typer.Option(help="Nudge outside sigma, as in the paper, or inside.")] = None,
+    cost: Annotated[str | None, typer.Option(help="Cost of an experiment: squared-error or cross-entropy.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of the free phase: synchronous or alternating; a run's own by default.")
+        str | None, typer.Option(help="Free-phase schedule: synchronous or alternating. [default: the run's]")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, samples and probes.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Number of samples.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, samples and probes.")] = None,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    drop_unsettled: Annotated[bool, typer.Option("--drop-unsettled", help="Leave out what has not settled.")] = False,
+    drop_unsettled: Annotated[
+        bool, typer.Option("--drop-unsettled", help="Omit samples that have not settled.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    estimator: Annotated[str | None, typer.Option(help="Of a run folder; its first by default.")] = None,
-    trial: Annotated[int | None, typer.Option(help="Of a run folder; 0 by default.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data of a run folder, if it is elsewhere now.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Estimator of a run. [default: its first]")] = None,
+    trial: Annotated[int | None, typer.Option(help="Trial of a run. [default: 0]")] = None,
+    data: Annotated[str | None, typer.Option(help="Data of a run, if it has moved.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:
     """Does EP compute the gradient of this model, and if not, why?
 
-    EP's updates against BPTT's gradients, step by step and layer by layer, with an error budget.
+    Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget.
     """
     from eqprop.experiments.gdu import run
 

@@ -25,11 +25,11 @@ from eqprop.experiments.paper import EXPERIMENTS, PRESETS, printed_experiment
 
 @app.command("list")
 def list_experiments(
-    name: Annotated[str | None, typer.Argument(help="One experiment, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one experiment in full.")] = None,
     preset: Preset = "paper",
     as_json: Json = None,
 ) -> None:
-    """The experiments: what each is, its settings, what the paper reports."""
+    """List the experiments: network, settings, and the paper's results."""
     check_json(as_json)
     chosen = [find_experiment(name, preset)] if name else list(_preset(preset).values())
     if as_json is not None:
@@ -50,7 +50,9 @@ def _show_literature(console: Console) -> None:
         if row.experiment is None:
             steps = f"T {row.T}" + ("" if row.K is None else f"  K {row.K}")
             said = f"{row.source}, {row.errors} %, {steps}  {row.epochs} epochs"
-            console.print(f"In the paper's table as well, not an experiment: {said}", highlight=False, soft_wrap=True)
+            console.print(
+                f"Also in the paper's table, but not an experiment here: {said}", highlight=False, soft_wrap=True
+            )
 
 
 def _show_changes(console: Console, names: list[str]) -> None:
@@ -69,7 +71,7 @@ def _preset(preset: str) -> dict[str, Experiment]:
 
 
 def _table(experiments: list[Experiment], preset: str) -> Table:
-    """Three lines an experiment, so that it fits a terminal of 80 columns."""
+    """Three lines per experiment, to fit a terminal of 80 columns."""
     table = Table(title=f"Experiments, preset {preset}", show_lines=True)
     table.add_column("name", no_wrap=True)
     table.add_column("network, steps, learning rates")
@@ -89,13 +91,13 @@ def _table(experiments: list[Experiment], preset: str) -> Table:
 
 
 def _special(experiment: Experiment) -> list[str]:
-    """What an experiment does otherwise than the paper's: how it begins, how it nudges."""
+    """How an experiment's start and estimator differ from the paper's."""
     start = [] if experiment.start == "zero" else [f"{experiment.start} start"]
     return start + ([] if experiment.estimator == "ep" else [experiment.estimator])
 
 
 def _broken(name: str) -> str:
-    """A long name on two lines, broken behind a hyphen, so that the other columns keep their width."""
+    """Break a long name after a hyphen, to keep the width of the other columns."""
     if len(name) <= 14 or "-" not in name:
         return name
     cut = min((i + 1 for i, c in enumerate(name) if c == "-"), key=lambda i: abs(i - len(name) / 2))

@@ -1,4 +1,4 @@
-"""eqprop report: what came out of run folders, as one page."""
+"""eqprop report: one page from run folders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from eqprop.cli import app
 
 @app.command("report")
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or one that holds run folders.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write. [default: the folder itself]")] = None,
+    folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Output folder. [default: the same folder]")] = None,
 ) -> None:
-    """One self-contained HTML page: table, curves, GDU figures, settings.
+    """Write one self-contained HTML page: table, curves, GDU figures, settings.
 
-    Beside it the table as CSV and LaTeX, and the curves as PNG and PDF.
+    Also writes the table as CSV and LaTeX, and the curves as PNG and PDF.
     """
     from eqprop.report.page import write_report
 

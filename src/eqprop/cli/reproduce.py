@@ -1,4 +1,4 @@
-"""eqprop reproduce: the figures and the Table 1 of the paper, resumable at any point."""
+"""eqprop reproduce: the paper's figures and Table 1, resumable at any point."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from eqprop.report.runs import Row, read_run
 from eqprop.training.api import begin_or_resume
 from eqprop.training.metrics import Line, Result, StoredTrial, draw, free_phases, mean, stored_trials
 from eqprop.training.plan import Leg, Plan, split_estimators
-from eqprop.training.watch import Progress, Watch
+from eqprop.training.watch import Progress, Watch, counted
 
-reproduce = typer.Typer(help="Reproduce figures and tables of the paper.", no_args_is_help=True)
+reproduce = typer.Typer(help="Reproduce the paper's figures and tables.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 
 DTYPE = "float64"
@@ -55,13 +55,13 @@ DTYPE = "float64"
 
 @reproduce.command()
 def figures(
-    out: Annotated[Path, typer.Option(help="Folder for the figures and the numbers behind them.")],
-    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as their code ran.")] = "paper",
-    seed: Annotated[int | None, typer.Option(help="Of weights and samples.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
+    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and samples.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
-    """Every figure about the GDU property. Stopped and started again, it goes on where it was."""
+    """Draw every figure about the GDU property. Run it again to continue where it stopped."""
     from eqprop.report.gdu import write_gallery
 
     check_out(out)
@@ -82,18 +82,16 @@ def figures(
     for path in write_gallery(out):
         typer.echo(path)
     if failed:
-        raise NeverSettlesError(
-            "Some figures are missing. " + " ".join(failed) + " Another --seed gives other samples."
-        )
+        raise NeverSettlesError("Some figures are missing. " + " ".join(failed) + " Try another --seed.")
 
 
 def weight(experiment: GduExperiment) -> float:
-    """About how long an experiment takes, in free steps of a small net, for the progress shown."""
+    """Rough cost of an experiment, in free steps of a small net, for the progress bar."""
     return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
 
 
 def _do(experiment: GduExperiment, folder: Path, device: str, progress: Bars, task: TaskID) -> None:
-    """Compare and write the folder, unless it is there and was made with the same settings."""
+    """Compare and write the folder, unless it exists with the same settings."""
     from eqprop.report.gdu import read_document, write_folder
 
     done, share = progress.tasks[task].completed, weight(experiment)
@@ -111,14 +109,14 @@ def _do(experiment: GduExperiment, folder: Path, device: str, progress: Bars, ta
 @reproduce.command("table1")
 def table1(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Published results: train one random trial anew.")] = None,
-    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
-    preset: Annotated[str | None, typer.Option(help="paper (the default), authors or tuned.")] = None,
-    estimator: Annotated[str | None, typer.Option(help="ep, bptt; both by default.")] = None,
-    trials: Annotated[int, typer.Option(help="Networks a row.")] = 5,
-    epochs: Annotated[int | None, typer.Option(help="Fewer or more than the paper's.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="synchronous, or alternating in runs of their own.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of trial 0.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Folder of published results; retrain one random trial.")] = None,
+    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ... [default: all]")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, authors or tuned. [default: paper]")] = None,
+    estimator: Annotated[str | None, typer.Option(help="ep or bptt. [default: both]")] = None,
+    trials: Annotated[int, typer.Option(help="Networks per row.")] = 5,
+    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: the paper's]")] = None,
+    schedule: Annotated[str | None, typer.Option(help="synchronous or alternating (in separate runs).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of trial 0.")] = None,
     samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
     data: Data = None,
     engine: Engine = None,
@@ -126,16 +124,16 @@ def table1(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Started again, it goes on.
+    """Train Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Resumable.
 
-    With --check FOLDER one random trial of one published row is trained anew, and told whether it lies within the
-    published spread (code 1 if not); --seed chooses which, among those of --rows, --preset and --estimator.
+    With --check FOLDER, retrain one random trial of one published row and say whether its error lies within the
+    published spread (exit code 1 if not); --seed selects the trial, from those of --rows, --preset and --estimator.
     """
     estimators = split_estimators(estimator or "ep,bptt")
     if check is not None:
-        told = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
+        run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
         among = Among(None if rows is None else rows.split(","), preset, estimators)
-        _check(check, out, among, seed, {"watch": watcher(quiet), **told})
+        _check(check, out, among, seed, {"watch": watcher(quiet), **run_options})
         return
     preset = preset or "paper"
     if out is None:
@@ -148,7 +146,7 @@ def table1(
     options |= {"engine": engine, "device": device, "threads": threads}
     overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
     with stopping():
-        # One estimator over all rows before the next: a table with one column early is worth more than half its rows.
+        # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
         for part in estimators:
             for experiment in experiments:
                 folder = out / preset / _folder(experiment, schedule)
@@ -162,16 +160,15 @@ def table1(
 
 
 def _published(result: Result) -> dict[str, Any]:
-    """What a row's file holds: the JSON of `train --json`, how long each estimator took, how its free phases ended, and
-    where and when it ran."""
+    """The content of a row's file: the JSON of `train --json`, wall times, free phases and provenance."""
     run = read_run(result.folder)
     seconds = {estimator: round(run.seconds(estimator), 3) for estimator in result.summary["estimators"]}
-    told = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
-    return {**result.summary, **told, "provenance": run.sessions}
+    extra = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
+    return {**result.summary, **extra, "provenance": run.sessions}
 
 
 class Among(NamedTuple):
-    """Which published trials one is drawn from."""
+    """Selects published trials."""
 
     rows: list[str] | None
     preset: str | None
@@ -183,27 +180,27 @@ class Among(NamedTuple):
         if not wanted:
             there = sorted({f"{t.experiment.name} {t.experiment.preset} {t.estimator}" for t in found})
             asked = " ".join([self.preset or "any preset", " or ".join(self.estimators)])
-            raise ValueError(f"Nothing published for {asked}; there is {', '.join(there)}. Choose one of these.")
+            raise ValueError(f"No results for {asked}; published: {', '.join(there)}. Choose one of these.")
         return wanted
 
 
 def _check(folder: Path, out: Path | None, among: Among, seed: int | None, options: dict[str, Any]) -> None:
-    """Train the drawn trial again, into a folder that is kept if it was asked for."""
+    """Retrain a random published trial, in --out or in a temporary folder."""
     trial = draw(among.trials(folder), seed)
     drawn = trial.experiment
     which = f"{drawn.name} ({drawn.preset}, {drawn.schedule}), {trial.estimator}, seed {trial.seed}"
-    typer.echo(f"{which}: published {trial.error:.2f} %, {trial.experiment.epochs} epochs, from {trial.path}")
+    typer.echo(
+        f"{which}: published {trial.error:.2f} %, {counted(trial.experiment.epochs, 'epoch')}, from {trial.path}"
+    )
     with TemporaryDirectory() as scratch, stopping():
         to = (out or Path(scratch)) / _folder(trial.experiment, trial.experiment.schedule)
         result = begin_or_resume(trial.experiment, to, estimators=(trial.estimator,), trials=1, **options)
     error = result.test_error(trial.estimator)
     if error is None:
-        raise ValueError(
-            f"{which} diverged when it was trained anew; published is a test error of {trial.error:.2f} %."
-        )
+        raise ValueError(f"{which} diverged when retrained; the published test error is {trial.error:.2f} %.")
     spread = f"{mean(trial.errors):.2f} ± {trial.tolerance:.2f} %"
     if not trial.holds(error):
-        typer.echo(f"No: {error:.2f} % now, which is outside the published {spread}.")
+        typer.echo(f"No: {error:.2f} % now, outside the published {spread}.")
         raise typer.Exit(1)
     typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
 
@@ -221,20 +218,20 @@ def _folder(experiment: Experiment, schedule: str | None) -> str:
 
 
 def _check_out(out: Path) -> None:
-    """Only a folder of this command's own making, or a new one, is written to."""
+    """Accept only a new folder, or one written by this command."""
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
     if not out.exists() or not any(out.iterdir()):
         return
     if not any(True for _ in out.glob("*/*/experiment.json")) and not (out / "figures").is_dir():
         listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
-        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or an empty folder with --out.")
+        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
 
 
 class Overall(Watch):
-    """Passes everything on, with the time left for the whole table in place of that of one run.
+    """Forwards every event, with the time left for the whole table instead of one run.
 
-    What is to come is estimated from the arithmetic of its time steps, at the speed measured last.
+    Estimates later runs from the amount of arithmetic, at the speed measured last.
     """
 
     def __init__(self, watch: Watch, parts: Sequence[tuple[Experiment, str]]) -> None:
@@ -272,7 +269,7 @@ class Overall(Watch):
 
 
 def arithmetic(experiment: Experiment) -> float:
-    """About how much a leg computes: steps times connections between dynamic layers, over all epochs."""
+    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
     net = experiment.architecture
     if isinstance(net, LayeredNet):
         sizes = net.sizes[:-1]
@@ -291,7 +288,7 @@ def _show(out: Path, written: Written) -> None:
 
 
 def results_table(found: Sequence[Row]) -> Table:
-    """Ours beside the paper's, within 80 columns."""
+    """Our results next to the paper's, within 80 columns."""
     table = Table(title="Test error, % (running train error)", box=SIMPLE, pad_edge=False, collapse_padding=True)
     for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
         table.add_column(heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=True)

@@ -36,7 +36,7 @@ def resume_run(
     quiet: Quiet = False,
     as_json: Json = None,
 ) -> None:
-    """Go on with a run where it stopped, with its own settings."""
+    """Continue a run where it stopped, with its own settings."""
     check_json(as_json)
     with stopping():
         result = resume(

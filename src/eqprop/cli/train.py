@@ -38,16 +38,18 @@ def train_experiment(
     ] = None,
     preset: Preset = "paper",
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME-DATE-TIME]")] = None,
-    lr: Annotated[list[str] | None, typer.Option(help="W01=0.04, repeatable; or one rate for all.")] = None,
-    optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9, repeatable.")] = None,
+    lr: Annotated[list[str] | None, typer.Option(help="W01=0.04 (repeatable), or one rate for all.")] = None,
+    optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9 (repeatable).")] = None,
     data: Data = None,
     model: Model = None,
     quiet: Quiet = False,
     as_json: Json = None,
-    method: Annotated[str | None, typer.Option(hidden=True, help="As version 0.1.0 had it: ep, bptt, rbp.")] = None,
+    method: Annotated[
+        str | None, typer.Option(hidden=True, help="Version 0.1.0's name for --estimator: ep, bptt, rbp.")
+    ] = None,
     **options: Any,
 ) -> None:
-    """Train an experiment, or one of your own, in a run folder. Ctrl-C saves; eqprop resume continues."""
+    """Train an experiment, or your own, in a run folder. Ctrl-C saves; eqprop resume continues."""
     check_json(as_json)
     options |= {
         "preset": preset,

@@ -1,4 +1,4 @@
-"""The search of eqprop tune: one worker in this process, or several in processes of their own."""
+"""eqprop tune: the paper's recipe, or a search with one or several worker processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say, whichever way the values are found."""
+    """The options shared by the recipe and the search."""
 
     experiment: Experiment
     folder: Path
@@ -67,12 +67,14 @@ class Asked:
 def tune_experiment(
     experiment: ExperimentName,
     preset: Preset = "paper",
-    out: Annotated[Path | None, typer.Option(help="The folder for everything. [default: tuned/NAME]")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds of training, about.")] = 600.0,
-    search: Annotated[int | None, typer.Option(min=1, help="Search with Optuna instead: N trials in all.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Of the search: sqlite:///FILE, or a journal file.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that search side by side.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of weights, batches and the search.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder. [default: tuned/NAME]")] = None,
+    budget: Annotated[float, typer.Option(help="Approximate seconds of training.")] = 600.0,
+    search: Annotated[int | None, typer.Option(min=1, help="Search with Optuna instead, N trials in total.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Storage of the search: sqlite:///FILE, or a journal file.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes of the search.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and the search.")] = None,
     init: Init = None,
     model: Model = None,
     data: Data = None,
@@ -82,9 +84,9 @@ def tune_experiment(
     quiet: Quiet = False,
     as_json: Json = None,
 ) -> None:
-    """Choose T, K, beta and the learning rates as the paper did by hand; the test set is not looked at.
+    """Choose T, K, beta and the learning rates as the paper did by hand, without looking at the test set.
 
-    Writes an experiment that eqprop train takes, the curves it was decided from, and the reasons. Resumable.
+    Writes an experiment for eqprop train, the curves behind each decision, and the reasons. Resumable.
     """
     check_json(as_json)
     wanted = find_experiment(experiment, preset).override(seed=seed, init=init)
@@ -95,23 +97,25 @@ def tune_experiment(
         if search is not None:
             run_search(asked, search, storage, workers)
         elif storage is not None or workers > 1:
-            raise ValueError("--storage and --workers belong to a search; say how many trials it has: --search 50.")
+            raise ValueError(
+                "--storage and --workers apply to a search only. Give its number of trials, such as --search 50."
+            )
         else:
             run_recipe(asked)
 
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """What was stopped ends the command with the shell's code for the signal, and says that nothing is lost."""
+    """On a signal, say that the results so far are kept and exit with the shell's code."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        typer.echo("\nStopped. What is done is kept; the same command goes on from there.", err=True)
+        typer.echo("\nStopped. Results so far are kept; run the same command to continue.", err=True)
         raise typer.Exit(interrupt.exit_code if isinstance(interrupt, Stopped) else 130) from interrupt
 
 
 def run_recipe(asked: Asked) -> None:
-    """The paper's recipe, its files, and the table of what was decided."""
+    """Run the paper's recipe, write its files and show its decisions."""
     from eqprop.report.figures import EXPERIMENT, write_tuned
     from eqprop.tuning.recipe import Request, tune
 
@@ -139,12 +143,12 @@ def run_recipe(asked: Asked) -> None:
 
 
 def _warn_unsettled(document: Mapping[str, Any], console: Console) -> None:
-    """The free phases of the training with the experiment's own values, where many had not settled."""
+    """Warn if many free phases of the chosen training did not settle."""
     experiment = document["experiment"]
     own = [t for t in document["trainings"] if all(t[name] == experiment[name] for name in ("T", "K", "beta"))]
     share = max((t["unsettled"] for t in own), default=0.0)
     if share >= 1.0:
-        console.print(f"warning: with these, {share:.0f} % of the free phases end before they settle.", markup=False)
+        console.print(f"warning: with these values, {share:.0f} % of the free phases do not settle.", markup=False)
 
 
 def _title(asked: Asked) -> str:
@@ -153,12 +157,12 @@ def _title(asked: Asked) -> str:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal, a line a step elsewhere; on standard error."""
+    """Report progress on standard error: a status line on a terminal, else one line per step."""
     console = Console(stderr=True, highlight=False)
     if quiet:
         yield lambda text: None
     elif console.is_terminal and not console.is_dumb_terminal:
-        with console.status("Looking") as status:
+        with console.status("Starting") as status:
             yield status.update
     else:
         said: list[str] = []
@@ -173,7 +177,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def decisions_table(document: Mapping[str, Any]) -> Table:
-    """Each decision, what the paper has, and the reason."""
+    """Each decision, the paper's value, and the reason."""
     effort, paper = document["effort"], document["paper"]
     table = Table(
         title=f"{document['name']}, seed {document['seed']}: decided in {document['seconds']:.0f} s from "
@@ -197,7 +201,7 @@ JOURNAL, DOCUMENT, EXPERIMENT = "study.journal", "search.json", "best.toml"
 
 
 def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> None:
-    """Search to the end and write the best experiment; every worker does, and writes the same."""
+    """Search to the end and write the best experiment; every worker writes the same files."""
     from eqprop.tuning.search import Search, result, work
 
     images = asked.images()
@@ -225,14 +229,14 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
-    """A worker more: the same command in a process of its own, silent."""
+    """Start another worker: the same command in a separate, quiet process."""
     words = [*_without(sys.argv[1:], ("--workers", "--threads", "--json"))]
     command = [sys.executable, "-m", "eqprop", *words, "--workers", "1", "--threads", str(threads), "--quiet"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
-    """The words of a command without these options and their values."""
+    """A command line without these options and their values."""
     kept, skip = [], False
     for word in words:
         if skip:
@@ -245,7 +249,7 @@ def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
 
 
 def _end(team: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for the other workers; where this one was stopped or failed, they are asked to stop first."""
+    """Wait for the other workers; stop them first if this one was stopped or failed."""
     if sys.exc_info()[0] is not None:
         for worker in team:
             if worker.poll() is None:
@@ -254,7 +258,7 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
         code = worker.wait()
         if code not in (0, 130, 143):
             how = f"by signal {-code}" if code < 0 else f"with code {code}"
-            print(f"A worker ended {how}; the others did its share.", file=sys.stderr)
+            print(f"A worker ended {how}; the others took over its trials.", file=sys.stderr)
 
 
 def _write(folder: Path, found: Found, asked: Asked) -> None:
@@ -272,7 +276,7 @@ def trials_table(document: Mapping[str, Any], most: int = 8) -> Table:
     states = [t["state"] for t in document["trials"]]
     effort = document["effort"]
     table = Table(
-        title=f"{document['name']}: {len(ended)} trials trained to the end, {states.count('pruned')} given up earlier; "
+        title=f"{document['name']}: {len(ended)} trials finished, {states.count('pruned')} pruned; "
         f"{effort['samples']} samples, {effort['epochs']} epochs, {effort['validation']} held out"
     )
     names = list(ended[0]["values"])
