@@ -1,1 +1,1 @@
-"""Figures, tables and pages, made from run folders alone."""
+"""Figures, tables and pages, made from run folders only."""

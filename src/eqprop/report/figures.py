@@ -1,6 +1,6 @@
-"""How every figure looks and becomes a file; error curves, and the curves a recipe was decided from.
+"""Style and files of every figure; error curves, and the curves behind a tuning recipe's decisions.
 
-matplotlib is loaded when something is drawn, never before.
+matplotlib is only loaded when something is drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too light for lines on white.
+# Okabe and Ito's palette, safe for colour blindness; without its yellow, which is too light for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
 STYLE: Any = {
@@ -45,14 +45,14 @@ STYLE: Any = {
 
 
 def styled() -> AbstractContextManager[None]:
-    """The look, for as long as something is drawn or saved; a user's own settings stay as they are."""
+    """Apply the style while drawing or saving, without changing the user's settings."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
 def drawn(function: Callable[P, Figure]) -> Callable[P, Figure]:
-    """For functions that draw a figure: they do it in this look."""
+    """Decorator: draw a figure in this style."""
 
     @wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -63,15 +63,15 @@ def drawn(function: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, size in inches, without any window or global state; its parts make room for each other."""
+    """An empty figure, size in inches, with a constrained layout and no window or global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure) -> dict[str, bytes]:
-    """The figure as PNG and PDF, by file ending. The PDF carries no date: equal figures are equal files."""
-    # The font subsetter talks about time stamps inside fonts, which is nobody's concern here.
+    """The figure as PNG and PDF, by extension. The PDF has no date, so equal figures give equal files."""
+    # The font subsetter logs irrelevant messages about time stamps in fonts.
     logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
     logging.getLogger("fontTools.ttLib").setLevel(logging.ERROR)
     out = {}
@@ -91,7 +91,7 @@ WIDTH, HEIGHT = 3.4, 2.5
 
 @dataclass(frozen=True)
 class Panel:
-    """The curves of one network under one preset: by estimator and kind of error ("test", "train")."""
+    """The curves of one network and preset, by estimator and kind of error ("test", "train")."""
 
     title: str
     curves: Mapping[tuple[str, str], Sequence[Point]]
@@ -105,7 +105,7 @@ def panel_of(run: Run) -> Panel:
 
 @drawn
 def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
-    """A panel a network: test errors as lines with a band of one deviation, train errors dashed, the paper's dotted."""
+    """One panel per network: test errors with a band of one deviation, train errors dashed, the paper's dotted."""
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = new_figure(WIDTH * columns, HEIGHT * lines + 0.3)
@@ -138,7 +138,7 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
 
 
 def _limits(panel: Panel) -> tuple[float, float]:
-    """Around the means; what is 0, or lies far below the rest, is cut off."""
+    """Axis limits around the means; zeros and values far below the rest are cut off."""
     values = [p.mean for points in panel.curves.values() for p in points if p.mean > 0]
     values += [paper.test for paper in panel.paper_results.values()]
     high = max(values, default=10.0) * 1.2
@@ -163,11 +163,11 @@ def write_figure(path: Path, files: dict[str, bytes]) -> None:
 
 DOCUMENT, EXPERIMENT, FIGURE = "tune.json", "tuned.toml", "decisions"
 LOOK_STYLES = ("-", "--")
-"""At the initial weights, at trained ones."""
+"""For initial and for trained weights."""
 
 
 def write_tuned(folder: Path, document: Mapping[str, Any], experiment_text: str) -> None:
-    """The figure and the experiment first; tune.json last, so that where it is, the rest is too."""
+    """Write the figure and the experiment first, tune.json last: if it exists, so does the rest."""
     write_figure(folder / FIGURE, save(decisions(document)))
     write_text(folder / EXPERIMENT, experiment_text)
     write_json(folder / DOCUMENT, document)
@@ -186,12 +186,12 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
     _steps(axes[1][1], shrunk, "T", experiment["T"])
     _steps(axes[1][2], shrunk, "K", experiment["K"])
-    figure.suptitle(f"{document['name']}: what T, K, beta and the learning rates were decided from")
+    figure.suptitle(f"{document['name']}: the curves behind T, K, beta and the learning rates")
     return figure
 
 
 def _first(document: Mapping[str, Any], name: str) -> int:
-    """T or K as decided from the curves, before the trainings made it smaller."""
+    """T or K as decided from the curves, before short trainings reduced it."""
     values = [t[name] for t in document["trainings"] if not t["stage"].startswith("rates")]
     return max([*values, document["experiment"][name]])
 
@@ -211,7 +211,7 @@ def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
     for look, style in zip(looks, LOOK_STYLES, strict=False):
         for (name, norms), colour in zip(look["sizes"]["norms"].items(), COLOURS * 3, strict=False):
             peak = max(norms) or 1.0
-            # In a prototypical net every other step is zero for a weight; on a logarithmic axis it has no place.
+            # In a prototypical net, every other step of a weight is zero, which a logarithmic axis cannot show.
             alive = [(t, norm / peak) for t, norm in enumerate(norms) if norm > 0.0]
             ax.plot(*zip(*alive, strict=True), style, color=colour, label=f"{name}, {look['weights']}")
     _marked(ax, K, f"K {K} at first")
@@ -249,7 +249,7 @@ def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping
 
 
 def _steps(ax: Axes, trainings: Sequence[Mapping[str, Any]], name: str, chosen: int) -> None:
-    """The lowest error at each T or K, the other being what it was at the time."""
+    """The lowest error at each T or K, over the values of the other."""
     from matplotlib.ticker import MaxNLocator
 
     best: dict[int, Mapping[str, Any]] = {}

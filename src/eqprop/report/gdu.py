@@ -1,6 +1,6 @@
 """Figures of the GDU property, and the folder of a comparison: gdu.json, traces.json, figures/.
 
-Figures are drawn from these documents alone  [fig:toy-model, RMSE, th-conv, RMSE:conv, saw_teeth].
+Figures are drawn from these documents only  [fig:toy-model, RMSE, th-conv, RMSE:conv, saw_teeth].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 LOWEST = 3e-4
-"""Where the axis of an RMSE begins."""
+"""Lower end of the RMSE axis."""
 
 
 def symbol(name: str) -> str:
@@ -37,7 +37,7 @@ def symbol(name: str) -> str:
 
 @drawn
 def processes(document: Document, traces: Document) -> Figure:
-    """Processes of a few neurons and synapses of one sample: EP dashed, BPTT solid  [fig:toy-model, th-conv]."""
+    """Processes of a few neurons and synapses for one sample: EP dashed, BPTT solid  [fig:toy-model, th-conv]."""
     columns = [traces["neurons"], traces["synapses"]]
     rows = max(len(named) for named in columns)
     figure = new_figure(7.2, 1.5 * rows + 0.9)
@@ -55,9 +55,9 @@ def processes(document: Document, traces: Document) -> Figure:
 
 @drawn
 def rmse_panels(documents: Sequence[Document]) -> Figure:
-    """RMSE layer by layer of the six fully connected nets, energy-based above, prototypical below  [RMSE].
+    """RMSE per layer of the six fully connected nets, energy-based above, prototypical below  [RMSE].
 
-    Where samples have not settled, the bars are those of the others, and an outline shows all of them.
+    If some samples have not settled, bars show the settled samples and outlines show all of them.
     """
     figure = new_figure(9.6, 5.6)
     panels = figure.subplots(2, 3, sharey=True)
@@ -72,7 +72,7 @@ def rmse_panels(documents: Sequence[Document]) -> Figure:
 
 @drawn
 def rmse_single(document: Document) -> Figure:
-    """RMSE layer by layer of one net  [RMSE:conv]."""
+    """RMSE per layer of one net  [RMSE:conv]."""
     figure = new_figure(max(3.6, 0.62 * (len(document["neurons"]) + len(document["synapses"]))), 3.3)
     ax = figure.subplots()
     _draw_bars(ax, document)
@@ -87,7 +87,7 @@ def _heading(document: Document) -> str:
 
 
 def shown_rmse(document: Document, kind: str, name: str, settled: bool = False) -> float | None:
-    """The figure that stands for a group under the document's convention, of all samples or of the settled ones."""
+    """The RMSE shown for a group under the document's convention, over all samples or the settled ones."""
     key = document["convention"]["synapses_shown"] if kind == "synapses" else "rmse"
     value: float | None = (document["settled"] if settled else document)[kind][name][key]
     return value
@@ -149,7 +149,7 @@ def _bar_legend(figure: Figure, outlined: bool) -> None:
 
     handles = [Patch(color=BLUE, label="neurons"), Patch(color=ORANGE, label="synapses")]
     if outlined:
-        handles.append(Patch(facecolor="white", edgecolor="black", label="with the samples that have not settled"))
+        handles.append(Patch(facecolor="white", edgecolor="black", label="including unsettled samples"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
 
 
@@ -157,7 +157,7 @@ DOCUMENT, TRACES, FIGURES = "gdu.json", "traces.json", "figures"
 
 
 def write_folder(folder: Path, document: dict[str, Any], traces: dict[str, Any]) -> None:
-    """Draw first, write then; gdu.json comes last, so that where it is, the rest is too."""
+    """Draw first, then write; gdu.json comes last: if it exists, so does the rest."""
     drawn = {"processes": save(processes(document, traces)), "rmse": save(rmse_single(document))}
     for name, files in drawn.items():
         write_figure(folder / FIGURES / name, files)
@@ -166,7 +166,7 @@ def write_folder(folder: Path, document: dict[str, Any], traces: dict[str, Any])
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:
-    """The document of a folder; None if there is none, or none that can be read."""
+    """The document of a folder; None if it is missing or unreadable."""
     return _read(folder / DOCUMENT)
 
 
@@ -183,7 +183,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _short(value: Any) -> Any:
-    """Numbers to six digits, which is more than a figure shows."""
+    """Round numbers to six digits, more than a figure shows."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -192,14 +192,14 @@ def _short(value: Any) -> Any:
 
 
 STEPS = 4
-"""Time steps of the graph that is drawn."""
+"""Time steps drawn in the graph."""
 SHOWN = 10
-"""Time steps of the measured processes that are drawn."""
+"""Time steps drawn of the measured processes."""
 
 
 @drawn
 def saw_teeth(prototypical: Mapping[str, Any], energy_based: Mapping[str, Any]) -> Figure:
-    """The unfolded graph of a two-layer net, and the processes of one sample of each kind of net, from their traces."""
+    """The unfolded graph of a two-layer net, and one sample's processes for each kind of net, from their traces."""
     figure = new_figure(10.0, 2.9)
     graph, saw, smooth = figure.subplots(1, 3, width_ratios=(1.35, 1.0, 1.0))
     _draw_graph(graph)
@@ -271,7 +271,7 @@ PANELS = ("EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h")
 
 
 def write_gallery(folder: Path) -> list[Path]:
-    """folder/figures/*.png and *.pdf, every figure whose numbers are there; returns the PNG files."""
+    """Draw every figure whose data exists to folder/figures/*.png and *.pdf; return the PNG files."""
     documents = {name: d for name in PROCESSES.values() if (d := read_document(folder / name))}
     traces = {name: t for name in documents if (t := read_traces(folder / name))}
     drawn = {figure: processes(documents[name], traces[name]) for figure, name in PROCESSES.items() if name in traces}

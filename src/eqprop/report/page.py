@@ -1,4 +1,4 @@
-"""One HTML file that says what came out: no network, no library, readable on a phone and on paper."""
+"""Results as one HTML file: no network access, no libraries, readable on a phone and in print."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: an estimator and whether it is the test or the train error."""
+    """A curve: an estimator and a kind of error, "test" or "train"."""
 
     estimator: str
     kind: str
@@ -38,7 +38,7 @@ class Series:
 
     @property
     def family(self) -> str:
-        """ep, bptt or rbp: what its colour goes by."""
+        """ep, bptt or rbp, which sets the colour."""
         return self.estimator.partition("-")[0]
 
     @property
@@ -64,7 +64,7 @@ class Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def ticks(self) -> list[float]:
-        """1, 2 and 5 times powers of ten within the axis."""
+        """1, 2 and 5 times powers of ten within the limits."""
         powers = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
         values = [step * 10.0**power for power in powers for step in STEPS]
         return [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
@@ -76,7 +76,7 @@ def series(run: Run) -> list[Series]:
 
 
 def axes(curves: Sequence[Series], epochs: int) -> Axes:
-    """Around the curves and their bands; an error of 0 lies at the lower edge."""
+    """Fit the axes to the curves and their bands; an error of 0 lies at the lower edge."""
     values = [v for s in curves for p in s.points for v in (p.mean, p.mean + (p.std or 0.0)) if v > 0]
     low, high = (min(values), max(values)) if values else (0.1, 10.0)
     low, high = max(low, high / 1000.0), max(high, low * 4.0)
@@ -84,7 +84,7 @@ def axes(curves: Sequence[Series], epochs: int) -> Axes:
 
 
 def _round(value: float, direction: object) -> float:
-    """To a tick, down or up."""
+    """Round to a tick, down or up."""
     power = 10.0 ** math.floor(math.log10(value))
     ladder = [power * step for step in (*STEPS, 10.0)]
     if direction is math.floor:
@@ -124,7 +124,7 @@ def _grid(frame: Axes) -> str:
 
 
 def _epoch_ticks(epochs: int) -> list[int]:
-    """About eight, the first epoch among them."""
+    """About eight ticks, including the first epoch."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if epochs / s <= 8)
     return sorted({1, *range(step, epochs + 1, step)} - ({step} if step > 1 and step <= 1 + epochs * 0.04 else set()))
 
@@ -150,7 +150,7 @@ def _band(s: Series, frame: Axes) -> str:
 
 
 def hover_data(curves: Sequence[Series], epochs: int) -> dict[str, object]:
-    """What the script needs: where each epoch is drawn, and the values there."""
+    """Data for the script: where each epoch is drawn, and the values there."""
     frame = axes(curves, epochs)
     return {
         "series": [
@@ -180,7 +180,7 @@ PAGE, CSV, LATEX, CURVES = "report.html", "table.csv", "table.tex", "curves"
 VERDICTS = {
     "yes": "reproduced",
     "no": "not reproduced",
-    "unfinished": "not at full length",
+    "unfinished": "unfinished",
     "other settings": "other settings",
     "none": "",
 }
@@ -197,10 +197,10 @@ class Written:
 
 
 def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> Written:
-    """The page; beside it the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
+    """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
-    All of it lies in the folder itself, or in another. Drawing takes longer than all the rest: where the page is only
-    brought up to date in between, it can be left for the end.
+    Writes to `out`, or to the folder itself. Drawing the curves takes most of the time: skip it with `with_curves` for
+    intermediate updates.
     """
     contents = collect(folder)
     place = out or folder
@@ -217,12 +217,12 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
 
 
 def _file_name(run: Run, folder: Path) -> str:
-    """After the folder of the run, as paper-P-1h."""
+    """Named after the run's folder, such as paper-P-1h."""
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
 def render(contents: Contents) -> str:
-    """The page as text."""
+    """The page as HTML."""
     table = rows(contents.runs)
     parts = [_head(contents), _table(table), _figures(contents.runs), _pictures(contents)]
     parts += [_settings(contents.runs), _sources(table)]
@@ -246,7 +246,7 @@ def _head(contents: Contents) -> str:
     return (
         f"<header><h1>{escape(_title(contents))}</h1>\n"
         f'<p class="soft">Equilibrium propagation and backpropagation through time, {runs}. '
-        f"Made by eqprop {__version__} from the files of the run folders.</p></header>\n"
+        f"Written by eqprop {__version__} from run folders.</p></header>\n"
     )
 
 
@@ -257,8 +257,8 @@ def _table(table: list[Row]) -> str:
     body = "".join(_rows_of_run([row for row in table if id(row.run) == run]) for run in runs)
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
-        "at the last epoch, in percent; in parentheses the running train error. A row counts as reproduced if its mean "
-        "lies within two of the paper’s standard deviations of the paper’s mean, or below.</p>"
+        "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if its mean is "
+        "at most two of the paper’s standard deviations above the paper’s mean.</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>estimator</th><th>ours</th><th>paper</th>'
         "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
         f"{body}{_literature(table)}</table></div></section>\n"
@@ -266,7 +266,7 @@ def _table(table: list[Row]) -> str:
 
 
 def _literature(table: list[Row]) -> str:
-    """What the paper found in the literature, below its rows where there are any; rows that were trained are above."""
+    """The paper's rows from the literature, if the table has any of the paper's; omits those trained here."""
     trained = {row.run.experiment.name for row in table}
     if not any(row.paper_result for row in table):
         return ""
@@ -281,7 +281,7 @@ def _literature(table: list[Row]) -> str:
 
 
 def _rows_of_run(table: list[Row]) -> str:
-    """The network once, with what is not as the paper prints it, and a row per estimator."""
+    """One row per estimator, after the network and its differences from the paper."""
     run = table[0].run
     changes = _differences(run)
     note = f'<span class="note">{escape(changes)}</span>' if changes else ""
@@ -325,9 +325,9 @@ def _figures(runs: list[Run]) -> str:
     if not shown:
         return ""
     return (
-        '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; shaded zones show '
-        "plus and minus one standard deviation. Solid: test error; dashed: running train error. Point at a figure, or "
-        "use the arrow keys, for values; a button switches its curve off.</p>"
+        '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; bands show plus '
+        "and minus one standard deviation. Solid: test error; dashed: running train error. Point at a figure, or "
+        "use the arrow keys, to see values; buttons toggle curves.</p>"
         f'<div class="figures">{"".join(shown)}</div>'
         "</section>\n"
     )

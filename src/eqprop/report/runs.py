@@ -1,4 +1,4 @@
-"""The runs below a folder, read from their files, and Table 1 from them as rows, CSV and LaTeX  [table-results]."""
+"""Reads the runs below a folder, and makes Table 1 from them as rows, CSV and LaTeX  [table-results]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eqprop.training.metrics import Line, deviation, mean, read_metrics
 from eqprop.training.plan import Described, Settings, read_description
 
 KINDS = {"test": "test_error", "train": "train_error"}
-"""The curves of an estimator and the field of the metrics each is drawn from."""
+"""Kind of curve -> field of the metrics."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read."""
+    """The content of a run folder."""
 
     folder: Path
     described: Described
@@ -61,13 +61,13 @@ class Run:
 
     @property
     def paper_results(self) -> dict[str, PaperResult]:
-        """What the paper has for this row; nothing for other data than the paper's."""
+        """The paper's results for this row; empty for other data."""
         printed = printed_experiment(self.experiment)
         return {} if printed is None or self.other_data else dict(printed.paper_results)
 
     @property
     def other_data(self) -> str | None:
-        """The name of the data, where they are not the paper's."""
+        """The name of the data, if it is not the paper's."""
         data = self.described.data
         if data.get("sha256") == MNIST_DIGEST:
             return None
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def is_papers(self) -> bool:
-        """Whether data, architecture and settings are the paper's, or those of a preset that names its changes."""
+        """Whether data, architecture and settings are exactly those of one of the paper's presets."""
         data, settings = self.described.data, self.settings
         whole = data.get("training_samples") == TRAINING_SAMPLES and not (settings.validation or settings.samples)
         preset = EXPERIMENTS.get(self.experiment.preset, {}).get(self.experiment.name)
@@ -86,7 +86,7 @@ class Run:
         return self.described.changes
 
     def curve(self, estimator: str, kind: str) -> list[Point]:
-        """Mean and deviation at every epoch, over the trials that have not diverged."""
+        """Mean and deviation per epoch, over the trials that did not diverge."""
         lost = {line["trial"] for line in self.lines if line["estimator"] == estimator and line["diverged"]}
         epochs: dict[int, list[float]] = {}
         for line in self.lines:
@@ -102,7 +102,7 @@ class Run:
         return [line for line in self.lines if line["estimator"] == estimator and line["diverged"]]
 
     def seconds(self, estimator: str) -> float:
-        """Wall time: trials side by side share theirs, trials one after the other add up."""
+        """Wall time: stacked trials share it, sequential trials add up."""
         own = [line for line in self.lines if line["estimator"] == estimator]
         by_trial = [sum(line["seconds"] for line in own if line["trial"] == t) for t in {x["trial"] for x in own}]
         return max(by_trial, default=0.0) if self.settings.stacked else sum(by_trial)
@@ -110,7 +110,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a GDU comparison, to be shown as it is."""
+    """A figure of a GDU comparison."""
 
     caption: str
     png: bytes
@@ -132,7 +132,7 @@ class Contents:
 def collect(folder: Path) -> Contents:
     """The runs and figures in a folder and below it."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or one that holds run folders.")
+        raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or a folder of run folders.")
     found = [p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name)]
     runs = sorted((read_run(path) for path in found), key=_order)
     pictures = _pictures(folder)
@@ -148,7 +148,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _order(run: Run) -> tuple[int, int, str, str]:
-    """As in the paper's table; presets in their order; a user's own behind, by name."""
+    """Sort as in the paper's table, then by preset; the user's own come last, by name."""
     names = list(PRINTED)
     place = names.index(run.experiment.name) if run.experiment.name in names else len(names)
     preset = PRESETS.index(run.experiment.preset) if run.experiment.preset in PRESETS else len(PRESETS)
@@ -160,7 +160,7 @@ def _pictures(folder: Path) -> list[Picture]:
 
 
 def _caption(path: Path, folder: Path) -> str:
-    """What is drawn, and of which comparison where gdu.json says it."""
+    """What is drawn and, if known, the name of the comparison."""
     place = path.parent.parent
     what = path.stem.replace("-", " ")
     try:
@@ -174,20 +174,20 @@ def _caption(path: Path, folder: Path) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     found = mean(values)
-    assert found is not None, "there is a value"
+    assert found is not None, "at least one value"
     return found
 
 
 Verdict = Literal["yes", "no", "unfinished", "other settings", "none"]
 WITHIN = 2.0
-"""A row counts as reproduced within so many of the paper's standard deviations of the paper's mean, or better."""
+"""A row is reproduced if it is at most this many of the paper's standard deviations above the paper's mean."""
 USUAL_STD = 0.1
-"""The deviation taken for a published error that has none: the paper's own rows have 0.04 to 0.21."""
+"""Assumed deviation of a published error without one; the paper's own rows have 0.04 to 0.21."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run and one estimator: what came out, and what the paper has."""
+    """One run and one estimator: our result and the paper's."""
 
     run: Run
     estimator: str
@@ -198,7 +198,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the paper's number was reached, by full training under a preset as it is."""
+        """Whether full training with an unchanged preset reached the paper's number."""
         if self.paper_result is None:
             return "none"
         if self.test is None or self.test.epoch < self.run.experiment.epochs:
@@ -209,7 +209,7 @@ class Row:
 
 
 def reproduced(test_error: float, paper: PaperResult) -> bool:
-    """Whether a mean test error in percent lies within two of the paper's deviations of the paper's mean, or below."""
+    """Whether a mean test error in percent is at most two of the paper's deviations above the paper's mean."""
     deviation = USUAL_STD if paper.test_std is None else paper.test_std
     return test_error <= paper.test + WITHIN * deviation
 
@@ -282,7 +282,7 @@ def to_csv(table: list[Row]) -> str:
 
 
 def to_latex(table: list[Row]) -> str:
-    """A table in the form of the paper's: test mean and deviation, train error in parentheses."""
+    """A table like the paper's: test mean and deviation, train error in parentheses."""
     lines = [
         r"\begin{tabular}{@{}llccccccc@{}} \toprule",
         r"& & \multicolumn{2}{c}{ours (error \%)} & \multicolumn{2}{c}{paper (error \%)} & $T$ & $K$ & Epochs \\",
