@@ -35,10 +35,10 @@
       for (const s of visible) {
         const p = s.points.find((q) => q.epoch === epoch);
         if (!p) continue;
-        const method = s.key.split("-")[0];
-        marker.append(make("circle", { cx: p.x, cy: p.y, r: 4, class: method }));
+        const family = s.key.split("-")[0];
+        marker.append(make("circle", { cx: p.x, cy: p.y, r: 4, class: family }));
         const row = document.createElement("span");
-        row.className = method;
+        row.className = family;
         const spread = p.std === null ? "" : ` ± ${p.std.toFixed(2)}`;
         row.textContent = `${s.label} ${p.mean.toFixed(2)}${spread} %`;
         rows.push(row);
