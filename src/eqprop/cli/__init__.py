@@ -1,4 +1,4 @@
-"""The command line: one library call a command, one module a group of commands."""
+"""The command line: one library call per command, one module per group of commands."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Equilibrium propagation against backprop through time: check gradients, train, reproduce the paper."""
 
 
 EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
-"""What bad input, a bad file or a diverging state raises; anything else is a defect and keeps its traceback."""
+"""Raised by bad input, a bad file or a diverging state; anything else is a bug and keeps its traceback."""
 
 
 COMMANDS = ("list", "train", "resume", "evaluate", "demo", "gdu", "report", "tune", "reproduce")
@@ -42,7 +44,7 @@ COMMANDS = ("list", "train", "resume", "evaluate", "demo", "gdu", "report", "tun
 
 
 def load_commands(words: Sequence[str] = ()) -> typer.Typer:
-    """The application with the command these words begin with; with every command if they begin with none.
+    """The application with the command that these words name, or with every command if they name none.
 
     Only that command's module is imported, so that `eqprop --version` and `eqprop gdu` start quickly.
     """
@@ -53,7 +55,7 @@ def load_commands(words: Sequence[str] = ()) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; a foreseen error becomes one message on standard error and exit code 2."""
+    """Run the command line; an expected error becomes one message on standard error and exit code 2."""
     try:
         load_commands(sys.argv[1:])()
     except EXPECTED_ERRORS as error:

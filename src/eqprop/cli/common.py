@@ -1,4 +1,4 @@
-"""What several commands share: options and their values, results as tables and JSON, ending after a signal."""
+"""Shared by commands: options, results as tables and JSON, and exit codes after a signal."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
 Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="Threads of the CPU.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
 Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
-Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Builds your own network from a seed.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it runs.")]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON; - alone on stdout.")]
+Model = Annotated[
+    str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network from a seed.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+Json = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; - for stdout, and nothing else there."),
+]
 
 
 def with_options(*kinds: type, left_out: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every field of these dataclasses that has a help text; it gets them by name.
+    """Add an option to a command for every field of these dataclasses that has a help text.
 
-    An option that is not given is None, and leaves the field as the experiment has it.
+    An option that is not given is None, and keeps the experiment's value.
     """
     made = [p for kind in kinds for p in _options_of(kind) if p.name not in left_out]
 
@@ -66,7 +71,7 @@ def _options_of(kind: type) -> Iterator[inspect.Parameter]:
     types = get_type_hints(kind)
     for f in fields(kind):
         if "help" in f.metadata:
-            # Choices are checked by the dataclass, which says what is known; here they are words.
+            # The dataclass checks choices and lists the valid ones; here they are plain strings.
             bare = {k for k in (get_args(types[f.name]) or (types[f.name],)) if k in (int, float, bool)}
             annotation = (bare.pop() if bare else str) | None
             # typer would write --evaluation-t.
@@ -110,7 +115,7 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def factory(where: str | None) -> Callable[[int], Dynamics] | None:
-    """The function of --model, which builds a network from a seed."""
+    """Load the function of --model, which builds a network from a seed."""
     return None if where is None else load_function(where)
 
 
@@ -127,16 +132,18 @@ def load_function(where: str) -> Callable[..., Any]:
     if callable(found):
         return cast("Callable[..., Any]", found)
     there = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-    what = unknown("function", name, there) if there else f"There is no function {name!r}, nor any other."
+    what = (
+        unknown("function", name, there) if there else f"There is no function {name!r}; no functions are defined there."
+    )
     raise ValueError(f"{source}: {what}")
 
 
 def _module(source: str) -> ModuleType:
-    """A module by name, or a file as one; files beside it can be imported by it, as when it is run itself."""
+    """Import a module by name or file. A file can import its neighbours, as if it were run as a script."""
     if not source.endswith(".py"):
         return importlib.import_module(source)
     path = Path(source).resolve()
-    # A name of its own: a file called random.py must not take the place of the standard library's.
+    # A prefix, so that a file called random.py does not replace the standard library's.
     name = f"eqprop_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -150,7 +157,7 @@ def _module(source: str) -> ModuleType:
 
 @contextmanager
 def own_code(where: str) -> Iterator[None]:
-    """Turn an error from the user's FILE.py:FUNCTION into one message that says where; one of eqprop's own stays."""
+    """Turn an error in the user's FILE.py:FUNCTION into one message with its line; keep eqprop's own errors."""
     path = Path(where.rpartition(":")[0])
     try:
         yield
@@ -164,7 +171,7 @@ def own_code(where: str) -> Iterator[None]:
 
 
 def watcher(quiet: bool) -> Watch:
-    """A live display on a terminal, lines of text elsewhere, on standard error; TensorBoard events where installed."""
+    """Report on standard error: live on a terminal, else as lines; also to TensorBoard, if installed."""
     from eqprop.training.watch import Events, Lines, Several
 
     if quiet:
@@ -179,19 +186,21 @@ def watcher(quiet: bool) -> Watch:
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """A run that was stopped ends the command with the shell's code for the signal."""
+    """Exit with the shell's code for the signal when a run is stopped."""
     from eqprop.training import Stopped
 
     try:
         yield
     except Stopped as stopped:
-        # It is saved; more of the same key must not disturb the way out.
+        # The run is saved; another Ctrl-C must not disturb the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         typer.echo(f"\n{stopped}", err=True)
         raise typer.Exit(stopped.exit_code) from stopped
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        typer.echo("\nInterrupted. The last checkpoint, if there was one, is whole: eqprop resume FOLDER.", err=True)
+        typer.echo(
+            "\nInterrupted. Continue from the last checkpoint, if there is one, with: eqprop resume FOLDER", err=True
+        )
         raise typer.Exit(130) from interrupt
 
 
@@ -215,7 +224,7 @@ def check_out(out: Path | None) -> None:
 
 
 def give_json(content: object, where: str | None) -> None:
-    """To a file, or alone on standard output with "-"."""
+    """Write JSON to a file, or to standard output for "-"."""
     text = json.dumps(content, indent=2)
     if where == "-":
         typer.echo(text)
@@ -239,10 +248,12 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 
 
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
-    """The result as a small table, with what the paper reports beside it."""
+    """Show the result as a small table, next to the paper's."""
     from eqprop.report.runs import read_run
 
-    table = Table(title=f"{summary['name']} ({summary['preset']}), {summary['engine']} on {summary['device']}")
+    table = Table(
+        title=f"{summary['name']} ({summary['preset']}), engine {summary['engine']}, device {summary['device']}"
+    )
     for heading in ("estimator", "test error", "train error", "paper: test", "paper: train"):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")
     paper_results = read_run(folder).paper_results
@@ -260,7 +271,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     for estimator, result in summary["estimators"].items():
         stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
         if stopped:
-            console.print(f"{estimator}: trial {', '.join(stopped)} diverged and is not in the mean.")
+            console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
     console.print(f"Run folder: {folder}", highlight=False, soft_wrap=True)
 
 
@@ -283,7 +294,7 @@ def bars() -> Bars:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """A bar for one comparison; the function given is told the fraction done."""
+    """A bar for one comparison; call the yielded function with the fraction done."""
     with bars() as progress:
         task = progress.add_task(name, total=1.0)
         yield lambda fraction: progress.update(task, completed=fraction)

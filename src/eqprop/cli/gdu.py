@@ -260,7 +260,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_metrics(document))
     console.print(_budget(document))
     console.print(Text(_jacobian(document)))
-    if "release" in document:  # a document of an earlier version has none
+    if "release" in document:  # absent in documents of earlier versions
         console.print(Text(str(Release(**document["release"]))))
     if document.get("concentration"):
         console.print(Text(str(Concentration(**document["concentration"]))))
@@ -279,7 +279,7 @@ def _heading(d: Mapping[str, Any]) -> str:
 
 
 def _training(trained: Mapping[str, Any]) -> str:
-    n = trained.get("epochs")  # a document of an earlier version has none
+    n = trained.get("epochs")  # absent in documents of earlier versions
     by = trained.get("estimator", trained.get("method"))
     long = "" if n is None else f" for {n} epoch{'s' if n != 1 else ''}"
     return f", trained by {by}{long}, trial {trained['trial']}"
@@ -295,7 +295,7 @@ def _settling(d: Mapping[str, Any]) -> str:
 def _metrics(d: Mapping[str, Any]) -> Table:
     title = "EP's updates against BPTT's gradients"
     if d["settled"]:
-        title += " (settled: the RMSE of the settled samples alone)"
+        title += " (settled: RMSE over the settled samples only)"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("group")
     settled = d["settled"]
@@ -312,7 +312,7 @@ def _metrics(d: Mapping[str, Any]) -> Table:
 
 
 def _budget(d: Mapping[str, Any]) -> Table:
-    title = "Error budget: parts of the RMSE (means over groups; together no less than it)"
+    title = "Error budget: parts of the RMSE (means over groups; their sum bounds it)"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("")
     for heading in ("RMSE", *PARTS):
