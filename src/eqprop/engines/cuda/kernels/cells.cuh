@@ -52,7 +52,7 @@ template <bool OF_OUTPUTS> struct Cells {
   __device__ __forceinline__ float4 &rates() { return s; }
 #endif
 #if METHOD == 1
-  float4 told;                                   // backward pass: the sum of the errors
+  float4 sent;                                   // backward pass: the sum of the errors
 #endif
   static constexpr bool with_slope = OUTPUT_SLOPE || !OF_OUTPUTS;
 
@@ -113,7 +113,7 @@ template <bool OF_OUTPUTS> struct Cells {
   // Backward pass: `base` holds the gradient of the state (nabla), `s` the state after the step.
   __device__ __forceinline__ void turn_back(const Spot &spot) {
     base = OF_OUTPUTS ? spot.only_real(s - target) : zero4();
-    told = zero4();
+    sent = zero4();
   }
   // The error of step t; the part that passes the clip stays in `base`.
   __device__ __forceinline__ float4 error(const Spot &spot, int t) {
@@ -130,7 +130,7 @@ template <bool OF_OUTPUTS> struct Cells {
 #endif
     e = spot.only_real(e);
     spot.store(a.errors[spot.n], t, e);
-    told = told + e;
+    sent = sent + e;
     return e;
   }
   __device__ __forceinline__ void go_back(const Spot &spot, int t, float4 coupled) {
@@ -155,7 +155,7 @@ template <bool OF_OUTPUTS> struct Cells {
     spot.store(spot.a.t[spot.n], 0, s);
     const float4 u = (-1.0f / job.beta) * (spot.only_real(rates()) - spot.load(spot.a.rates[spot.n], 0));
 #else
-    const float4 u = told;
+    const float4 u = sent;
 #endif
     report(spot, course.it, map4([](float p, float q) { return finite(p + q) ? 0.f : __int_as_float(0x7fc00000); }, u, spot.only_real(s)));
     if (OF_OUTPUTS || spot.n < DEPTH - 1) return;

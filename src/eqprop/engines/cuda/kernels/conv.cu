@@ -24,12 +24,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
 
   float total[UNITS], z[16], h0[4], bias[2];
   unsigned lost[UNITS / 2], zlost[8], seen[2];
-  Told told;
+  Sent sent;
   see(a, memory, seat, live, sample, r, total, seen);
 #pragma unroll
-  for (int i = 0; i < UNITS; i++) told.h1[i] = 0.f, lost[i / 2] = 0;
+  for (int i = 0; i < UNITS; i++) sent.h1[i] = 0.f, lost[i / 2] = 0;
 #pragma unroll
-  for (int i = 0; i < 16; i++) z[i] = told.u[i] = 0.f, zlost[i / 2] = 0;
+  for (int i = 0; i < 16; i++) z[i] = sent.u[i] = 0.f, zlost[i / 2] = 0;
 #pragma unroll
   for (int u = 0; u < 4; u++) h0[u] = 0.f;
   float4 *weights = (float4 *)(a.gfc + (size_t)cell * NO * WIDE) + tid;
@@ -71,12 +71,12 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
   Care care = free_care();
 #pragma unroll 1
   for (int t = 0;; t++) {
-    if (bits & MOVED) hear(memory, seat, told, bits, STATE_SCALE, care, z, zlost, h1);
+    if (bits & MOVED) hear(memory, seat, sent, bits, STATE_SCALE, care, z, zlost, h1);
     float value[4];
     where = pool(z, value);
     if (!METHOD && t == T + K) break;
     if (!METHOD && t == T) {
-      absorb(told, h1_now, h0, where);
+      absorb(sent, h1_now, h0, where);
       care = nudged_care();
     }
     if (t == T) {
@@ -113,7 +113,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     const bool looks = t == T, all = t >= free_steps || !a.alternating;
     const bool even = all || !((free_steps - 1 - t) & 1), odd = all || !even;
     // The output and h1 use the current h0, then h0 moves.
-    int tells = even ? tell_u(memory, seat, told, STATE_SCALE, care, h0, where) : 0;
+    int tells = even ? tell_u(memory, seat, sent, STATE_SCALE, care, h0, where) : 0;
     clear_borders(memory);
     read_out(m, seat, w, h0);
     const float before[4] = {h0[0], h0[1], h0[2], h0[3]};
@@ -152,7 +152,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     }
     bits = 0;
     if (even) {
-      if (tells & MOVED) feel(memory, seat, told, tells, STATE_SCALE, care, total, lost, before, where);
+      if (tells & MOVED) feel(memory, seat, sent, tells, STATE_SCALE, care, total, lost, before, where);
       started = true;
     }
     fetch(w, weights);                           // for the next step, hidden behind what follows
@@ -163,9 +163,9 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
       }
       if (looks) {
 #pragma unroll
-        for (int i = 0; i < UNITS; i++) residual = worse(residual, fabsf(h1(i) - told.h1[i]));
+        for (int i = 0; i < UNITS; i++) residual = worse(residual, fabsf(h1(i) - sent.h1[i]));
       }
-      bits = tell_h1(memory, seat, told, STATE_SCALE, care, h1);
+      bits = tell_h1(memory, seat, sent, STATE_SCALE, care, h1);
     }
     bits = __reduce_or_sync(~0u, bits);
     if (seat.lane == 0) m.heard[4 * seat.group + seat.warp] = bits;
@@ -205,15 +205,15 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     leave_h(pairs + (size_t)t * PAIR_BYTES, seat, 1, [&](int i) { return total[i]; });
     if (t == 0) break;
 #pragma unroll
-    for (int i = 0; i < UNITS; i++) told.h1[i] = 0.f, lost[i / 2] = 0;
+    for (int i = 0; i < UNITS; i++) sent.h1[i] = 0.f, lost[i / 2] = 0;
 #pragma unroll
-    for (int i = 0; i < 16; i++) z[i] = told.u[i] = 0.f, zlost[i / 2] = 0;
-    tell_h1(memory, seat, told, ERROR_SCALE, nudged_care(), [&](int i) { return total[i]; });
+    for (int i = 0; i < 16; i++) z[i] = sent.u[i] = 0.f, zlost[i / 2] = 0;
+    tell_h1(memory, seat, sent, ERROR_SCALE, nudged_care(), [&](int i) { return total[i]; });
     show_to_products();
     __syncthreads();
     fetch(w, weights);
-    hear(memory, seat, told, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), z, zlost, [&](int i) { return total[i]; });
-    tell_u(memory, seat, told, ERROR_SCALE, nudged_care(), h0, where);
+    hear(memory, seat, sent, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), z, zlost, [&](int i) { return total[i]; });
+    tell_u(memory, seat, sent, ERROR_SCALE, nudged_care(), h0, where);
     clear_borders(memory);
     read_out(m, seat, w, h0);
     show_to_products();
@@ -228,7 +228,7 @@ extern "C" __global__ __launch_bounds__(THREADS, 1) void relax(Args a, int offse
     }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) total[i] = 0.f;
-    feel(memory, seat, told, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), total, lost, h0, where);
+    feel(memory, seat, sent, MOVED | LOW | REST | FAR, ERROR_SCALE, nudged_care(), total, lost, h0, where);
 #pragma unroll
     for (int u = 0; u < 4; u++) h0[u] = next[u];
   }

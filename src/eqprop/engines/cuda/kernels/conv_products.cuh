@@ -23,17 +23,17 @@ struct Care { float tell, low, rest; };
 __device__ __forceinline__ Care free_care() { return {STILL, 6.103515625e-5f, 9.765625e-4f}; }          // 2^-14, 2^-10
 __device__ __forceinline__ Care nudged_care() { return {0.f, 7.62939453125e-6f, 1.220703125e-4f}; }     // 2^-17, 2^-13
 
-struct Told { float h1[UNITS], u[16]; };         // u: the four places of each unit
+struct Sent { float h1[UNITS], u[16]; };         // u: the four places of each unit
 
 // One number: the half to send, from the value and what has been sent so far.
 struct Telling {
   float most = 0.f;
   unsigned any = 0;
-  __device__ __forceinline__ unsigned short tell(float v, float &told, float scale, const Care &care) {
-    float d = v - told;
+  __device__ __forceinline__ unsigned short tell(float v, float &sent, float scale, const Care &care) {
+    float d = v - sent;
     d = fabsf(d) <= care.tell ? 0.f : d;
     const unsigned short h = half_of(d * scale);
-    told = fmaf(float_of(h), 1.0f / scale, told);
+    sent = fmaf(float_of(h), 1.0f / scale, sent);
     any |= h;
     most = fmaxf(most, fabsf(d));
     return h;
@@ -46,18 +46,18 @@ struct Telling {
 
 // Write the changes of h1 and record them; returns what the products have to do.
 template <class Value>
-__device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care, Value value) {
+__device__ __forceinline__ int tell_h1(unsigned char *memory, const Seat &seat, Sent &sent, float scale, const Care &care, Value value) {
   Telling telling;
   unsigned char *to = memory + MAP1 + (seat.row >> 3) * GROUP1 + seat.place(0) * 16 + (seat.row & 7) * 2;
 #pragma unroll
   for (int i = 0; i < UNITS; i++)
     if (i < 16 || seat.tiles == 5)
-      *(unsigned short *)(to + i / 4 * 128 + (i >> 1 & 1) * GROUP1 + (i & 1) * 16) = telling.tell(value(i), told.h1[i], scale, care);
+      *(unsigned short *)(to + i / 4 * 128 + (i >> 1 & 1) * GROUP1 + (i & 1) * 16) = telling.tell(value(i), sent.h1[i], scale, care);
   return telling.bits(care);
 }
 
 // The same for the unpooled h0: `where` holds two bits per unit, the place of its maximum.
-__device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Told &told, float scale, const Care &care,
+__device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, Sent &sent, float scale, const Care &care,
                                       const float (&h0)[4], unsigned where) {
   Telling telling;
   unsigned char *to = memory + MAPU + 2 * seat.warp * GROUPU + (FRONT + 48 * seat.group + 2 * seat.c) * 16 + (seat.lane >> 2) * 2;
@@ -66,7 +66,7 @@ __device__ __forceinline__ int tell_u(unsigned char *memory, const Seat &seat, T
     const int u = i / 4, k = i % 4;
     const float v = (where >> (2 * u) & 3) == k ? h0[u] : 0.f;
     *(unsigned short *)(to + (u >> 1) * GROUPU + ((u & 1) * 24 + (k >> 1) * 12 + (k & 1)) * 16) =
-        telling.tell(v, told.u[i], scale, care);
+        telling.tell(v, sent.u[i], scale, care);
   }
   return telling.bits(care);
 }
@@ -89,7 +89,7 @@ struct Columns {
 
 // f += the convolution.
 __device__ __forceinline__ void convolve(float (&f)[32], unsigned base, int group, Columns columns) {
-  const Operand filters(base + group * 2048, 128, 1024), told(base + MAP1 + group * 2 * GROUP1, 192, GROUP1);
+  const Operand filters(base + group * 2048, 128, 1024), sent(base + MAP1 + group * 2 * GROUP1, 192, GROUP1);
   hold(f);
   products_begin();
 #pragma unroll 1
@@ -98,7 +98,7 @@ __device__ __forceinline__ void convolve(float (&f)[32], unsigned base, int grou
 #pragma unroll
     for (int slot = 0; slot < 5; slot++) {
       const int dy = slot == 1 ? 2 : slot == 2 ? 1 : slot;
-      products_64(f, filters.by(a + slot * (TAP_BYTES / 16)), told.by(b + dy * 12));
+      products_64(f, filters.by(a + slot * (TAP_BYTES / 16)), sent.by(b + dy * 12));
     }
   }
   products_end();
@@ -129,7 +129,7 @@ __device__ __forceinline__ void join_halves(unsigned char *memory, const Seat &s
 struct Sums { float pairs[28], last[24]; };
 
 __device__ __forceinline__ void transpose(Sums &s, unsigned base, const Seat &seat, Columns columns) {
-  const Operand filters(base, 1024, 128), told(base + MAPU + (FRONT + seat.group * 56) * 16, 128, GROUPU);
+  const Operand filters(base, 1024, 128), sent(base + MAPU + (FRONT + seat.group * 56) * 16, 128, GROUPU);
   const Operand told_last(base + MAPU + (FRONT + seat.group * 48) * 16, 128, GROUPU);
   hold(s.pairs);
   hold(s.last);
@@ -140,9 +140,9 @@ __device__ __forceinline__ void transpose(Sums &s, unsigned base, const Seat &se
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       const int filter = a + 16 * k, from = b + k * (GROUPU / 8);
-      products_56(s.pairs, filters.by(filter), told.by(from));
+      products_56(s.pairs, filters.by(filter), sent.by(from));
       products_48(s.last, filters.by(filter + TAP_BYTES / 4), told_last.by(from));
-      products_56(s.pairs, filters.by(filter + TAP_BYTES / 8), told.by(from - 12));
+      products_56(s.pairs, filters.by(filter + TAP_BYTES / 8), sent.by(from - 12));
     }
   }
   products_end();

@@ -32,7 +32,7 @@ __device__ __forceinline__ int round_of(int silent) { return silent - (1 << (31 
 // z += W01 * (change of h1). Sums of large numbers are kept short, one column of taps each; what halves could not hold is sent
 // in a second round.
 template <class Value>
-__device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
+__device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, Sent &sent, int bits, float scale, const Care &care,
                                      float (&z)[16], unsigned (&lost)[8], Value value) {
   const unsigned base = shared_address(memory);
   float sum[32], joined[16];
@@ -42,7 +42,7 @@ __device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, To
   for (int round = 0; round < (bits & REST ? 2 : 1); round++) {
     if (round) {
       __syncthreads();
-      tell_h1(memory, seat, told, scale, care, value);
+      tell_h1(memory, seat, sent, scale, care, value);
       show_to_products();
       __syncthreads();
     }
@@ -64,7 +64,7 @@ __device__ __forceinline__ void hear(unsigned char *memory, const Seat &seat, To
 }
 
 // total += W01^T (change of the unpooled h0), likewise.
-__device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Told &told, int bits, float scale, const Care &care,
+__device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, Sent &sent, int bits, float scale, const Care &care,
                                      float (&total)[UNITS], unsigned (&lost)[UNITS / 2], const float (&h0)[4], unsigned where) {
   const unsigned base = shared_address(memory);
   float pairs[28];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, To
   for (int round = 0; round < (bits & REST ? 2 : 1); round++) {
     if (round) {
       __syncthreads();
-      tell_u(memory, seat, told, scale, care, h0, where);
+      tell_u(memory, seat, sent, scale, care, h0, where);
       show_to_products();
       __syncthreads();
     }
@@ -101,16 +101,16 @@ __device__ __forceinline__ void feel(unsigned char *memory, const Seat &seat, To
 
 // Changes too small to be sent are never sent in the nudged phase, where they would be mistaken for the nudge's effect.
 template <class Value>
-__device__ __forceinline__ void absorb(Told &told, Value h1, const float (&h0)[4], unsigned where) {
+__device__ __forceinline__ void absorb(Sent &sent, Value h1, const float (&h0)[4], unsigned where) {
 #pragma unroll
   for (int i = 0; i < UNITS; i++) {
     const float v = h1(i);
-    if (fabsf(v - told.h1[i]) <= STILL) told.h1[i] = v;
+    if (fabsf(v - sent.h1[i]) <= STILL) sent.h1[i] = v;
   }
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const float v = (where >> (i / 4 * 2) & 3) == i % 4 ? h0[i / 4] : 0.f;
-    if (fabsf(v - told.u[i]) <= STILL) told.u[i] = v;
+    if (fabsf(v - sent.u[i]) <= STILL) sent.u[i] = v;
   }
 }
 

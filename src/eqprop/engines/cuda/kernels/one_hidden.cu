@@ -50,7 +50,7 @@ __device__ __forceinline__ float4 from_outputs(const float4 (&w)[NO], const floa
 // Compile-time flags of a step, and one runtime flag.
 struct Yes { static constexpr bool v = true; };
 struct No { static constexpr bool v = false; };
-struct Told { bool v; };
+struct Sent { bool v; };
 
 __device__ __forceinline__ float4 fma4(float4 a, float4 v, float4 c) {
   return make_float4(fmaf(a.x, v.x, c.x), fmaf(a.y, v.y, c.y), fmaf(a.z, v.z, c.z), fmaf(a.w, v.w, c.w));
@@ -156,7 +156,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   int t = 0, at = 0;
   for (; t < free_steps; t++, at ^= 1) {
     bool outputs_turn = ((free_steps - 1 - t) & 1) == 0;
-    bool still = job.alternating ? step(at, No{}, Told{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
+    bool still = job.alternating ? step(at, No{}, Sent{outputs_turn != hides}, No{}) : step(at, No{}, Yes{}, No{});
     // A half-step moves half of the net: an alternating phase may end after two half-steps without a change.
     if (job.stop && (t & 7) >= 6) {
       const bool all = __syncthreads_and(still);
