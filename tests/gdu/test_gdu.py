@@ -344,10 +344,12 @@ def test_the_concentration_is_that_of_the_gradients_of_single_samples(name: str)
     assert found.few == pytest.approx(max(squares) / sum(squares), rel=1e-9)
     if name == "chains":
         assert found.unsettled == pytest.approx(squares[0] / sum(squares), rel=1e-9)
-        assert f"unsettled samples make {100 * found.unsettled:.0f} %, the largest sample makes" in str(found)
+        assert f"unsettled samples contribute {100 * found.unsettled:.0f} % and the largest sample contributes" in str(
+            found
+        )
     else:
         assert found.unsettled == 0.0
-        assert str(found).startswith("Of the sum of the squared updates the largest sample makes")
+        assert str(found).startswith("Of the squared updates, the largest sample contributes")
 
 
 def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_concentration() -> None:
@@ -356,7 +358,7 @@ def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_conc
     many = gdu.compare(model, COST, x.repeat(50, 1), y.repeat(50, 1), 100, K, BETA, Options(shown=0)).concentration
     assert many is not None
     assert many.counted == -(-50 * len(x) // 100)
-    assert f"the largest {many.counted} samples make" in str(many)
+    assert f"the largest {many.counted} samples contribute" in str(many)
     rests = gdu.compare(two_rests(), COST, torch.ones(2, 1, dtype=F64), torch.zeros(2, 1, dtype=F64), 50, K, BETA)
     assert rests.concentration is None
     assert rests.to_dict()["concentration"] is None
@@ -403,10 +405,10 @@ def test_samples_that_a_nudge_tips_over_are_counted() -> None:
     # From the steady state of one sign to that of the other, with the same input.
     other = relax(model, x[:1], 200, (-rests[:1],)).state[0]
     assert strong.farthest == pytest.approx(float((rests[:1] - other).abs().max()), rel=1e-3)
-    assert "2 of 3 samples do not come back (a neuron is away by up to 1.9e+00)" in str(strong)
+    assert "2 of 3 samples do not return (neurons are off by up to 1.9e+00)" in str(strong)
     weak = gdu.compare(model, COST, x, y, 200, K, BETA)
     assert (weak.release.tipped, weak.release.farthest) == (0, 0.0)
-    assert "Released by the nudge, all samples come back." in str(weak)
+    assert "After the nudge all samples return to their steady states." in str(weak)
     assert weak.to_dict()["release"] == {"samples": 3, "tipped": 0, "farthest": 0.0}
 
 

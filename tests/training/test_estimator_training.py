@@ -280,7 +280,7 @@ ENERGY_BASED = replace(
         (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
         ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
         (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the radius of a circle"),
-        (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected how many points"),
+        (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected the number of points"),
         (
             SMALL,
             {"estimator": "symetric"},
@@ -289,12 +289,12 @@ ENERGY_BASED = replace(
         (
             SMALL,
             {"estimator": "continual", "optimizer": "Adam"},
-            "as SGD without options does; the optimizer is Adam. Leave",
+            "The optimizer is Adam, but continual EP.*like SGD without options. Omit the optimizer",
         ),
         (
             SMALL,
             {"estimator": "continual", "optimizer_options": {"momentum": 0.9}},
-            "the optimizer is SGD with momentum=0.9",
+            "The optimizer is SGD with momentum=0.9",
         ),
         (SMALL, {"estimator": "symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
         (

@@ -344,7 +344,7 @@ def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: 
     errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
     assert errors[0] != errors[1]
     assert all(e[-1] < 70 for e in errors), "it learns"
-    with pytest.raises(ValueError, match="was not given. Pass model=function"):
+    with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
         load(tmp_path / "own")
     found = load(tmp_path / "own", trial=1, model=own_network)
     assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
@@ -477,7 +477,7 @@ def test_free_phases_that_do_not_settle_are_warned_about_once_an_epoch(tmp_path:
         ({"batch": 401}, "mini-batch of 401"),
         ({"device": "nonsense"}, "nonsense"),
         ({"optimizer_options": {"momentun": 1}}, "does not take the options"),
-        ({"learning_rates": {"W99": 1.0}}, "names no parameter"),
+        ({"learning_rates": {"W99": 1.0}}, "for no known parameter"),
         ({"checkpoint_every": 0.0}, "checkpoint_every"),
         ({"architecture": LayeredNet((10, 24, 100))}, "784 pixels"),
         ({"architecture": LayeredNet((7, 24, 784))}, "7 outputs"),

@@ -157,7 +157,7 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
     whole = read_toml(tmp_path / "whole.toml")
     assert whole.architecture == OwnNet("mine")
     assert whole.rates(["anything"]) == {"anything": 0.01}
-    with pytest.raises(ValueError, match="was not given. Pass model=function"):
+    with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
         whole.build(0)
 
 
@@ -170,7 +170,7 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
         ('base = "P-1h"\nepoch = 3', "Unknown field 'epoch'.*Did you mean 'epochs'"),
         ('base = "P-1h"\n[architecture]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
         ('base = "P-1h"\n[architecture]\nkind = "layred"', "Did you mean 'layered'"),
-        ('base = "P-1h"\nT = 2.5', "T is 2.5; expected a whole number"),
+        ('base = "P-1h"\nT = 2.5', "T is 2.5; expected an integer"),
         ('base = "P-1h"\nbeta = 0.0', "beta=0"),
         ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
         ('base = "P-1h"\n[learning_rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
@@ -191,7 +191,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         named_experiment("P-1h", "papr")
     with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
         named_experiment("P-1h", "tuned")
-    with pytest.raises(ValueError, match="names no parameter.*Did you mean 'W01'"):
+    with pytest.raises(ValueError, match="for no known parameter.*Did you mean 'W01'"):
         PAPER["P-1h"].override(learning_rates={"W001": 1.0}).rates(["W01", "W12"])
     with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
         find_experiment("missing.toml")

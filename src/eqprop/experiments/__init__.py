@@ -1,1 +1,1 @@
-"""Experiments as data: the paper's tables of hyper-parameters as frozen experiments, and a user's own from TOML."""
+"""Experiments as data: the paper's tables of hyper-parameters, and custom experiments from TOML."""

@@ -1,4 +1,4 @@
-"""What is trained, as data: each description builds its network from a seed."""
+"""Network architectures as data; each builds its network from a seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from eqprop.state import LayerParameters
 
 InitName = Literal["glorot", "default"]
 Factory = Callable[[int], Dynamics]
-"""A user's own network from a seed."""
+"""Builds a custom network from a seed."""
 
 
 @dataclass(frozen=True)
 class LayeredNet:
-    """A fully connected layered net (see `eqprop.models.Layered`); sizes from the output to the input."""
+    """A fully connected layered net (see `eqprop.models.Layered`); sizes go from the output to the input."""
 
     sizes: tuple[int, ...] = (10, 512, 784)
     setting: Literal["energy-based", "prototypical"] = "prototypical"
@@ -34,7 +34,7 @@ class LayeredNet:
 
     @property
     def layers(self) -> tuple[LayerParameters, ...]:
-        """The parameters of each layer by name, output first."""
+        """The names of each layer's parameters, output first."""
         return layered_parameters(len(self.sizes) - 1, self.bias)
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
@@ -52,9 +52,9 @@ class LayeredNet:
         )
 
     def without_output(self) -> LayeredNet:
-        """The same without the output layer, whose place a readout takes."""
+        """The same net without the output layer, which a readout replaces."""
         if len(self.sizes) < 3:
-            raise ValueError(f"A net of sizes {self.sizes} has no hidden layer for a readout to look at.")
+            raise ValueError(f"A net of sizes {self.sizes} has no hidden layer to read; expected at least three sizes.")
         return replace(self, sizes=self.sizes[1:])
 
     def __str__(self) -> str:
@@ -104,9 +104,9 @@ class ConvolutionalNet:
 
 @dataclass(frozen=True)
 class OwnNet:
-    """A network of the user's own. Only its name is data; the function that builds it is passed beside the experiment.
+    """A custom network. Only its name is data; the function that builds it is passed alongside the experiment.
 
-    A run folder therefore never names code to be executed: whoever opens it says again which function to call.
+    A run folder therefore never names code to execute: whoever opens it must pass the function again.
     """
 
     source: str = "own"
@@ -116,12 +116,12 @@ class OwnNet:
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         raise ValueError(
-            f"The experiment describes a network of your own ({self.source}), and the function that builds it was not "
-            "given. Pass model=function in Python, or --model FILE.py:FUNCTION on the command line."
+            f"The experiment uses a custom network ({self.source}), but got no function that builds it. Pass "
+            "model=function in Python, or --model FILE.py:FUNCTION on the command line."
         )
 
     def without_output(self) -> OwnNet:
-        """Itself: the readout looks at its output layer."""
+        """The network itself: the readout reads its output layer."""
         return self
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A training experiment as a frozen experiment: what is trained, how long, with which steps and rates."""
+"""A training experiment as frozen data: architecture, phases, estimator, optimizer and learning rates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from eqprop.starts import STARTS, StartName
 from eqprop.state import LayerParameters
 
 EVERY_OTHER = "*"
-"""The learning rate of every parameter that is not named."""
+"""The key for the learning rate of every parameter that is not named."""
 
 READOUT = LayerParameters(("Wout",), "bout")
 
@@ -40,7 +40,7 @@ ESTIMATORS: dict[str, Callable[[Experiment], Estimator]] = {
     "bptt": lambda e: BPTT(e.T, e.K, e.schedule, e.stop),
     "rbp": lambda e: RBP(e.T, e.K, e.schedule, e.stop),
 }
-"""The gradients an experiment can be trained with, by the name used on the command line and in files."""
+"""The estimators an experiment can be trained with, by the name used on the command line and in files."""
 
 
 def label(estimator: str) -> str:
@@ -51,9 +51,9 @@ def label(estimator: str) -> str:
 
 @dataclass(frozen=True)
 class PaperResult:
-    """Errors in percent as the paper prints them, over five trials  [table-results].
+    """Errors in percent as printed in the paper, over five trials  [table-results].
 
-    What is published without a deviation or a train error has None there.
+    None for a deviation or a train error that is not published.
     """
 
     test: float
@@ -66,7 +66,7 @@ class PaperResult:
 
 
 class Change(NamedTuple):
-    """A field of an experiment that is not as the paper prints it."""
+    """A field of an experiment that differs from the printed one."""
 
     field: str
     was: object
@@ -77,33 +77,32 @@ class Change(NamedTuple):
 
 
 def setting(help: str, default: Any) -> Any:
-    """A field that is an option of `eqprop train`, with its help text."""
+    """A field exposed as an option of `eqprop train`, with its help text."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One row of the paper's table of training hyper-parameters  [table-hyp-training], or a user's own.
+    """One row of the paper's table of training hyper-parameters  [table-hyp-training], or a custom experiment.
 
     learning_rates  by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
                     every parameter that is not named
-    decay           "cosine": the rates fall to nothing over the epochs, in half a turn of a cosine; "none": they stay
+    decay           "cosine": rates fall to zero over the epochs, along half a cosine; "none": constant rates
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
-    estimator       the gradient it is trained with unless another is asked for: a key of ESTIMATORS; random signs are
-                    drawn from the seed
-    points          of the circle of "ep-holomorphic"
+    estimator       the default estimator, a key of ESTIMATORS; random signs are drawn from the seed
+    points          on the circle of "ep-holomorphic"
     nudge_site      where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
-    cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, whose weights are
-                    called Wout and bout (see `eqprop.CrossEntropy`)
+    cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, with weights Wout and
+                    bout (see `eqprop.CrossEntropy`)
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
-    initialiser_rate    of "initialised": how fast its feed-forward net learns, above 0 and below 2
-    output_bias     what the biases of the output layer begin with; None: what `init` draws. An output that a clip or a
-                    hard sigmoid holds at 0 from the start has no gradient by BPTT (see docs/table1.md).
-    output_scale    what the weights of the output layer, as `init` draws them, are multiplied by
-    evaluation_T    free steps where errors are measured; None: T. Persistent states make a training sample settle in
-                    fewer steps than one that was never seen.
+    initialiser_rate    learning rate of the feed-forward net of "initialised", above 0 and below 2
+    output_bias     initial biases of the output layer; None: as drawn by `init`. BPTT gives no gradient to an output
+                    that a clip or a hard sigmoid holds at 0 from the start (see docs/table1.md).
+    output_scale    factor on the initial weights of the output layer
+    evaluation_T    free steps when measuring errors; None: T. With persistent states, training samples settle in
+                    fewer steps than unseen ones.
     paper_results   what the paper reports, by estimator
     """
 
@@ -114,23 +113,23 @@ class Experiment:
     epochs: int = field(metadata={"help": "Passes over the training set."})
     learning_rates: Mapping[str, float]
     beta: float = setting("Strength of the nudge.", 0.1)
-    decay: DecayName = setting("Rates: none, or cosine (to nothing over the epochs).", "none")
-    batch: int = setting("Samples in a mini-batch.", 20)
+    decay: DecayName = setting("Decay of the rates: none, or cosine (to zero).", "none")
+    batch: int = setting("Mini-batch size.", 20)
     init: InitName = setting("Initial weights: glorot or default (PyTorch's).", "glorot")
-    seed: int = setting("Of trial 0; trial r takes seed + r.", 0)
+    seed: int = setting("Seed of trial 0; trial r uses seed + r.", 0)
     schedule: Schedule = setting("Free phase: synchronous or alternating.", "synchronous")
-    stop: Stop = setting("Free phase: never, or settled (same bits, sooner).", "never")
+    stop: Stop = setting("Stop early: never, or settled (same bits).", "never")
     estimator: EstimatorName = "ep"
-    points: int = setting("Of the circle of ep-holomorphic.", 4)
-    nudge_site: NudgeSite = setting("Outside sigma, as in the paper, or inside.", "outside")
+    points: int = setting("Points on the circle of ep-holomorphic.", 4)
+    nudge_site: NudgeSite = setting("Nudge outside sigma, as in the paper, or inside.", "outside")
     cost: CostName = setting("squared-error, or cross-entropy of a softmax readout.", "squared-error")
-    optimizer: str = setting("Any of torch.optim.", "SGD")
+    optimizer: str = setting("Any class of torch.optim.", "SGD")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    start: StartName = setting("Free phase from zero, persistent or initialised states.", "zero")
-    initialiser_rate: float = setting("Of an initialiser; below 2.", 1.0)
-    output_bias: float | None = setting("What the outputs' biases begin with.", None)
-    output_scale: float = setting("A factor on the outputs' first weights.", 1.0)
-    evaluation_T: int | None = setting("T where errors are measured. [default: T]", None)
+    start: StartName = setting("Initial states: zero, persistent or initialised.", "zero")
+    initialiser_rate: float = setting("Rate of the initialiser, below 2.", 1.0)
+    output_bias: float | None = setting("Initial biases of the outputs.", None)
+    output_scale: float = setting("Factor on the outputs' initial weights.", 1.0)
+    evaluation_T: int | None = setting("T when measuring errors. [default: T]", None)
     preset: Literal["paper", "authors", "tuned", "own"] = "own"
     paper_results: Mapping[str, PaperResult] = field(default_factory=dict)
 
@@ -143,7 +142,7 @@ class Experiment:
         if not _is_finite(self.beta):
             raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
         if self.output_bias is not None and not _is_finite(self.output_bias):
-            raise ValueError(f"output_bias is {self.output_bias!r}; expected a finite number, such as 0.5, or nothing.")
+            raise ValueError(f"output_bias is {self.output_bias!r}; expected a finite number, such as 0.5, or None.")
         if not _is_finite(self.output_scale):
             raise ValueError(f"output_scale is {self.output_scale!r}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
@@ -156,7 +155,7 @@ class Experiment:
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
         if not self.learning_rates:
-            raise ValueError(f"{self.name} has no learning rates; expected one a weight, such as W01 = 0.04.")
+            raise ValueError(f"{self.name} has no learning rates; expected one per weight, such as W01 = 0.04.")
         for name, rate in self.learning_rates.items():
             if not _is_finite(rate) or rate < 0:
                 raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
@@ -165,7 +164,7 @@ class Experiment:
         self.make_estimator(self.estimator)
 
     def make_estimator(self, name: str, model: Dynamics | None = None) -> Estimator:
-        """An estimator by name. Continual EP has a rate for each parameter of the model, where that is given."""
+        """Make an estimator by name. For a given model, continual EP gets a rate per parameter."""
         _check_choice("estimator", name, ESTIMATORS)
         made = ESTIMATORS[name](self)
         if not isinstance(made, ContinualEP):
@@ -180,37 +179,37 @@ class Experiment:
     def _check_continual(self) -> None:
         if self.decay != "none":
             raise ValueError(
-                f"Continual EP moves the parameters itself at constant rates; decay is {self.decay}. Omit decay, or "
-                "use another estimator."
+                f"decay is {self.decay}, but continual EP moves the parameters itself at constant rates; expected no "
+                "decay. Omit decay, or use another estimator."
             )
         if self.optimizer != "SGD" or self.optimizer_options:
             options = ", ".join(f"{k}={v}" for k, v in self.optimizer_options.items())
             raise ValueError(
-                "Continual EP moves the parameters itself, as SGD without options does; the optimizer is "
-                f"{self.optimizer}{f' with {options}' if options else ''}. Leave the optimizer as it is, or use "
-                "another estimator."
+                f"The optimizer is {self.optimizer}{f' with {options}' if options else ''}, but continual EP moves the "
+                "parameters itself, like SGD without options. Omit the optimizer and its options, or use another "
+                "estimator."
             )
 
     @property
     def readout_names(self) -> tuple[str, ...]:
-        """The parameters of the cost."""
+        """The names of the cost's parameters."""
         return ("Wout", "bout") if self.cost == "cross-entropy" else ()
 
     def make_cost(self, trial: int, inputs: int, classes: int, dtype: torch.dtype) -> Cost:
-        """The cost of one trial; a readout has the initial weights of its seed and looks at `inputs` neurons."""
+        """The cost of one trial; a readout reads `inputs` neurons and draws its weights from the trial's seed."""
         if self.cost == "squared-error":
             return SquaredError()
         return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + trial + READOUT_SEED, dtype=dtype)
 
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
-        """The network of one trial with its initial weights, the same whatever the estimator and the device."""
+        """The network of one trial with its initial weights, the same for every estimator and device."""
         seed = self.seed + trial
         if isinstance(self.architecture, OwnNet) and own is not None:
             model = own(seed).to(dtype)
         else:
             model = self.architecture.build(self.init, seed, dtype)
         self._begin_outputs(model)
-        if self.nudge_site == "inside":  # a network of one's own may have it there by itself
+        if self.nudge_site == "inside":  # a custom network may already have it there
             set_nudge_site(model, self.nudge_site)
         return model
 
@@ -230,17 +229,17 @@ class Experiment:
         found = dict(model.named_parameters()).get(name or "")
         if found is None:
             raise ValueError(
-                f"{setting} is {getattr(self, setting)}, and {self.name} has no output layer with {kind} in its "
+                f"{setting} is {getattr(self, setting)}, but {self.name} has no output layer with {kind} in its "
                 f"dynamics. Omit {setting}, or set the {kind} in the function that builds your network."
             )
         return found
 
     def rates(self, names: Iterable[str], layers: Iterable[LayerParameters] = ()) -> dict[str, float]:
-        """The learning rate of each of these parameters; `layers` say which weights a bias takes its rate from."""
+        """The learning rate of each named parameter; a bias takes the rate of its weights, found in `layers`."""
         names = list(names)
         strange = [key for key in self.learning_rates if key != EVERY_OTHER and key not in names]
         if strange:
-            raise ValueError(f"A learning rate names no parameter. {unknown('parameter', strange[0], names)}")
+            raise ValueError(f"Got a learning rate for no known parameter. {unknown('parameter', strange[0], names)}")
         weights = {layer.bias: layer.weights for layer in (*layers, READOUT)}
         return {name: self._rate(name, weights.get(name, ())) for name in names}
 
@@ -249,16 +248,16 @@ class Experiment:
             if key in self.learning_rates:
                 return float(self.learning_rates[key])
         raise ValueError(
-            f"The parameter {name} has no learning rate; there are rates for {', '.join(self.learning_rates)}. "
+            f"The parameter {name} has no learning rate; got rates for {', '.join(self.learning_rates)}. "
             f'Add one ({name} = 0.01), or "*" for every parameter that is not named.'
         )
 
     def rate_factor(self, epoch: int) -> float:
-        """What the learning rates are multiplied by in this epoch, the first being 0."""
+        """The factor on the learning rates in this epoch, counted from 0."""
         return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
 
     def changes(self, printed: Experiment) -> list[Change]:
-        """The fields in which this experiment is not as another, usually the paper's, architecture field by field."""
+        """The fields that differ from another experiment, usually the paper's; the architecture field by field."""
         found = []
         for name in self.__dataclass_fields__:
             if name in ("name", "preset", "paper_results", "seed"):
@@ -275,10 +274,10 @@ class Experiment:
         return found
 
     def override(self, **fields: Any) -> Experiment:
-        """A copy with the given fields, those that are None left alone; learning rates are added to the present ones.
+        """A copy with the given fields changed, ignoring those that are None; learning rates are merged.
 
-        A rate for "*" replaces all present ones. A readout takes the place of the output layer: its weights have the
-        rate of that layer's, and the layers below count from 0 anew.
+        A rate for "*" replaces all current ones. A readout replaces the output layer: it takes over that layer's rate,
+        and the layers below are renumbered from 0.
         """
         if fields.get("cost") == "cross-entropy" and self.cost != "cross-entropy":
             return self._read_out().override(**fields)
@@ -292,7 +291,7 @@ class Experiment:
         return replace(self, **given)
 
     def _read_out(self) -> Experiment:
-        """With a readout in the place of the output layer: each layer's rates go to what takes its place."""
+        """A copy with a readout instead of the output layer; each layer's rates move to its replacement."""
         net = self.architecture.without_output()
         was, now = self.architecture.layers, (READOUT, *net.layers)
         renamed: dict[str, str] = {}
@@ -304,7 +303,7 @@ class Experiment:
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """The optimizers that torch.optim has here and that step without a closure."""
+    """The optimizers of the installed torch.optim that step without a closure."""
     found = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
     classes = {name: getattr(torch.optim, name) for name in found}
     skipped = ("Optimizer", "LBFGS", "SparseAdam")
@@ -317,7 +316,7 @@ def _is_finite(value: object) -> bool:
 
 def _check_count(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
+        raise ValueError(f"{name} is {value!r}; expected an integer, {least} or more.")
 
 
 def _check_choice(what: str, value: object, known: Iterable[str]) -> None:

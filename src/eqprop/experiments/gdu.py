@@ -1,6 +1,6 @@
-"""The experiments that show the GDU property  [table-hyp-th], and a comparison as a document.
+"""The paper's GDU experiments  [table-hyp-th], and a comparison as a JSON document.
 
-They share their names with the training experiments and nothing else: activation, T, K and beta are others.
+They share only their names with the training experiments; activation, T, K and beta differ.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class GduExperiment:
     """One row of the paper's table of hyper-parameters of the GDU experiments  [table-hyp-th].
 
     hidden          sizes of the hidden layers, from the output side
-    batch           samples over which the processes are averaged before their distance is taken
-    init            "default" is PyTorch's, with which the published figures are reached; the paper is silent
-    output_slope    energy-based: False leaves sigma' out at the output, as the authors' code does
-    cost            "cross-entropy": a softmax readout takes the place of the output layer (the toy model keeps its own)
-    nudge_site      prototypical: "inside" puts the nudge into sigma's argument; the paper has it outside
-    seed            of the weights and of the batch
-    paper_result    what the paper says about the RMSE, in its own words or close to them
+    batch           samples to average the processes over before measuring their distance
+    init            "default" is PyTorch's, which reproduces the published numbers; the paper does not say
+    output_slope    energy-based: False omits sigma' at the output, as the authors' code does
+    cost            "cross-entropy": a softmax readout replaces the output layer (the toy model keeps its own)
+    nudge_site      prototypical: "inside" puts the nudge in sigma's argument; the paper has it outside
+    seed            of the weights and the batch
+    paper_result    the paper's statement on the RMSE, quoted or paraphrased
     """
 
     name: str
@@ -64,16 +64,16 @@ class GduExperiment:
         if self.cost not in COSTS:
             raise ValueError(unknown("cost", self.cost, COSTS))
         if not isinstance(self.batch, int) or self.batch < 1:
-            raise ValueError(f"batch is {self.batch!r}; expected a number of samples, 1 or more.")
+            raise ValueError(f"batch is {self.batch!r}; expected the number of samples, 1 or more.")
         if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}; expected a whole number, 0 or more.")
+            raise ValueError(f"seed is {self.seed!r}; expected an integer, 0 or more.")
 
     @property
     def convention(self) -> Convention:
         return PRESETS[self.preset]
 
     def override(self, **fields: Any) -> GduExperiment:
-        """A copy with the given fields, those that are None left alone."""
+        """A copy with the given fields changed, ignoring those that are None."""
         return replace(self, **{name: value for name, value in fields.items() if value is not None})
 
     def build(self, dtype: torch.dtype) -> Dynamics:
@@ -141,7 +141,7 @@ def _rows() -> tuple[GduExperiment, ...]:
 
 
 def _as_authors(experiment: GduExperiment) -> GduExperiment:
-    """As their code ran: no sigma' at the output of layered energy-based nets; one sample for toy, P-2h and P-3h."""
+    """As in their code: no sigma' at the output of layered energy-based nets; one sample for toy, P-2h and P-3h."""
     return replace(
         experiment,
         preset="authors",
@@ -157,7 +157,7 @@ GDU_EXPERIMENTS: Mapping[str, Mapping[str, GduExperiment]] = {
 
 
 def gdu_experiment(name: str, preset: str = "paper") -> GduExperiment:
-    """The experiment of that name (whatever its case) as printed ("paper") or as the authors' code ran ("authors")."""
+    """The experiment of that name (case-insensitive), as printed ("paper") or as in the authors' code ("authors")."""
     if preset not in GDU_EXPERIMENTS:
         raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
     folded = {known.lower(): known for known in GDU_EXPERIMENTS[preset]}
@@ -168,13 +168,13 @@ def gdu_experiment(name: str, preset: str = "paper") -> GduExperiment:
 
 FORMAT = 1
 NAMES: dict[type[Cost], str] = {SquaredError: "squared-error", CrossEntropy: "cross-entropy"}
-"""The costs of experiments as documents call them; one's own goes by the name of its class."""
+"""Names of the costs in documents; a custom cost uses its class name."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is compared: a problem, the phases, and the names the document carries."""
+    """A comparison to run: the problem, the phases, and the names for the document."""
 
     problem: Problem
     name: str
@@ -186,9 +186,9 @@ class Setup:
     init: str | None
     convention: Convention
     trained: dict[str, Any] | None = None
-    """The estimator and the trial of a run that the weights come from, and how long it had been trained."""
+    """The run the weights come from: its estimator, trial and epochs trained."""
     schedule: Schedule = "synchronous"
-    """Of the free phase."""
+    """The schedule of the free phase."""
 
     @classmethod
     def of_experiment(cls, experiment: GduExperiment, dtype: torch.dtype, device: str = "cpu") -> Setup:
@@ -210,7 +210,7 @@ class Setup:
 def run(
     setup: Setup, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare, and return the document and the traces ready for JSON."""
+    """Compare; return the document and the traces, ready for JSON."""
     options = Options(
         drop_unsettled=drop_unsettled,
         convention=setup.convention,
@@ -242,7 +242,7 @@ def document(setup: Setup, report: Report, drop_unsettled: bool) -> dict[str, An
 
 
 def same_settings(document: dict[str, Any], experiment: GduExperiment, dtype: str, drop_unsettled: bool) -> bool:
-    """Whether a document is what this experiment would give, so that it need not be made again."""
+    """Whether a document has this experiment's settings, so that it can be reused."""
     wanted = {
         "name": experiment.name,
         "preset": experiment.preset,
@@ -259,7 +259,7 @@ def same_settings(document: dict[str, Any], experiment: GduExperiment, dtype: st
         "drop_unsettled": drop_unsettled,
         "format": FORMAT,
     }
-    # A document of an earlier version does not say what had no alternative then.
+    # Documents of earlier versions lack settings that had no alternative then.
     found = {
         "nudge_site": document.get("nudge", "outside"),
         "cost": "squared-error",

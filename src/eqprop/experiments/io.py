@@ -1,4 +1,4 @@
-"""Experiments as dictionaries and files, and back: JSON in run folders, TOML or JSON for a user's own."""
+"""Convert experiments to and from dictionaries and files: JSON in run folders, TOML or JSON for custom ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any], source: str) -> Experiment:
-    """An experiment from what JSON and TOML hold; `source` is named when that is wrong."""
+    """Build an experiment from JSON or TOML values; errors name `source`."""
     given = up_to_date(values)
     known = [f.name for f in fields(Experiment)]
     _check_names(given, known, source)
@@ -47,11 +47,11 @@ OLD_NAMES = {"nudge": "nudge_site", "reported": "paper_results"}
 OLD_ESTIMATORS = {"one-sided": "ep"} | {
     form: f"ep-{form}" for form in ("symmetric", "random-sign", "holomorphic", "continual")
 }
-"""What version 0.1.0 called them."""
+"""Names used by version 0.1.0."""
 
 
 def up_to_date(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an experiment as this version names them; files of version 0.1.0 have other names for some."""
+    """Rename the fields of an experiment written by version 0.1.0 to their current names."""
     found = {OLD_NAMES.get(name, name): value for name, value in values.items()}
     if found.get("estimator") in OLD_ESTIMATORS:
         found["estimator"] = OLD_ESTIMATORS[found["estimator"]]
@@ -59,7 +59,7 @@ def up_to_date(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> Experiment:
-    """A user's own experiment. With `base = "P-1h"`, fields not given are that experiment's (of `preset`, if given)."""
+    """Read a custom experiment. With `base = "P-1h"`, other fields are that experiment's (of `preset`, if given)."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -81,11 +81,11 @@ def read_toml(path: Path) -> Experiment:
 
 
 def read_json_file(path: Path) -> Experiment:
-    """A whole experiment as JSON: its fields, or an object that holds them, such as experiment.json of a run folder."""
+    """Read a complete experiment from JSON: its fields, or an object that holds them, like a run's experiment.json."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a JSON file: {error}.") from error
+        raise ValueError(f"{path} is not a JSON file: {error}. Expected an experiment's fields.") from error
     if isinstance(values, dict):
         values = values.get("experiment", values.get("record", values))
     if not isinstance(values, dict):
@@ -94,11 +94,11 @@ def read_json_file(path: Path) -> Experiment:
 
 
 READERS: dict[str, Callable[[Path], Experiment]] = {".toml": read_toml, ".json": read_json_file}
-"""Kinds of files that hold an experiment, by how their names end."""
+"""Readers of experiment files, by suffix."""
 
 
 def find_experiment(what: str | Path | Experiment, preset: str = "paper") -> Experiment:
-    """An experiment as it is, by name, or from a TOML or JSON file."""
+    """Find an experiment by name or in a TOML or JSON file; an Experiment is returned unchanged."""
     if isinstance(what, Experiment):
         return what
     path = Path(what)
@@ -128,11 +128,11 @@ def _check_names(given: Mapping[str, Any], known: list[str], source: str) -> Non
 
 
 LEFT_OUT = ("preset", "paper_results")
-"""Fields that a file of one's own does not set."""
+"""Fields that a custom file does not set."""
 
 
 def to_toml(experiment: Experiment, reasons: Mapping[str, str] | None = None, title: str = "") -> str:
-    """Every field of the experiment, tables last; `reasons` go above their fields, `title` above everything."""
+    """All fields of the experiment, tables last; `reasons` are comments above their fields, `title` one at the top."""
     reasons = reasons or {}
     values = {name: value for name, value in to_dict(experiment).items() if name not in LEFT_OUT and value is not None}
     lines = _comment(title)
@@ -159,7 +159,7 @@ def _value(value: Any, name: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A JSON string is a TOML string, but for the one character that only JSON leaves as it is.
+        # A JSON string is a TOML string, except for the one character that only JSON leaves unescaped.
         return json.dumps(value).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)

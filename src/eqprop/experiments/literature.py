@@ -1,4 +1,4 @@
-"""Experiments of other papers on EP, those below the double rule of the paper's table of results  [table-results]."""
+"""Experiments of other EP papers: the rows below the double rule of the paper's table of results  [table-results]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eqprop.experiments.experiment import Experiment, PaperResult
 
 @dataclass(frozen=True)
 class LiteratureRow:
-    """A row of the literature, in percent; `experiment` names the experiment that trains it, None if there is none."""
+    """A result from the literature, in percent; `experiment` names the experiment that trains it, if any."""
 
     source: str
     errors: PaperResult
@@ -25,7 +25,7 @@ LITERATURE = (
     LiteratureRow("O'Connor, Gavves & Welling 2018", PaperResult(2.37, None, 0.15), 100, 50, 25),
     LiteratureRow("O'Connor, Gavves & Welling 2019", PaperResult(2.19), 4, None, 50, "initialised-ep"),
 )
-"""The best results with EP the paper found in the literature; the first is printed as "about"."""
+"""The best EP results the paper found in the literature; the first is printed as "about"."""
 
 
 def _hard(*sizes: int) -> LayeredNet:
@@ -62,10 +62,10 @@ _BEYOND = (
 )
 
 BEYOND: dict[str, Experiment] = {experiment.name: experiment for experiment in _BEYOND}
-"""As published, in this project's units. Both codes have the cost |s0 - y|^2, half of which is taken here:
-the same nudge is then twice the beta (theirs 1 and 0.5). The same updates would take twice the rates as well, and
-`initialised-ep` has them (theirs 0.1, 0.05); with those, outputs of `scellier-bengio-2017` die in the first epoch, so
-that it has the printed ones. K of initialised EP, which its paper leaves open, is its code's."""
+"""As published, in this project's units. Both codes use the cost |s0 - y|^2; ours is half of it, so the same nudge
+needs twice their beta (1 and 0.5). The same updates would also need twice their rates. `initialised-ep` has those
+(theirs: 0.1, 0.05); `scellier-bengio-2017` keeps the printed rates, because with twice those its outputs die in the
+first epoch. The paper on initialised EP does not give K; it is taken from its code."""
 
 _CODE = replace(
     BEYOND["scellier-bengio-2017"],
@@ -75,4 +75,4 @@ _CODE = replace(
 )
 
 BEYOND_AUTHORS: dict[str, Experiment] = {_CODE.name: _CODE}
-"""As the published code ran, step for step in this project's units."""
+"""As in the published code, step for step, in this project's units."""

@@ -1,4 +1,4 @@
-"""The paper's training experiments: its hyper-parameters, what its authors' code does differently, what it reports."""
+"""The paper's training experiments: hyper-parameters, differences in the authors' code, reported results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eqprop.messages import unknown
 
 PRESETS = ("paper", "authors", "tuned")
 TRAINING_SAMPLES = 60_000
-"""All of MNIST's."""
+"""The size of MNIST's training set."""
 
 
 def _energy_based(*sizes: int) -> LayeredNet:
@@ -22,7 +22,7 @@ def _paper_results(ep: tuple[float, float, float], bptt: tuple[float, float, flo
     return {"ep": PaperResult(*ep), "bptt": PaperResult(*bptt)}
 
 
-# Rates stand in the table from the input side to the output side; here they are keyed by parameter.
+# The paper's table lists rates from the input to the output; here they are keyed by parameter.
 _PAPER = (
     Experiment(
         name="EB-1h",
@@ -109,8 +109,8 @@ def _authors(printed: Experiment) -> Experiment:
 
 
 AUTHORS: dict[str, Experiment] = {name: _authors(experiment) for name, experiment in PAPER.items()}
-"""As the authors' published code ran: PyTorch's initial weights, no sigma' at the energy-based output; other T, K and
-beta in two rows."""
+"""As in the authors' published code: PyTorch's initial weights, no sigma' at the energy-based output, different T, K
+and beta in two rows."""
 
 TUNED: dict[str, Experiment] = {
     "EB-1h": replace(AUTHORS["EB-1h"], T=200, K=24, output_bias=0.5, preset="tuned"),
@@ -127,11 +127,11 @@ TUNED: dict[str, Experiment] = {
         preset="tuned",
     ),
 }
-"""Rows that do not come out as printed, with the smallest change found that promises to bring one nearer, chosen on
-images of the training set; docs/table1.md says how, what each is for, and what came of it where it has been run."""
+"""Rows that do not reproduce as printed, each with the smallest change found to bring it closer, chosen on training
+images only; see docs/table1.md for the reasons and the results."""
 
 PRINTED: dict[str, Experiment] = {**PAPER, **BEYOND}
-"""What is printed for a row, in the paper or in the one the row is of."""
+"""The printed settings of each row, in the paper or in the paper the row is from."""
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "paper": PRINTED,
@@ -142,12 +142,12 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
 
 
 def experiment_names() -> tuple[str, ...]:
-    """Every name that some preset has."""
+    """The names of all experiments, over all presets."""
     return tuple(dict.fromkeys(name for experiments in EXPERIMENTS.values() for name in experiments))
 
 
 def named_experiment(name: str, preset: str = "paper") -> Experiment:
-    """The experiment of that name, upper and lower case alike."""
+    """The experiment of that name, case-insensitive."""
     if preset not in EXPERIMENTS:
         raise ValueError(unknown("preset", preset, EXPERIMENTS))
     names = {known.lower(): known for known in experiment_names()}
@@ -157,12 +157,12 @@ def named_experiment(name: str, preset: str = "paper") -> Experiment:
     if proper not in EXPERIMENTS[preset]:
         there = [p for p, experiments in EXPERIMENTS.items() if proper in experiments]
         raise ValueError(
-            f"{proper} has no preset {preset!r}: it is given for rows that do not come out as printed, now "
-            f"{', '.join(EXPERIMENTS[preset])}. Use one of {', '.join(there)}."
+            f"{proper} has no preset {preset!r}, which exists only for {', '.join(EXPERIMENTS[preset])}. Use one of "
+            f"{', '.join(there)}."
         )
     return EXPERIMENTS[preset][proper]
 
 
 def printed_experiment(experiment: Experiment) -> Experiment | None:
-    """What is printed for the row of that name; None for a user's own."""
+    """The printed settings of the row of that name; None for custom experiments."""
     return PRINTED.get(experiment.name)

@@ -1,5 +1,6 @@
-"""The GDU laboratory: does EP compute the gradient of this model, and if not, why?  [thm:main]
+"""Check the GDU property: does EP compute the gradient of this model, and if not, why?  [thm:main]
 
+GDU ("gradient-descending updates"): EP's updates equal minus BPTT's gradients, step by step.
 `compare(model, cost, x, y, T=, K=, beta=)` runs EP and BPTT side by side and returns a `Report`.
 """
 

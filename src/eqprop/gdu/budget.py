@@ -1,4 +1,4 @@
-"""The error budget: what the mismatch between EP and BPTT is made of, and which part is the largest."""
+"""The error budget: the causes of the mismatch between EP and BPTT, and which is the largest."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from eqprop.gdu.metrics import Convention, Distance, Group
 
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding")
 HOLDS, ALIGNED, FAR = 0.05, 0.5, 0.75
-"""The GDU property is said to hold if no group of synapses has an RMSE above the first. It is said to fail if in some
-group the cosine is below the second or the RMSE above the third (the directions may agree, the sizes do not), or if
-asymmetry alone is worth more than the first: the theorem's condition is then not approximated but broken. Between, it
-holds approximately."""
+"""The GDU property holds if no group of synapses has an RMSE above HOLDS. It fails if some group has a cosine below
+ALIGNED or an RMSE above FAR (directions may agree, sizes do not), or if asymmetry alone contributes more than HOLDS:
+the theorem's condition is then broken, not approximated. In between it holds approximately."""
 
 MEANING = {
     "residual": "the free phase has not come to rest: raise T",
     "finite_beta": "beta is not small: lower it",
     "output_slope": "the nudge bypasses sigma' at the output, which BPTT sees",
-    "asymmetry": "the Jacobian of the transition is not symmetric, so no primitive function stands behind it",
+    "asymmetry": "the Jacobian of the transition is not symmetric, so it does not derive from a primitive function",
     "rounding": "updates of this size are lost in rounding: raise beta, or use float64",
-    "unsettled": "samples that have not settled: leave them out (--drop-unsettled), or let the layers of a "
-    "prototypical net take turns (--schedule alternating)",
+    "unsettled": "samples that have not settled: drop them (--drop-unsettled), or update the layers of a prototypical "
+    "net alternately (--schedule alternating)",
 }
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of the RMSE in neurons and in synapses, means over groups; together no less than the RMSE.
+    """The parts of the RMSE of neurons or synapses, as means over groups; their sum is at least the RMSE.
 
-    None: does not apply (`rounding` is told apart in float32 only). `unsettled` is what the samples that have not
-    settled add to the RMSE; the others are those of the settled samples.
+    None: does not apply (`rounding` is separated in float32 only). `unsettled` is the contribution of the samples that
+    have not settled; the other parts are those of the settled samples.
     """
 
     rmse: float | None
@@ -49,9 +48,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Budget:
-    """What limits the match.
+    """The causes that limit the match.
 
-    neurons, synapses   the parts of the RMSE, all in its measure
+    neurons, synapses   the parts of the RMSE, in the same measure
     asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.linearised.asymmetry`)
     spectral_radius     of the Jacobian, the largest over the settled samples
     saturated           fraction of neurons with sigma' near zero
@@ -68,7 +67,7 @@ class Budget:
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. The parts at the top are those of the synapses; `parts` has them for neurons too."""
+        """JSON-ready values. The top-level parts are those of the synapses; `parts` also has the neurons'."""
         return {
             **{name: getattr(self.synapses, name) for name in ("residual", "finite_beta", "output_slope", "unsettled")},
             "asymmetry": self.asymmetry,
@@ -87,9 +86,9 @@ def parts_of(
     convention: Convention,
     has_primitive: bool,
 ) -> Parts:
-    """The parts for neurons or synapses: means over the groups of that kind.
+    """The parts for neurons or synapses, as means over the groups of that kind.
 
-    `whole` has all the samples compared, `settled` those of them that have settled (the same if all have).
+    `whole` covers all samples compared, `settled` the settled ones among them (the same if all have settled).
     """
     rmse = _mean([d.metrics(convention).rmse for g, d in whole.items() if g.kind == kind])
     rest = _mean([d.metrics(convention).rmse for g, d in settled.items() if g.kind == kind])
@@ -102,7 +101,7 @@ def parts_of(
 
 
 def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance], convention: Convention) -> str:
-    """Whether the synapses have the GDU property, in the words of `HOLDS`."""
+    """Whether the synapses have the GDU property, by the thresholds of `HOLDS`."""
     measured = [d.metrics(convention) for g, d in whole.items() if g.kind == "synapses"]
     live = [m for m in measured if m.rmse is not None]
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
@@ -114,10 +113,10 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
 
 
 def sentence(outcome: str, neurons: Parts, synapses: Parts) -> str:
-    """One sentence: what limits the match of the synapses, and of the neurons where it is something else."""
+    """One sentence on what limits the match of the synapses, and of the neurons if that differs."""
     first, second = synapses.largest(), neurons.largest()
     if first is None:
-        return f"The GDU property {outcome}; no synapse carries a signal, so there is nothing to limit."
+        return f"The GDU property {outcome}; no synapse carries a signal, so there is no error to explain."
     text = f"The GDU property {outcome}: {_part('synapses', synapses, first)}"
     if second is not None and second[0] != first[0]:
         text += f"; {_part('neurons', neurons, second)}"

@@ -1,4 +1,4 @@
-"""`compare`: run EP and BPTT on a model, measure, explain."""
+"""`compare`: run EP and BPTT on a model, measure the mismatch and explain it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from eqprop.gdu.report import KINDS, Report, Residual, Trace, concentration, fol
 from eqprop.relax import Schedule
 
 STEP_COST = 25
-"""About how many free steps one step of the processes costs, for the progress shown."""
+"""Approximate cost of a process step in free steps, for the progress bar."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a comparison is made.
+    """Options of a comparison.
 
-    drop_unsettled  leave out the samples that have not settled
-    tolerance       the residual below which a sample is settled; None: 1e-6 in float64, 1e-4 in float32
+    drop_unsettled  exclude the samples that have not settled
+    tolerance       the residual below which a sample counts as settled; None: 1e-6 in float64, 1e-4 in float32
     convention      of the distances: `PAPER` or `AUTHORS`
-    shown           how many elements of a group are followed for the figures, on one sample; 0: none
-    seed            of the random probes and of the elements followed
-    schedule        of the free phase; "alternating" finds a state of rest where synchronous steps go back and forth
-    progress        called now and then with the fraction done
+    shown           how many elements per group to trace for the figures, on one sample; 0: none
+    seed            of the random probes and of the traced elements
+    schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate
+    progress        called periodically with the fraction done
     """
 
     drop_unsettled: bool = False
@@ -50,7 +50,7 @@ class Options:
 def compare(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
 ) -> Report:
-    """Delta_EP(beta, t) against -nabla_BPTT(t), t = 0, ..., K-1, layer by layer, and why they differ  [eq:thm-main]."""
+    """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main]."""
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
     _check(model, x, T, K, beta)
@@ -98,16 +98,16 @@ class _Batch(Problem):
     beta: float
 
     def case(self, samples: Tensor) -> Comparison:
-        """Some of the samples, by mask or number."""
+        """The comparison on a subset of samples, by mask or index."""
         free = self.free.only(samples).end
         return Comparison(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
 
     def whole(self) -> Comparison:
-        """All samples, those that are left out too."""
+        """All samples, including excluded ones."""
         return self.case(torch.ones_like(self.free.end.settled))
 
     def steady(self) -> Comparison:
-        """The samples that have settled, or all if none has."""
+        """The settled samples, or all if none has settled."""
         settled = self.free.end.settled
         return self.case(settled if bool(settled.any()) else torch.ones_like(settled))
 
@@ -136,11 +136,11 @@ def _check(model: Dynamics, x: Tensor, T: int, K: int, beta: float) -> None:
     BPTT(T, K)
     if not trainable(model):
         name = type(model).__name__
-        raise ValueError(f"{name} has no trainable parameter; expected at least one, whose updates are compared.")
+        raise ValueError(f"{name} has no trainable parameter; expected at least one, to compare its updates.")
     if model.sample_dims(x) != 1:
         raise ValueError(
-            f"The input x has shape {tuple(x.shape)}, that of stacked networks. Compare one network at a time: "
-            "eqprop.models.unstack(model, r)."
+            f"The input x has shape {tuple(x.shape)}, for stacked networks; expected a single network. Compare one at "
+            "a time: eqprop.models.unstack(model, r)."
         )
 
 
@@ -154,8 +154,8 @@ def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:
         return torch.ones_like(settled)
     if not bool(settled.any()):
         raise ValueError(
-            f"Dropping what has not settled leaves none of the {settled.numel()} samples (the best residual is "
-            f"{float(free.end.residual.min()):.1e}). Raise T, or compare with all of them."
+            f"Dropping unsettled samples leaves none of the {settled.numel()} samples (the smallest residual is "
+            f"{float(free.end.residual.min()):.1e}). Raise T, or keep unsettled samples."
         )
     return settled
 
@@ -163,7 +163,7 @@ def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:
 def _measure(
     batch: _Batch, chosen: Tensor, every: tuple[Group, ...], convention: Convention, progress: _Progress
 ) -> tuple[dict[Group, Distance], dict[Group, Distance]]:
-    """The distances of the chosen samples and, with the parts of the budget, those of the settled among them."""
+    """The distances of the chosen samples, and those of the settled ones among them with the budget's parts."""
     settled = batch.free.end.settled
     if bool((chosen & ~settled).any()) and bool(settled.any()):
         whole = measure(pair(batch.case(chosen)), every, convention)

@@ -1,4 +1,4 @@
-"""Whether states come back once the nudge is gone: EP takes what it does to them for a shift of one steady state."""
+"""The free phase of a comparison, and whether states return after the nudge, as EP assumes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from eqprop.relax import NotFiniteError, Phase, Relaxation, Schedule, relax, set
 from eqprop.state import distance
 
 STILL = 1e-15
-"""The free phase ends when no neuron of any sample moves by more than this: rounding, of numbers of order one in
-float64, and not one bit of anything above 1e-8 in float32."""
+"""The free phase stops when no neuron of any sample moves by more than this: rounding of numbers of order one in
+float64, and a bitwise fixed point above 1e-8 in float32."""
 
 PIECES = 50
-"""In how many pieces the free phase is run, so that its progress is seen and a NaN ends it early."""
+"""Number of pieces the free phase is run in, to report progress and stop early on NaN."""
 
 FALLEN = 0.9
-"""A residual that fell below this fraction of itself over the second half of the free phase is on its way down."""
+"""A residual that fell below this fraction of itself over the second half of the free phase is still falling."""
 
 
 class NeverSettlesError(ArithmeticError):
-    """No sample settles: there is no steady state at which EP and BPTT could be compared."""
+    """No sample settles, so there is no steady state at which to compare EP and BPTT."""
 
 
 @dataclass(frozen=True)
 class FreePhase:
     """A free phase of T steps.
 
-    end         its end, with the K states before it
-    earlier     the residual of each sample half-way, or before the last K steps if those are more than half  (B,)
-    looked      the step at which `earlier` was taken
+    end         its result, with the K states before the last
+    earlier     the residual of each sample halfway, or before the last K steps if those are more than half  (B,)
+    looked      the step at which `earlier` was measured
     """
 
     end: Relaxation
@@ -44,7 +44,7 @@ class FreePhase:
     looked: int
 
     def only(self, samples: Tensor) -> FreePhase:
-        """The free phase of some samples, by number or mask."""
+        """The free phase of a subset of samples, by index or mask."""
         end = replace(
             self.end,
             state=tuple(v[samples] for v in self.end.state),
@@ -64,12 +64,12 @@ def settle(
     progress: Callable[[int], None],
     schedule: Schedule = "synchronous",
 ) -> FreePhase:
-    """T steps of s_{t+1} = F(x, s_t), the last K states before the end kept  [eq:1st-phase].
+    """T steps of s_{t+1} = F(x, s_t), keeping the last K states before the end  [eq:1st-phase].
 
-    Run in pieces, each going on from the last: the states are those of one run of T steps. Where nothing moves any
-    more (see `STILL`) the rest is left out and the trail filled with the state reached. A free phase that alternates
-    takes its last K steps synchronously, as BPTT goes back along them: a state at which the layers rest in turns is
-    one at which F rests.
+    Runs in pieces, each continuing from the last; the states equal those of a single run of T steps. When nothing
+    moves any more (see `STILL`) the remaining steps are skipped and the trail is filled with the state reached. An
+    alternating free phase takes its last K steps synchronously, because BPTT goes back along them: a fixed point of
+    the alternating schedule is one of F.
     """
     pieces = _pieces(T, K, span=2 if schedule == "alternating" else 1)
     now = relax(model, x, Phase(0, tolerance=tolerance))
@@ -90,10 +90,10 @@ def settle(
 
 
 def _pieces(T: int, K: int, span: int = 1) -> list[int]:
-    """T in about `PIECES` parts, one boundary about T // 2, the last part being the last K steps.
+    """Split T into about `PIECES` parts with a boundary near T // 2; the last part is the last K steps.
 
-    All but the first and the last are multiples of `span`: a phase that alternates ends with the even layers, and the
-    next has to begin with the odd ones.
+    All but the first and the last are multiples of `span`: an alternating phase ends with the even layers, so the
+    next must begin with the odd ones.
     """
     before = T - K
     half = min(T // 2, before)
@@ -109,13 +109,13 @@ def _piece(model: Dynamics, x: Tensor, phase: Phase, start: Relaxation, keep: in
     try:
         return relax(model, x, phase, start.state, keep=keep)
     except NotFiniteError:
-        # Only to say at which step of the whole phase it happened.
+        # Rerun only to report the step, counted from the start of the whole phase.
         relax(model, x, Phase(done + phase.T, phase.schedule))
         raise
 
 
 def check_settling(free: FreePhase, T: int, tolerance: float | None) -> None:
-    """Raise if no sample has settled and none is on its way."""
+    """Raise if no sample has settled and no residual is still falling."""
     end = free.end
     on_the_way = end.residual < FALLEN * free.earlier
     if bool((end.settled | on_the_way).any()):
@@ -124,22 +124,22 @@ def check_settling(free: FreePhase, T: int, tolerance: float | None) -> None:
     raise NeverSettlesError(
         f"None of the {end.residual.numel()} samples settles: after T={T} steps |F(s) - s| is "
         f"{float(end.residual.min()):.1e} at best (expected below {limit:.0e}), and it has not fallen since step "
-        f"{free.looked} ({float(free.earlier.min()):.1e}). The dynamics cycles, wanders or grows, and there is no "
-        "steady state to compare at: lower the weights or the step, or raise T if it settles later."
+        f"{free.looked} ({float(free.earlier.min()):.1e}). The dynamics cycles, wanders or grows, so there is no "
+        "steady state to compare at. Lower the weights or the step, or raise T if it settles later."
     )
 
 
 HALVED = 0.5
-"""A sample whose distance falls below this share of itself from one look to the next, twice in a row, comes back."""
+"""A sample whose distance falls below this fraction of itself at two checks in a row counts as returning."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What becomes of samples that the nudge has moved for K steps and then lets go.
+    """Whether samples return to their steady state after K nudged steps.
 
     samples     how many were released: those that had settled, or all if none had
-    tipped      those that T steps do not bring back: the nudge has tipped them into another steady state, or into a
-                cycle, and their updates are not those of a gradient
+    tipped      how many do not return within T steps: the nudge tipped them into another steady state or a cycle, so
+                their updates do not follow a gradient
     farthest    the largest distance of a neuron of theirs from where it would have been; 0 if there are none
     """
 
@@ -149,15 +149,15 @@ class Release:
 
     def __str__(self) -> str:
         if not self.tipped:
-            return "Released by the nudge, all samples come back."
+            return "After the nudge all samples return to their steady states."
         return (
-            f"Released by the nudge, {self.tipped} of {self.samples} samples do not come back (a neuron is away by up "
-            f"to {self.farthest:.1e}): it has tipped them into another state. Lower beta."
+            f"After the nudge {self.tipped} of {self.samples} samples do not return (neurons are off by up to "
+            f"{self.farthest:.1e}): it has tipped them into another state. Lower beta."
         )
 
 
 def release(case: Comparison, T: int, tolerance: float | None, schedule: Schedule = "synchronous") -> Release:
-    """K nudged steps, then up to T free ones, against as many free ones from where the nudge began."""
+    """Run K nudged steps, then up to T free ones; compare with as many free steps without the nudge."""
     model, x, still = case.model, case.x, case.free.state
     moved = relax(model, x, case.K, still, Nudge(case.cost, case.y, case.beta)).state
     left = before = distance(moved, still, 1)
@@ -165,7 +165,7 @@ def release(case: Comparison, T: int, tolerance: float | None, schedule: Schedul
     near = settled_below(left.dtype, tolerance)
     done, steps = 0, case.K
     while done < T and bool((undecided := (left > near) & (halved < 2)).any()):
-        # Most come back at once. Only the others go on, and the longer it takes, the more rarely they are looked at.
+        # Most return at once. Only the others continue, checked at growing intervals.
         x, left, halved = x[undecided], left[undecided], halved[undecided]
         phase = Phase(min(steps, T - done), schedule, stop="settled", still=STILL)
         ends = [relax(model, x, phase, tuple(layer[undecided] for layer in s)) for s in (still, moved)]
@@ -173,7 +173,7 @@ def release(case: Comparison, T: int, tolerance: float | None, schedule: Schedul
         before, left = left, distance(moved, still, 1)
         halved = torch.where(left <= HALVED * before, halved + 1, 0)
         done, steps = done + phase.T, 2 * steps
-        if all(end.steps < phase.T for end in ends):  # both rest, and will stay where they are
+        if all(end.steps < phase.T for end in ends):  # both are at rest and will not move again
             before = left
             break
     away = (left > near) & (left > FALLEN * before)

@@ -1,4 +1,4 @@
-"""The Jacobian J = dF/ds at a state, by products with vectors: is it symmetric, does it contract?"""
+"""The Jacobian J = dF/ds at a state, through products with vectors: is it symmetric, does it contract?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Receive = Callable[[State], Sequence[Tensor]]
 
 
 class Linearised:
-    """F around a state s, sample by sample."""
+    """F linearised at a state s, per sample."""
 
     def __init__(self, model: Dynamics, x: Tensor, s: State) -> None:
         self.model, self.x, self.s = model, x, s
@@ -27,29 +27,32 @@ class Linearised:
         self._receive: Receive | None = None
 
     def product(self, v: State, push: State | None = None) -> State:
-        """J v, or J v + N p where p is a nudge and N how it enters the step."""
+        """J v, or J v + N p, where p is a nudge and N the derivative of the step by the nudge."""
         return self._step((*v, *(tuple(torch.zeros_like(a) for a in v) if push is None else push)))
 
     def squashed(self, v: State) -> State:
-        """D v, where D is the derivative of squash at dPhi/ds(s): diag(sigma') on a prototypical net."""
+        """D v, where D is the derivative of squash at dPhi/ds(s): diag(sigma') for a prototypical net."""
         if not isinstance(self.model, PrimitiveDynamics):
-            raise TypeError(f"{type(self.model).__name__} has no primitive, so there is no squash to differentiate.")
+            raise TypeError(
+                f"{type(self.model).__name__} has no primitive, so no squash to differentiate; expected a "
+                "PrimitiveDynamics. Define it with eqprop.from_primitive."
+            )
         with torch.no_grad():
             inputs = leaves(self.model.gradient(self.drive, self.s))
         with torch.enable_grad():
             return Tangent(self.model.squash(inputs), inputs)(v)
 
     def synapses(self, v: State) -> dict[str, Tensor]:
-        """d^2Phi/dtheta ds v, or (dF/dtheta)^T v without a primitive: what parameters get of a move v, batch mean."""
+        """The batch mean of d^2Phi/dtheta ds v, the parameters' response to a move v; (dF/dtheta)^T v without Phi."""
         if self._receive is None:
             self._receive = self._record_parameters()
         return dict(zip(trainable(self.model), self._receive(v), strict=True))
 
     @torch.enable_grad()
     def _record_parameters(self) -> Receive:
-        """Differentiate `contrast`, since it is what EP uses.
+        """Differentiate `contrast`, since EP uses it.
 
-        Where it is itself made by automatic differentiation it carries no graph; dPhi/ds does, and its derivative by
+        If it is itself computed by automatic differentiation it has no graph; dPhi/ds has one, and its derivative by
         theta is the same.
         """
         model, x, s = self.model, self.x, self.s
@@ -67,7 +70,7 @@ class Linearised:
 
 
 class Tangent:
-    """v -> (d outputs / d inputs) v, on the graph by which `outputs` were made from `inputs`."""
+    """v -> (d outputs / d inputs) v, on the graph that computed `outputs` from `inputs`."""
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         self._u = leaves(tuple(torch.zeros_like(o) for o in outputs))
@@ -84,7 +87,7 @@ def leaves(s: State) -> State:
 def _pull(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], v: Sequence[Tensor], create_graph: bool = False
 ) -> tuple[Tensor, ...]:
-    """(d outputs / d inputs)^T v. Outputs that depend on nothing pull on nothing."""
+    """(d outputs / d inputs)^T v. Outputs without a graph contribute zero."""
     live = [(o, a) for o, a in zip(outputs, v, strict=True) if o.requires_grad]
     if not live:
         return tuple(torch.zeros_like(i) for i in inputs)
@@ -100,17 +103,17 @@ def _pull(
 
 
 PROBES = 8
-"""Pairs of random vectors per sample from which the asymmetry is estimated."""
+"""Pairs of random vectors per sample used to estimate the asymmetry."""
 
 KRYLOV = 60
-"""Steps of Arnoldi's iteration from which the spectral radius is estimated."""
+"""Steps of Arnoldi's iteration used to estimate the spectral radius."""
 
 SATURATED_BELOW = 0.01
 """A neuron counts as saturated where sigma' is below this."""
 
 
 def flat(s: State) -> Tensor:
-    """The layers of each sample in one row, (B, N)."""
+    """All layers of each sample in one row, (B, N)."""
     return torch.cat([layer.flatten(1) for layer in s], 1)
 
 
@@ -120,15 +123,15 @@ def unflat(rows: Tensor, like: State) -> State:
 
 
 def flat_product(around: Linearised) -> Callable[[Tensor], Tensor]:
-    """v -> J v on rows (B, N), J being that of each sample at its state."""
+    """v -> J v on rows (B, N), with J per sample at its state."""
     return lambda rows: flat(around.product(unflat(rows, around.s)))
 
 
 def asymmetry(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> float:
     """|J - J^T| / (2 |J - c|) in Frobenius norm, estimated by random probes of u.Jv - v.Ju; 0 ... 1.
 
-    c is the multiple of the identity nearest to J: the leak of an energy-based net is symmetric whatever its
-    weights are, and would hide them. 0 is symmetric, 1 antisymmetric, 0.7 what independent weights give.
+    c is the multiple of the identity nearest to J: the leak of an energy-based net is always symmetric and would
+    mask the weights. 0 is symmetric, 1 antisymmetric; independent weights give 0.7.
     """
     source = torch.Generator().manual_seed(seed)
     odd, even, trace, size, samples = [], [], 0.0, 0.0, []
@@ -150,7 +153,7 @@ def asymmetry(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> f
 def spectral_radius(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> float:
     """max |lambda(J)| over the samples, by Arnoldi's iteration from a random vector.
 
-    Below 1 the steady state attracts, and the closer to 1 the slower.
+    Below 1 the steady state attracts; the closer to 1, the slower.
     """
     source = torch.Generator().manual_seed(seed)
     size = min(KRYLOV, rows.shape[1])
@@ -159,7 +162,7 @@ def spectral_radius(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int
     hessenberg = torch.zeros(rows.shape[0], size, size, dtype=torch.float64)
     for k in range(size):
         w = product(basis[k])
-        # Twice is enough: a second pass removes what rounding left of the first.
+        # Two passes are enough: the second removes the rounding error of the first.
         for _ in range(2):
             for j, q in enumerate(basis):
                 h = (q * w).sum(1, keepdim=True)
@@ -175,10 +178,10 @@ def spectral_radius(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int
 
 @torch.no_grad()
 def saturated(around: Linearised, seed: int) -> float:
-    """The fraction of neurons, of all samples, that cannot carry a signal: sigma' below `SATURATED_BELOW`.
+    """The fraction of neurons over all samples that cannot carry a signal: sigma' below `SATURATED_BELOW`.
 
-    sigma' is that of squash on a prototypical net, and of the model's `activation` at s on an energy-based one. Of
-    a model without either, a neuron counts that does not respond at all: a zero row of J.
+    sigma' is that of squash for a prototypical net, and of the model's `activation` at s for an energy-based one.
+    For a model with neither, a neuron counts if it does not respond at all: a zero row of J.
     """
     s = around.s
     if isinstance(around.model, PrimitiveDynamics):

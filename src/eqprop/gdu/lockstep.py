@@ -1,29 +1,30 @@
-"""EP forward in time and BPTT backward in time, step by step together, and what stands between them.
+"""Run EP forward and BPTT backward in time together, and split their difference into causes.
 
-Both count t from the end of the free phase, so both advance at once: time grows with K, memory does not.
+Both count t from the end of the free phase, so they advance in lockstep: time grows with K, memory does not.
 
-Between EP's update f and minus BPTT's gradient g stand four others, each differing from the next by one cause:
+Between EP's update f and minus BPTT's gradient g lie four intermediate processes, each differing from the next by one
+cause:
 
-    f                   the second phase as it is, at finite beta
-    f - drift           without what the free phase would still have moved
+    f                   the second phase at finite beta
+    f - drift           without the remaining movement of the free phase
     limit               beta -> 0, exactly
     frozen              the same with the Jacobian J held at the state reached: J^t N (-dl/ds)
-    adjoint             J^T in the place of J, at the state reached: recurrent backprop
+    adjoint             J^T instead of J, at the state reached: recurrent backprop
     g                   J^T along the states of the free phase: BPTT
 
 so that f - g is the sum of
 
-    residual        drift + (limit - frozen) + (adjoint - g): all that vanishes at a steady state
-    rounding        (f - drift) less the same in float64: nothing if the model is float64
-    finite_beta     (f - drift) - limit, less rounding
-    output_slope    what the synapses of frozen get because the nudge bypasses squash: J^t N (1 - D) (-dl/ds)
+    residual        drift + (limit - frozen) + (adjoint - g): everything that vanishes at a steady state
+    rounding        (f - drift) minus the same in float64: zero if the model is float64
+    finite_beta     (f - drift) - limit, minus rounding
+    output_slope    the excess in frozen's synapses because the nudge bypasses squash: J^t N (1 - D) (-dl/ds)
     asymmetry       frozen - output_slope - adjoint: J against its transpose
 
-On a prototypical net J = D W with a symmetric W and D = diag(sigma'). Its synapses see (D W)^t dl/ds with EP and
-(D W)^t D dl/ds with BPTT: output_slope is all they miss, their asymmetry is zero. Its neurons see (D W)^t dl/ds and
-(W D)^t dl/ds, which is asymmetry; output_slope is not a part of theirs.
+On a prototypical net J = D W with a symmetric W and D = diag(sigma'). Its synapses get (D W)^t dl/ds from EP and
+(D W)^t D dl/ds from BPTT: they differ by output_slope only, and their asymmetry is zero. Its neurons get
+(D W)^t dl/ds and (W D)^t dl/ds: they differ by asymmetry, without an output_slope part.
 
-With the nudge inside sigma, N = D: the synapses of both see (D W)^t D dl/ds, and output_slope is gone.
+With the nudge inside sigma, N = D: both give the synapses (D W)^t D dl/ds, and output_slope is zero.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from eqprop.state import State, detach, scale, subtract
 
 @dataclass(frozen=True)
 class Comparison(Problem):
-    """What is compared: a problem, its free phase, and the second phase's K and beta."""
+    """A problem with its free phase and the K and beta of the second phase."""
 
     free: Relaxation
     K: int
     beta: float
 
     def wide(self) -> Comparison | None:
-        """The same in float64, from the same state; None if it is."""
+        """The same in float64, from the same state; None if it is float64 already."""
         if self.x.dtype == torch.float64:
             return None
         state = tuple(layer.double() for layer in self.free.state)
@@ -73,9 +74,9 @@ class Comparison(Problem):
 
 
 class Moment(NamedTuple):
-    """Time t: EP's update, minus BPTT's gradient, and the parts of their difference where asked for.
+    """Time t: EP's update, minus BPTT's gradient, and the parts of their difference if requested.
 
-    A part that is zero by construction is not there; a part of synapses alone has no neurons.
+    Parts that are zero by construction are absent; a part of the synapses only has no neurons.
     """
 
     ep: Step
@@ -84,7 +85,7 @@ class Moment(NamedTuple):
 
 
 def pair(case: Comparison) -> Iterator[Moment]:
-    """EP and BPTT alone."""
+    """EP and BPTT without the parts of their difference."""
     ep, bptt, _ = case.estimators()
     arguments = (case.model, case.cost, case.x, case.y, case.free)
     for f, nabla in zip(ep.steps(*arguments), bptt.steps(*arguments), strict=True):
@@ -122,7 +123,7 @@ def dissect(case: Comparison) -> Iterator[Moment]:
 
 
 def drift_steps(case: Comparison) -> Iterator[Step]:
-    """What EP's formula gives without a nudge: the free phase going on, divided by beta."""
+    """EP's formula without a nudge: the remaining movement of the free phase, divided by beta."""
     model, x = case.model, case.x
     unit = 1.0 / (case.beta * model.nudge_scale)
     with torch.no_grad():
@@ -136,7 +137,7 @@ def drift_steps(case: Comparison) -> Iterator[Step]:
 
 
 def _wide_steps(case: Comparison) -> Iterator[Step | None]:
-    """f - drift in float64; None if it is so already."""
+    """f - drift in float64; None if the model is float64 already."""
     wide = case.wide()
     if wide is None:
         yield from (None for _ in range(case.K))
@@ -147,9 +148,9 @@ def _wide_steps(case: Comparison) -> Iterator[Step | None]:
 
 
 def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
-    """EP's processes in the limit beta -> 0, the free phase going on beneath them  [lemma:ep].
+    """EP's processes in the limit beta -> 0, along the continued free phase  [lemma:ep].
 
-    As `eqprop.limit_steps`, in reverse mode: d s_{t+1} / d beta = J d s_t / d beta - N dl/ds.
+    Like `eqprop.limit_steps`, in reverse mode: d s_{t+1} / d beta = J d s_t / d beta - N dl/ds.
     """
     model, x = case.model, case.x
     tangent = _zeros(case.free.state)
@@ -171,7 +172,7 @@ def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
 
 
 def frozen_steps(around: Linearised, first: State, K: int) -> Iterator[Step]:
-    """J^t m for t = 0, ..., K-1 with J at the state reached, and the synapses it moves."""
+    """J^t m for t = 0, ..., K-1 with J at the state reached, and the synapses' response."""
     moved = first
     for _ in range(K):
         yield Step(moved, around.synapses(moved))
@@ -184,7 +185,7 @@ def first_push(case: Comparison) -> State:
 
 
 def slope_excess(around: Linearised, push: State) -> State | None:
-    """N (1 - D) p: what the first move has too much because the nudge bypasses squash; None if it is nothing."""
+    """N (1 - D) p: the excess of the first move because the nudge bypasses squash; None if it is zero."""
     if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge_site == "inside":
         return None
     excess = subtract(push, around.squashed(push))
@@ -208,7 +209,7 @@ def negative(step: Step) -> Step:
 
 
 def combine(*terms: tuple[int, Step]) -> Step:
-    """A signed sum of steps, over the parameters that all of them have."""
+    """A signed sum of steps, over the parameters common to all."""
     names = [name for name in terms[0][1].synapses if all(name in step.synapses for _, step in terms)]
     layers = zip(*(step.neurons for _, step in terms), strict=True)
     signs = [sign for sign, _ in terms]

@@ -1,4 +1,4 @@
-"""Groups of neurons and synapses: their names, their processes as one tensor each."""
+"""Groups of neurons and synapses, and the distances between their processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eqprop.state import State, layer_name
 
 @dataclass(frozen=True)
 class Convention:
-    """What counts as what in the distances.
+    """Conventions of the distances.
 
-    zeros_count     an element whose two processes are both zero counts as error 0 instead of being left out
-    blank_early     neurons of layer n count as zero at t < n, where no signal can have reached them
-    synapses_shown  the figure that stands for the synapses: "rmse" or "rmse_cumulative"
+    zeros_count     an element whose two processes are both zero counts as error 0 instead of being excluded
+    blank_early     neurons of layer n count as zero at t < n, before any signal can reach them
+    synapses_shown  the number that represents the synapses: "rmse" or "rmse_cumulative"
     """
 
     name: str
@@ -40,14 +40,14 @@ class Metrics:
     """How EP's process f and minus BPTT's gradient g agree in one group of neurons or synapses.
 
     rmse                mean over elements of |f - g| / max(|f|, |g|), norms over time  [exp:rmse]
-    rmse_cumulative     the same of the sums over time up to t
-    sign                of the (element, t) pairs where g is not zero, the fraction where f has its sign
+    rmse_cumulative     the same for the sums over time up to t
+    sign                the fraction of (element, t) pairs with g not zero where f has the same sign
     cosine              of the angle between f and g, all elements and steps as one vector
     norm                root mean square of g over elements and steps
-    left_out            elements whose two processes are both zero
-    elements            all of them
+    left_out            number of elements whose two processes are both zero
+    elements            number of all elements
 
-    None where every element is left out.
+    None if every element is left out.
     """
 
     rmse: float | None
@@ -60,7 +60,7 @@ class Metrics:
 
 
 class Distance:
-    """The running sums of one group: f, g and, where a budget is made, the parts of f - g."""
+    """Running sums of one group: f, g and, for a budget, the parts of f - g."""
 
     def __init__(self, like: Tensor, parts: tuple[str, ...]) -> None:
         zeros = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
@@ -94,7 +94,7 @@ class Distance:
         self.steps += 1
 
     def skip(self) -> None:
-        """A step at which both count as zero."""
+        """Count a step at which both are zero."""
         self.cum_ff.addcmul_(self.sum_f, self.sum_f)
         self.cum_gg.addcmul_(self.sum_g, self.sum_g)
         e = self.sum_f - self.sum_g
@@ -120,7 +120,7 @@ class Distance:
         )
 
     def parts_of_rmse(self, convention: Convention) -> dict[str, float | None]:
-        """Each part of f - g in the measure of the RMSE, so that the parts together are no less than it."""
+        """Each part of f - g in the measure of the RMSE, so that their sum is at least the RMSE."""
         scale, dead = self._scale()
         return {name: self._mean(total, scale, dead, convention) for name, total in self.parts.items()}
 
@@ -137,7 +137,7 @@ class Distance:
 
 
 class Group(NamedTuple):
-    """kind is "neurons", "synapses" or "biases"; depth is the layer's number for neurons, else 0."""
+    """kind is "neurons", "synapses" or "biases"; depth is the layer's index for neurons, else 0."""
 
     kind: str
     name: str
@@ -145,7 +145,7 @@ class Group(NamedTuple):
 
 
 def groups(model: Dynamics, s: State) -> tuple[Group, ...]:
-    """A group a layer and a group a parameter. Parameters of one dimension are biases, unless there are no others."""
+    """One group per layer and per parameter. One-dimensional parameters are biases, unless there are no others."""
     parameters = trainable(model)
     synapses = [name for name, p in parameters.items() if p.dim() > 1] or list(parameters)
     layers = [Group("neurons", layer_name(model.layer_names, n), n) for n in range(len(s))]
@@ -154,12 +154,12 @@ def groups(model: Dynamics, s: State) -> tuple[Group, ...]:
 
 
 def batch_mean(step: Step, group: Group) -> Tensor:
-    """The process of a group at one step: averaged over the samples before anything is measured  [exp:rmse]."""
+    """The process of a group at one step, averaged over the samples before measuring  [exp:rmse]."""
     return step.neurons[group.depth].mean(0) if group.kind == "neurons" else step.synapses[group.name]
 
 
 def measure(moments: Iterable[Moment], every: tuple[Group, ...], convention: Convention) -> dict[Group, Distance]:
-    """Run through the moments and return what was accumulated, group by group."""
+    """Accumulate the distances of all groups over the moments."""
     found: dict[Group, Distance] = {}
     for t, moment in enumerate(moments):
         for group in every:
@@ -175,6 +175,6 @@ def measure(moments: Iterable[Moment], every: tuple[Group, ...], convention: Con
         if not distance.finite():
             raise NotFiniteError(
                 f"The processes of {group.name} are not finite over the {distance.steps} steps of the second phase. "
-                "The nudge may be too strong: lower beta. Or the gradients grow without bound: lower K or the weights."
+                "If the nudge is too strong, lower beta; if the gradients grow without bound, lower K or the weights."
             )
     return found

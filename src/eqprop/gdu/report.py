@@ -1,4 +1,4 @@
-"""What a comparison found: figures, traces, how concentrated EP's updates are across samples."""
+"""The report of a comparison: metrics, traces, how concentrated EP's updates are across samples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from eqprop.gdu.metrics import Convention, Group, Metrics, batch_mean
 from eqprop.relax import relax
 
 CANDIDATES = 40
-"""How many elements are followed for each one shown: elements without any signal are not shown."""
+"""Elements traced for each one shown, since elements without a signal are not shown."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Some elements of a group over t = 0, ..., K-1, and the root mean square over all of them at each t.
+    """Some elements of a group over t = 0, ..., K-1, and the root mean square over the whole group at each t.
 
     elements    their positions in the layer or the parameter
     ep, bptt    (elements, K) EP's updates and minus BPTT's gradients
@@ -39,7 +39,7 @@ class Trace:
 
 
 def follow(moments: Iterable[Moment], every: tuple[Group, ...], shown: int, seed: int) -> dict[Group, Trace]:
-    """Traces of the moments of a single sample; the elements are drawn at random, those without a signal left out."""
+    """Trace randomly drawn elements of a single sample, omitting those without a signal."""
     source = torch.Generator().manual_seed(seed)
     chosen: dict[Group, Tensor] = {}
     kept: dict[Group, tuple[list[Tensor], list[Tensor]]] = {group: ([], []) for group in every}
@@ -61,7 +61,7 @@ def follow(moments: Iterable[Moment], every: tuple[Group, ...], shown: int, seed
 
 
 def _trace(chosen: Tensor, size: tuple[int, ...], ep: Tensor, bptt: Tensor, shown: int) -> Trace:
-    """ep, bptt: (K, candidates + 1), the root mean square last."""
+    """ep, bptt: (K, candidates + 1), with the root mean square last."""
     alive = ((ep != 0) | (bptt != 0)).any(0)[:-1]
     order = torch.cat([alive.nonzero().flatten(), (~alive).nonzero().flatten()])[:shown]
     positions = [tuple(int(i) for i in torch.unravel_index(chosen[k], size)) for k in order]
@@ -71,16 +71,16 @@ def _trace(chosen: Tensor, size: tuple[int, ...], ep: Tensor, bptt: Tensor, show
 
 
 FEW = 0.01
-"""The part of the samples that is called few; one at the least."""
+"""The fraction of samples counted as few; at least one sample."""
 
 
 @dataclass(frozen=True)
 class Concentration:
-    """Parts of the sum, over samples and the network's parameters, of EP's squared updates.
+    """Fractions of EP's squared updates, summed over samples and parameters.
 
-    unsettled   that of the samples which have not settled
-    few         that of the samples with the largest updates, a hundredth of them and one at the least
-    counted     how many those few are
+    unsettled   from samples that have not settled
+    few         from the samples with the largest updates, one in a hundred and at least one
+    counted     the number of those few samples
     """
 
     unsettled: float
@@ -88,15 +88,15 @@ class Concentration:
     counted: int
 
     def __str__(self) -> str:
-        last = f"{self.counted} samples make" if self.counted > 1 else "sample makes"
+        last = f"{self.counted} samples contribute" if self.counted > 1 else "sample contributes"
         few = f"the largest {last} {100 * self.few:.0f} %"
         if self.unsettled == 0.0:
-            return f"Of the sum of the squared updates {few}."
-        return f"Of the sum of the squared updates the unsettled samples make {100 * self.unsettled:.0f} %, {few}."
+            return f"Of the squared updates, {few}."
+        return f"Of the squared updates, unsettled samples contribute {100 * self.unsettled:.0f} % and {few}."
 
 
 def concentration(case: Comparison) -> Concentration | None:
-    """None where nothing is updated, and without a primitive, as the updates then have no two ends  [eq:ep-grad]."""
+    """None if nothing is updated, or without a primitive, since the updates then do not telescope  [eq:ep-grad]."""
     if not isinstance(case.model, PrimitiveDynamics):
         return None
     squares = squared_updates(case.model, case)
@@ -107,7 +107,7 @@ def concentration(case: Comparison) -> Concentration | None:
 
 
 def squared_updates(model: PrimitiveDynamics, case: Comparison) -> Tensor:
-    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 of every sample, all parameters together, (B,)."""
+    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 per sample, over all parameters, (B,)."""
     x, start = case.x, case.free.state
     end = relax(model, x, case.K, start, Nudge(case.cost, case.y, case.beta)).state
     found = []
@@ -124,7 +124,7 @@ KINDS = ("neurons", "synapses", "biases")
 
 @dataclass(frozen=True)
 class Residual:
-    """|F(x, s) - s| at the end of the free phase over ALL samples, and how many of them had not settled."""
+    """|F(x, s) - s| at the end of the free phase over ALL samples, and how many had not settled."""
 
     max: float
     median: float
@@ -134,17 +134,17 @@ class Residual:
 
 @dataclass(frozen=True)
 class Report:
-    """What `compare` found. `to_dict` is what the command line writes as JSON.
+    """The result of `compare`. The command line writes `to_dict` as JSON.
 
-    samples     how many were compared
+    samples     the number compared
     steps       the free steps run: T, or fewer if nothing moved any more
     schedule    of the free phase
-    cpu_seconds of this process, all threads together: on a busy machine the better measure
+    cpu_seconds of this process over all threads: more reliable than wall time on a busy machine
     neurons, synapses, biases   `Metrics` by name
-    settled     the same by kind and name of the settled samples alone, where others were compared with them; else None
-    release     what becomes of the samples when the nudge lets them go
-    concentration   how much of the updates few samples make; None without a primitive, or without updates
-    sample      the one whose processes are in `traces`, by kind and name
+    settled     the same for the settled samples only, by kind and name; None unless only some had settled
+    release     whether the samples return after the nudge
+    concentration   how concentrated the updates are across samples; None without a primitive or without updates
+    sample      the sample whose processes are in `traces`, by kind and name
     """
 
     T: int
@@ -173,7 +173,7 @@ class Report:
         return self.budget.verdict
 
     def __str__(self) -> str:
-        """The figures group by group, the parts of the budget and the verdict, as text."""
+        """The metrics per group, the parts of the budget and the verdict, as text."""
         r = self.residual
         turns = " alternating" if self.schedule == "alternating" else ""
         lines = [
@@ -193,7 +193,7 @@ class Report:
         return "\n".join([*lines, str(self.release), *lines_of, self.verdict])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the traces, ready for JSON."""
+        """Everything except the traces, ready for JSON."""
         simple = ("T", "K", "beta", "dtype", "schedule", "samples", "steps", "seconds", "cpu_seconds")
         return {
             **{name: getattr(self, name) for name in simple},
