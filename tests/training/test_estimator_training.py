@@ -279,7 +279,7 @@ ENERGY_BASED = replace(
     [
         (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
         ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
-        (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the radius of a circle"),
+        (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the circle's radius"),
         (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected the number of points"),
         (
             SMALL,
