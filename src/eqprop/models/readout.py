@@ -16,7 +16,7 @@ from eqprop.state import LayerParameters, State
 CostName = Literal["squared-error", "cross-entropy"]
 COSTS = ("squared-error", "cross-entropy")
 READOUT_SEED = 1 << 32
-"""Added to a trial's seed for the readout's weights, so that they are not the network's numbers once more."""
+"""Added to a trial's seed for the readout's weights, so that they do not repeat the network's random numbers."""
 
 
 @final
