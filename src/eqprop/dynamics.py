@@ -136,7 +136,11 @@ class PrimitiveDynamics(Dynamics):
         return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, grads, strict=True))
 
     def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are omitted."""
+        """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are omitted.
+
+        It subtracts two sums over the batch, which cancel in float32 when the states are close. Only a hand-written
+        `contrast` can take differences first, du v+ + u- dv for a product u v; of any Phi no such form is known.
+        """
         parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             phi = self._primitive_checked(x, s_plus) - self._primitive_checked(x, s_minus)

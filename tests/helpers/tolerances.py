@@ -47,3 +47,11 @@ to about 10."""
 NOT_EQUAL = 1e-2
 """The least relative gap where the theory says that two processes differ: what a wrong sign or a dropped factor of
 order 1 leaves, ten million times above EXACT_LIMIT."""
+
+TIMES_PRODUCT = 10.0
+"""How many times the error of torch's own float32 matrix product a float32 update may have, parameter by parameter.
+Three reasons multiply it. EP in every form subtracts two states that were rounded to float32, so that a rounding error
+counts |s| / |s^beta - s*| times; energy-based nets round sigma(s) in the same way; continual EP does so at each of its
+K steps. BPTT and RBP subtract nothing and have the product's error as it is. A primitive without a `contrast` of its
+own subtracts sums over the batch that are |dPhi/dtheta| / |contrast| times as large: nothing is known of such a Phi by
+which differences could come first."""

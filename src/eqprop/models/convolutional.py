@@ -256,26 +256,38 @@ class Convolutional(PrimitiveDynamics):
         return tuple(self.activation(v) if n in wanted else v for n, v in enumerate(moved))
 
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """(1/B) (P^-1(h+^n) * h+^{n+1} - P^-1(h-^n) * h-^{n+1}) for filters  [deltaconv], flat layers as [delta-fc]."""
-        plus, minus = self._pairings(x, s_plus), self._pairings(x, s_minus)
-        samples = x.shape[-4]
-        return {name: (plus[name] - minus[name]) / samples for name in plus}
+        """(1/B) (P^-1(h+^n) * h+^{n+1} - P^-1(h-^n) * h-^{n+1}) for filters  [deltaconv], flat layers as [delta-fc].
 
-    def _pairings(self, x: Tensor, s: State) -> dict[str, Tensor]:
-        """dPhi/dtheta summed over the batch."""
-        flat, maps = self.split(s)
-        chain = (*flat, maps[0].flatten(-3))
+        Differences come first, du v+ + u- dv: the sums over samples and places are far larger than what they differ in.
+        """
+        samples = x.shape[-4]
+        pairs = self._flat_contrast(s_plus, s_minus) | self._map_contrast(x, s_plus, s_minus)
+        return {name: g / samples for name, g in pairs.items()}
+
+    def _flat_contrast(self, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        plus, minus = ((*flat, maps[0].flatten(-3)) for flat, maps in map(self.split, (s_plus, s_minus)))
         out = {}
-        for n in range(len(flat)):
-            out[f"Wfc{n}{n + 1}"] = chain[n].mT @ chain[n + 1]
+        for n in range(len(self.flat)):
+            moved = plus[n] - minus[n]
+            out[f"Wfc{n}{n + 1}"] = moved.mT @ plus[n + 1] + minus[n].mT @ (plus[n + 1] - minus[n + 1])
             if self.bias:
-                out[f"bfc{n}"] = chain[n].sum(-2)
-        for n, (h, below) in enumerate(zip(maps, (*maps[1:], x), strict=True)):
-            weight, _ = self.filters(n)
-            spread = unpool(h, self.response(below, n), self.pool)
-            out[f"Wconv{n}{n + 1}"] = conv_weight(below, spread, weight, self.padding)
+                out[f"bfc{n}"] = moved.sum(-2)
+        return out
+
+    def _map_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        (_, plus), (_, minus) = self.split(s_plus), self.split(s_minus)
+        out = {}
+        for n in range(len(self.channels)):
+            name, (weight, _) = f"Wconv{n}{n + 1}", self.filters(n)
+            moved = plus[n] - minus[n]
+            if n + 1 == len(self.channels):
+                out[name] = conv_weight(x, unpool(moved, self.response(x, n), self.pool), weight, self.padding)
+            else:
+                after, before = (unpool(maps[n], self.response(maps[n + 1], n), self.pool) for maps in (plus, minus))
+                out[name] = conv_weight(plus[n + 1], after - before, weight, self.padding)
+                out[name] = out[name] + conv_weight(plus[n + 1] - minus[n + 1], before, weight, self.padding)
             if self.bias:
-                out[f"bconv{n}"] = h.sum((-4, -2, -1))
+                out[f"bconv{n}"] = moved.sum((-4, -2, -1))
         return out
 
 

@@ -155,7 +155,10 @@ class Layered(PrimitiveDynamics):
         )
 
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """(1/B) (r+^n r+^{n+1}^T - r-^n r-^{n+1}^T), times eps if energy-based  [delta-fc-canon, delta-fc]."""
+        """(1/B) (r+^n r+^{n+1}^T - r-^n r-^{n+1}^T), times eps if energy-based  [delta-fc-canon, delta-fc].
+
+        Differences come first, dr r+^T + r- dr^T: the sums over samples are far larger than what they differ in.
+        """
         plus, minus = self.activity(s_plus), self.activity(s_minus)
         visible = self.input_activity(x)
         factor = (self.eps if self.energy_based else 1.0) / x.shape[-2]
@@ -163,7 +166,7 @@ class Layered(PrimitiveDynamics):
         for n in range(self.depth):
             moved = plus[n] - minus[n]
             if n + 1 < self.depth:
-                pairs = plus[n].mT @ plus[n + 1] - minus[n].mT @ minus[n + 1]
+                pairs = moved.mT @ plus[n + 1] + minus[n].mT @ (plus[n + 1] - minus[n + 1])
             else:
                 pairs = moved.mT @ visible
             out[f"W{n}{n + 1}"] = factor * pairs

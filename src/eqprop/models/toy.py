@@ -93,7 +93,7 @@ class Toy(PrimitiveDynamics):
         factor = self.eps / x.shape[-2]
         moved = [p - m for p, m in zip(plus, minus, strict=True)]
         out = {
-            "W01": factor * (plus[0].mT @ plus[1] - minus[0].mT @ minus[1]),
+            "W01": factor * (moved[0].mT @ plus[1] + minus[0].mT @ moved[1]),
             "W0x": factor * (moved[0].mT @ rx),
             "W1x": factor * (moved[1].mT @ rx),
         }
