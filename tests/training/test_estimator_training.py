@@ -20,7 +20,7 @@ from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, w
 from torch.testing import assert_close
 
 from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
-from eqprop.data import Images
+from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.cuda.conv import Conv
@@ -32,9 +32,12 @@ from eqprop.estimators import Signs
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, label
 from eqprop.experiments.io import from_dict, to_dict
+from eqprop.experiments.paper import named_experiment
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.report.page import write_report
 from eqprop.training import Stopped, resume, train
+from eqprop.training.api import continual_warning, resolve
+from eqprop.training.plan import make_plan
 from eqprop.training.watch import Progress, Watch
 
 FORMS = list(ESTIMATORS)
@@ -103,13 +106,44 @@ class Told(Watch):
         self.warnings.append(message)
 
 
-def test_parameters_that_move_too_fast_during_the_second_phase_are_warned_of(tmp_path: Path, images: Images) -> None:
+def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_path: Path, images: Images) -> None:
     fast, slow = Told(), Told()
     options: dict[str, Any] = {"data": images, "estimator": "continual", "epochs": 1, "samples": 40, "T": 20, "K": 10}
     train(SMALL, tmp_path / "fast", watch=fast, **options)
     train(SMALL, tmp_path / "slow", watch=slow, learning_rates={"*": 1e-4}, **options)
-    assert any("far from EP at these learning rates" in text and "Lower the rates" in text for text in fast.warnings)
-    assert not any("far from EP" in text for text in slow.warnings)
+    assert any(
+        "times the largest known to work" in text and "divide the learning rates by" in text for text in fast.warnings
+    )
+    assert not any("known to work" in text for text in slow.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "factor"),
+    [
+        ("continual-ep-1h", "paper", None),
+        ("continual-ep-1h", "authors", None),
+        ("continual-ep-2h", "paper", None),
+        ("P-1h", "paper", "27 times"),
+        ("P-2h", "paper", "13 times"),
+    ],
+)
+def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_do(
+    name: str, preset: str, factor: str | None
+) -> None:
+    experiment, settings = resolve(name, {"preset": preset, "estimators": "ep-continual"})
+    warning = continual_warning(make_plan(experiment, settings, mnist()))
+    assert (warning is None) if factor is None else (warning is not None and factor in warning), warning
+
+
+def test_the_experiments_of_continual_ep_have_the_published_settings() -> None:
+    one, two = named_experiment("continual-ep-1h"), named_experiment("continual-ep-2h")
+    assert (one.T, one.K, one.beta, one.epochs, one.batch) == (40, 15, 0.2, 100, 20)
+    assert (two.T, two.K, two.beta, two.epochs, two.batch) == (100, 20, 0.5, 150, 20)
+    assert dict(one.learning_rates) == {"W12": 0.0056, "W01": 0.0028}
+    assert dict(two.learning_rates) == {"W23": 0.01, "W12": 0.0018, "W01": 0.00018}
+    assert (str(one.architecture), str(two.architecture)) == ("784-512-10", "784-512-512-10")
+    assert one.estimator == two.estimator == "ep-continual"
+    assert not one.paper_results, "no error is known that could be set beside a run"
 
 
 @pytest.mark.parametrize("form", FORMS[1:])

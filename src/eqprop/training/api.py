@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from eqprop.data import Images, one_hot
-from eqprop.data.images import epoch_order
-from eqprop.estimators import EP, ContinualEP
+from eqprop.data import Images
 from eqprop.experiments.architecture import Factory
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, up_to_date
+from eqprop.experiments.paper import EXPERIMENTS
 from eqprop.files import write_json
 from eqprop.messages import unknown
 from eqprop.provenance import provenance
@@ -47,40 +46,32 @@ from eqprop.training.plan import (
 from eqprop.training.watch import Watch
 
 CONTINUAL = "ep-continual"
-TOO_FAR = 0.5
-"""Relative distance between the gradients of continual EP and EP above which `train` warns."""
 
 
-def drift(plan: Plan) -> float:
-    """|g_continual - g_EP| / |g_EP| on the first mini-batch of trial 0."""
-    experiment, images = plan.experiment, plan.images
-    model = plan.network((0,))
-    rows = epoch_order(experiment.seed, 0, len(images.train_x), experiment.batch)[0].to(images.train_x.device)
-    x, y = plan.inputs(images.train_x[rows], model), one_hot(images.train_y[rows], images.classes, plan.dtype)
-    moving = experiment.make_estimator(CONTINUAL, model)
-    assert isinstance(moving, ContinualEP), "only called for continual EP"
-    still = EP(moving.T, moving.K, moving.schedule, moving.stop, checked=False, beta=moving.beta)
-    cost = plan.cost(model)
-    free, expected = still.gradient(model, cost, x, y)
-    _, found = ContinualEP(0, moving.K, checked=False, beta=moving.beta, rates=moving.rates).gradient(
-        model, cost, x, y, free.state
-    )
-    away = sum(float((found[p] - g).square().sum()) for p, g in expected.items())
-    length = sum(float(g.square().sum()) for g in expected.values())
-    return float((away / length) ** 0.5) if length else 0.0
+def known_ratio() -> float:
+    """The largest rate / beta of a published experiment that learns with continual EP."""
+    known = [e for preset in EXPERIMENTS.values() for e in preset.values() if e.estimator == CONTINUAL]
+    return max(_ratio(experiment) for experiment in known)
+
+
+def _ratio(experiment: Experiment) -> float:
+    """The largest rate / beta of the network: what a step of the second phase moves its parameters by."""
+    rates = [rate for name, rate in experiment.learning_rates.items() if name not in experiment.readout_names]
+    return max(rates, default=0.0) / abs(experiment.beta)
 
 
 def continual_warning(plan: Plan) -> str | None:
-    """A warning if the parameters move too fast during the second phase, else None."""
+    """A warning if the parameters move faster during the second phase than is known to work, else None."""
     if CONTINUAL not in plan.settings.estimators:
         return None
-    far = drift(plan)
-    if far <= TOO_FAR:
+    found, known = _ratio(plan.experiment), known_ratio()
+    if found <= known:
         return None
-    how = f"differs from EP's by {far:.2g} times its norm" if math.isfinite(far) else "is not finite"
+    factor = found / known
     return (
-        "continual EP is far from EP at these learning rates: on the first mini-batch its gradient "
-        f"{how}. The parameters move too fast during the second phase. Lower the rates (--lr), or raise beta."
+        f"continual EP moves the parameters by rate / beta at each step of the second phase, here {found:.2g}, "
+        f"{factor:.2g} times the largest known to work ({known:.2g}, continual-ep-1h). It may not learn: divide the "
+        f"learning rates by {math.ceil(factor)}, or begin with continual-ep-1h or continual-ep-2h."
     )
 
 
