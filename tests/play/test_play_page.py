@@ -1,0 +1,229 @@
+"""The page to play with: what it is made of, and that it computes what the library computes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from helpers.browser import Browser, find_browser
+from helpers.pages import page_maker
+from torch import Tensor
+from typer.testing import CliRunner
+
+from eqprop import BPTT, EP, SquaredError, gdu
+from eqprop.cli import load_commands
+from eqprop.data import Images, mnist, one_hot
+from eqprop.dynamics import set_nudge_site
+from eqprop.experiments.io import to_dict
+from eqprop.models import Layered
+from eqprop.relax import Phase, relax
+from eqprop.report.play import VERDICTS, dequantised, render, stored, write_play
+
+AGREE = 1e-6
+"""How far a number of the page may be from the library's, relative to the largest of its layer or parameter."""
+
+
+@cache
+def images() -> Images:
+    return mnist(dtype=torch.float64)
+
+
+def digit(example: dict[str, Any]) -> Tensor:
+    return images().test_x[example["index"]][None]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_play(tmp_path_factory.mktemp("play"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+    chromium = Browser(program)
+    yield chromium
+    chromium.close()
+
+
+def test_the_page_stands_alone_and_is_small() -> None:
+    text = render()
+    assert len(text.encode()) < 1_000_000
+    assert "http" not in text
+    assert not re.search(r"\b(?:fetch|import|XMLHttpRequest|WebSocket)\(", text)
+    assert not re.search(r"\b(?:src|href)=[\"'](?!data:|#)", text)
+    assert re.findall(r"\{(?:css|net|view|stored|about)\}", text) == []
+    data = re.search(r'<script type="application/json" id="stored">(.*?)</script>', text, re.DOTALL)
+    assert data
+    assert json.loads(data[1])["verdicts"] == VERDICTS
+
+
+def test_every_verdict_of_the_page_has_words() -> None:
+    text = render()
+    causes = {*re.findall(r'"(two-cycle|never-settles|nudge-site)"', text), "T", "beta", "holds", "silent"}
+    assert causes == set(VERDICTS)
+
+
+def test_the_command_writes_the_page_and_says_how_to_open_it(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(load_commands(), ["play", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.resolve().as_uri() in done.output.replace("\n", "")
+    assert out.read_text(encoding="utf-8") == render()
+
+
+def test_the_command_opens_a_browser_or_says_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: not opened.append(url))
+    command = ["play", "--open", "--out", str(tmp_path)]
+    assert CliRunner().invoke(load_commands(), command).exit_code == 0
+    assert opened == [(tmp_path / "play.html").resolve().as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    done = CliRunner().invoke(load_commands(), command)
+    assert isinstance(done.exception, OSError)
+    assert "Open the page yourself" in str(done.exception)
+
+
+@pytest.mark.parametrize("name", ["energy-based", "prototypical"])
+def test_the_stored_nets_have_the_errors_that_are_stated(name: str) -> None:
+    net = stored()["nets"][name]
+    state = relax(dequantised(net), images().test_x, net["experiment"]["T"]).state
+    error = 100.0 * float((state[0].argmax(1) != images().test_y).double().mean())
+    assert error == pytest.approx(net["test_error"]["quantised"], abs=0.011)
+    assert net["test_error"]["quantised"] < 5.0
+
+
+def test_the_stored_nets_are_those_of_the_script() -> None:
+    made = page_maker("make_play_nets").EXPERIMENTS
+    assert set(made) == set(stored()["nets"])
+    for name, experiment in made.items():
+        assert stored()["nets"][name]["experiment"] == json.loads(json.dumps(to_dict(experiment)))
+    assert stored()["provenance"]["command"] == "python docs/make_play_nets.py"
+
+
+def test_a_quantised_weight_is_within_half_a_step() -> None:
+    weight = torch.randn(7, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = page_maker("make_play_nets").quantised(weight)
+    net = {
+        "setting": "prototypical",
+        "activation": "sigmoid",
+        "sizes": [7, 30],
+        "weights": {"W01": found},
+        "biases": {},
+    }
+    back = dequantised(net).W01.detach()
+    half = torch.tensor(found["scale"])[:, None] / 2
+    assert bool(((back - weight).abs() <= half * (1 + 1e-9)).all())
+    assert not torch.equal(back, weight)
+
+
+def test_the_prepared_digit_goes_back_and_forth_and_rests_alternating() -> None:
+    model, x = dequantised(stored()["nets"]["prototypical"]), digit(stored()["back_and_forth"])
+    late, later = (relax(model, x, T) for T in (2000, 2002))
+    assert float(late.residual) > 0.1
+    assert torch.allclose(late.state[0], later.state[0], atol=1e-9), "two steps bring it back"
+    assert bool(relax(model, x, Phase(200, "alternating")).settled)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A comparison that page and library both make: an example of the page and the answer it is nudged to."""
+
+    net: str
+    example: int
+    answer: int
+    T: int
+    K: int
+    beta: float
+    site: str = "outside"
+
+    def model(self) -> Layered:
+        model = dequantised(stored()["nets"][self.net])
+        if self.site == "inside":
+            set_nudge_site(model, "inside")
+        return model
+
+    def script(self) -> str:
+        """Evaluates to what the page finds."""
+        made = f"Net.make(stored.nets['{self.net}'], '{self.site}')"
+        return f"""(() => {{
+            const stored = JSON.parse(document.getElementById("stored").textContent), net = {made};
+            const x = Net.pixels(stored.examples[{self.example}].uint8), y = Net.oneHot({self.answer});
+            const found = Net.study(net, x, y, {{T: {self.T}, K: {self.K}, beta: {self.beta}}});
+            const plain = (p) => ({{neurons: [...p.neurons], biases: [...p.biases], W01: [...p.W01]}});
+            const rmse = Object.fromEntries(Object.entries(found.metrics).map(([name, m]) => [name, m.rmse]));
+            return {{
+                states: found.states.filter((_, t) => t % 10 === 0 || t === {self.T}).map((s) => [...s]),
+                ep: found.ep.map(plain), bptt: found.bptt.map(plain), visible: [...Net.visible(net, x)], rmse,
+                verdict: Net.verdict(found, y, {self.K}, {self.beta}),
+            }};
+        }})()"""
+
+
+EB, P = "energy-based", "prototypical"
+CASES = [
+    *(Case(EB, n, (n + 3) % 10, T=150, K=8, beta=0.01) for n in range(5)),
+    *(Case(EB, n, n % 10, T=40, K=6, beta=0.5) for n in range(5, 10)),
+    Case(EB, 10, 5, T=200, K=20, beta=0.5),
+    Case(EB, 11, 4, T=12, K=12, beta=0.02),
+    Case(EB, 10, 5, T=300, K=10, beta=0.001),
+    Case(P, 0, 0, T=30, K=10, beta=0.1),
+    Case(P, 10, 5, T=40, K=8, beta=0.1),
+    Case(P, 11, 4, T=40, K=8, beta=1.0),
+    Case(P, 3, 8, T=50, K=5, beta=0.01),
+    Case(P, 10, 5, T=60, K=8, beta=0.01, site="inside"),
+    Case(P, 7, 1, T=60, K=8, beta=0.1, site="inside"),
+    Case(P, 2, 7, T=60, K=6, beta=0.5, site="inside"),
+]
+
+
+PARTS = ("neurons", "biases", "W01")
+
+
+def near(found: Any, expected: Tensor) -> None:
+    values = numpy.asarray(found, dtype=float).reshape(expected.shape)
+    largest = float(expected.abs().max())
+    assert float(numpy.abs(values - expected.detach().numpy()).max()) <= AGREE * largest
+
+
+def test_there_are_twenty_cases() -> None:
+    assert len(set(CASES)) == 20
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.net}-{c.site}-{c.example}-T{c.T}-K{c.K}-beta{c.beta}")
+def test_the_page_computes_what_the_library_computes(browser: Browser, page: Path, case: Case) -> None:
+    if browser.run("typeof Net") != "object":
+        browser.open(page)
+    found = browser.run(case.script())
+    model, cost = case.model(), SquaredError()
+    x = digit(stored()["examples"][case.example])
+    y = one_hot(torch.tensor([case.answer]), 10, torch.float64)
+    free = relax(model, x, case.T, keep=case.T)
+    shown = [s for t, s in enumerate((*free.trail, free.state)) if t % 10 == 0 or t == case.T]
+    near(found["states"], torch.stack([torch.cat(s, -1)[0] for s in shown]))
+    visible = torch.tensor(found["visible"], dtype=torch.float64)
+    for name, estimator, sign in (("ep", EP(case.T, case.K, beta=case.beta), 1), ("bptt", BPTT(case.T, case.K), -1)):
+        theirs = estimator.processes(model, cost, x, y, free)
+        mine = {part: torch.tensor([step[part] for step in found[name]], dtype=torch.float64) for part in PARTS}
+        for part, lead in (("neurons", theirs.neurons), ("biases", (theirs.synapses["b0"], theirs.synapses["b1"]))):
+            outputs, hidden = (layer.reshape(case.K, -1) for layer in lead)
+            near(mine[part][:, :10], sign * outputs)
+            near(mine[part][:, 10:], sign * hidden)
+        near(mine["W01"], sign * theirs.synapses["W01"])
+        near(mine["biases"][:, 10:, None] * visible, sign * theirs.synapses["W12"])
+    report = gdu.compare(model, cost, x, y, case.T, case.K, case.beta, gdu.Options(shown=0))
+    expected = {n: m.rmse for kind in (report.neurons, report.synapses, report.biases) for n, m in kind.items()}
+    assert found["rmse"] == pytest.approx(expected, rel=AGREE)
+    assert found["verdict"]["outcome"] == report.budget.outcome
