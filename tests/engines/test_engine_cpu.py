@@ -313,18 +313,6 @@ def test_without_a_compiler_the_reference_runs_and_it_is_said_once(
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_the_cache_is_used_and_a_folder_that_others_can_write_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cpu_library.library_folder()
-    assert folder == tmp_path / "eqprop"
-    folder.chmod(0o777)
-    assert cpu_library.library_folder() not in (folder, *folder.parents)
-    folder.chmod(0o700)
-    assert cpu_library.library_folder() == folder
-
-
 def test_a_change_of_flags_or_sources_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = cpu_library.find_compiler()
     first = cpu_library._fingerprint(command, ("-DREAL_DOUBLE",))

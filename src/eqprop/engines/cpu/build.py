@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eqprop.cache import cache_folder
+from eqprop.cache import code_folder, store_code, stored_code
 
 SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
@@ -31,6 +30,10 @@ TUNINGS = (
     ("-O2",),
 )
 """Tried in turn until the compiler accepts one. The first is for x86, the third for compilers without -march=native."""
+
+
+COMPILE_SECONDS = 120.0
+"""A compiler that takes longer counts as hanging; compiling takes a few seconds."""
 
 
 class NoLibraryError(RuntimeError):
@@ -50,9 +53,12 @@ def library(unit: str, dtype: torch.dtype) -> Library:
     command = find_compiler()
     defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
     arguments = (*COMMON, *defines, str(SOURCES / f"{unit}.c"))
-    target = library_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
-    if not target.exists():
-        _compile(command, arguments, target)
+    try:
+        target = code_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
+        if stored_code(target) is None:
+            store_code(target, _compile(command, arguments, target.parent))
+    except OSError as error:
+        raise NoLibraryError(f"compiled kernels cannot be kept: {error}") from error
     try:
         loaded = ctypes.CDLL(str(target))
     except OSError as error:
@@ -75,26 +81,6 @@ def find_compiler() -> tuple[str, ...]:
     return (found, *given[1:])
 
 
-def library_folder() -> Path:
-    """The folder for compiled code: the cache folder if only this user can write to it, else a new one."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = folder.stat()
-        # Code is loaded from here: nobody else may be able to write to it.
-        private = not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and facts.st_uid == os.getuid()
-        if private and os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    except OSError:
-        pass
-    return _folder_of_this_process()
-
-
-@functools.cache
-def _folder_of_this_process() -> Path:
-    return Path(tempfile.mkdtemp(prefix="eqprop-"))
-
-
 def _fingerprint(command: tuple[str, ...], arguments: tuple[str, ...]) -> str:
     """Hash everything the compiled code depends on: sources, flags, compiler and processor."""
     parts = [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
@@ -114,17 +100,16 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _compile(command: tuple[str, ...], arguments: tuple[str, ...], target: Path) -> None:
-    """Compile into a temporary file and rename it, so that readers never see a partial library."""
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
+def _compile(command: tuple[str, ...], arguments: tuple[str, ...], folder: Path) -> bytes:
+    """The compiled library, made in a temporary file of this folder."""
+    handle, name = tempfile.mkstemp(dir=folder, suffix=".so")
     os.close(handle)
     complaint = ""
     try:
         for tuning in TUNINGS:
             complaint = _output([*command, *tuning, *arguments, "-o", name, "-lm"], wanted=False)
             if not complaint:
-                os.replace(name, target)
-                return
+                return Path(name).read_bytes()
     finally:
         Path(name).unlink(missing_ok=True)
     raise NoLibraryError(f"the C compiler {' '.join(command)} failed: {complaint.strip().splitlines()[0]}")
@@ -133,7 +118,7 @@ def _compile(command: tuple[str, ...], arguments: tuple[str, ...], target: Path)
 def _output(command: list[str], wanted: bool = True) -> str:
     """Run a command and return its output; without `wanted`, only its error message, empty on success."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         if wanted:
             raise NoLibraryError(f"the C compiler {command[0]} cannot be run ({error}).") from error

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from eqprop.cache import cache_folder
-from eqprop.files import write_bytes
+from eqprop.cache import code_folder, store_code, stored_code
 
 SOURCES = Path(__file__).parent / "kernels"
 
@@ -136,12 +135,13 @@ def _compiled(source: str | Path, options: list[str]) -> bytes:
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     key = hashlib.sha256(b"\0".join([code, *headers.values(), *(o.encode() for o in options)]))
     key.update(f"{major.value}.{minor.value}".encode())
-    cached = cache_folder("kernels") / f"{Path(source).stem}-{key.hexdigest()[:24]}.cubin"
-    if cached.is_file():
-        return cached.read_bytes()
+    name = f"{Path(source).stem}-{key.hexdigest()[:24]}.cubin"
+    with suppress(OSError):  # without a private cache, compile every time
+        if (found := stored_code(code_folder() / name)) is not None:
+            return found
     image = _compile(Path(source).name, code, headers, options)
-    with suppress(OSError):  # without a writable cache, compile again next time
-        write_bytes(cached, image)
+    with suppress(OSError):
+        store_code(code_folder() / name, image)
     return image
 
 
