@@ -1,0 +1,97 @@
+"""Ask the doctor about every ailing and every healthy net of tests/helpers/ailing_nets.py, over ten seeds.
+
+    python -m benchmarks.doctor_campaign --out results/doctor.json
+
+Thresholds were fixed on seeds 0 to 4; the shares reported are those of seeds 5 to 9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from helpers.ailing_nets import AILING, HEALTHY, Case  # noqa: E402
+
+from eqprop.files import write_json  # noqa: E402
+from eqprop.gdu.doctor import doctor  # noqa: E402
+from eqprop.provenance import provenance  # noqa: E402
+
+FIXED_ON, REPORTED_ON = range(5), range(5, 10)
+
+
+def ask(case: Case) -> dict[str, Any]:
+    began = time.perf_counter()
+    found = doctor(case.model, case.cost, case.x, case.y, case.ep, state=case.state, rates=case.rates)
+    seconds = time.perf_counter() - began
+    change = dict(found.finding.change) if found.finding else {}
+    return {"expected": case.cause, "found": found.cause, "change": change, "seconds": seconds, "text": found.verdict}
+
+
+def campaign(seeds: Sequence[int], only: str = "", talk: bool = False) -> dict[str, list[dict[str, Any]]]:
+    out: dict[str, list[dict[str, Any]]] = {}
+    for name, make in {**AILING, **HEALTHY}.items():
+        if only not in name:
+            continue
+        out[name] = [{"seed": seed, **ask(make(seed))} for seed in seeds]
+        if talk:
+            right = sum(a["found"] == a["expected"] for a in out[name])
+            print(f"{name:30s} {right}/{len(seeds)} {max(a['seconds'] for a in out[name]):6.2f} s", flush=True)
+            for a in out[name]:
+                if a["found"] != a["expected"] or len(seeds) == 1:
+                    print(f"    seed {a['seed']}: {a['expected']} -> {a['found']}: {a['text']}", flush=True)
+    return out
+
+
+def summary(found: dict[str, list[dict[str, Any]]], seeds: range) -> dict[str, Any]:
+    """Shares over the given seeds."""
+    answers = [(name, a) for name, each in found.items() for a in each if a["seed"] in seeds]
+    ailing = [a for name, a in answers if name in AILING]
+    healthy = [a for name, a in answers if name in HEALTHY]
+    return {
+        "seeds": list(seeds),
+        "ailing": len(ailing),
+        "right": sum(a["found"] == a["expected"] for a in ailing),
+        "healthy": len(healthy),
+        "accused": sum(a["found"] is not None for a in healthy),
+        "slowest": max(a["seconds"] for _, a in answers),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", default="0-9", help="such as 0-4")
+    parser.add_argument("--only", default="", help="generators whose names contain this")
+    asked = parser.parse_args()
+    first, _, last = asked.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    torch.set_num_threads(1)
+    found = campaign(seeds, asked.only, talk=True)
+    if not asked.only:
+        parts = {"fixed_on": FIXED_ON, "reported_on": REPORTED_ON}
+        shares = {name: summary(found, part) for name, part in parts.items() if set(part) <= set(seeds)}
+        print(json.dumps(shares, indent=2))
+        if asked.out is not None:
+            generators = {
+                name: {
+                    "cause": answers[0]["expected"],
+                    "found": {str(a["seed"]): a["found"] for a in answers},
+                    "seconds": round(max(a["seconds"] for a in answers), 3),
+                    "example": answers[0]["text"],
+                }
+                for name, answers in found.items()
+            }
+            write_json(asked.out, {**shares, "generators": generators, "provenance": provenance("cpu")})
+
+
+if __name__ == "__main__":
+    main()

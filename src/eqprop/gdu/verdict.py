@@ -1,0 +1,150 @@
+"""What keeps a net from learning: the cause, the number that shows it, and the remedy in the caller's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Voice = Literal["python", "command line"]
+"""Who asks: remedies are Python arguments, or options of the command line."""
+
+VOICES: tuple[Voice, ...] = get_args(Voice)
+
+CAUSES = {
+    "bad-numbers": "A number is not finite",
+    "random": "The transition is not a function of x and s alone",
+    "mixing": "The samples of a mini-batch act on each other",
+    "optimizer": "The optimizer does not hold the model's parameters",
+    "targets": "The targets are out of the outputs' reach",
+    "formula": "A hand-written formula is not the derivative of Phi",
+    "start": "The free phase begins in the wrong place",
+    "diverges": "The state grows without bound",
+    "eps": "The step is too large",
+    "two-cycle": "The state goes back and forth",
+    "T": "The free phase is too short",
+    "never-settles": "The free phase does not settle",
+    "no-pull": "The cost does not pull on any neuron",
+    "inputs": "The input makes no difference",
+    "zero-weights": "Weights of zero pass no signal",
+    "silent": "Saturated or clipped neurons pass no signal",
+    "outside-phi": "Phi does not read a parameter",
+    "asymmetric": "The Jacobian is not symmetric",
+    "nudge-site": "The nudge bypasses squash",
+    "rounding": "The updates are lost in rounding",
+    "beta": "The nudge is too strong",
+    "K": "The second phase is too short",
+    "gradient": "EP's gradient is not the exact one",
+    "rate-large": "The learning rate is too large",
+    "rate-small": "The learning rate is too small",
+}
+"""Every cause by its key, in a few words."""
+
+OF_EP = ("T", "K", "beta", "schedule", "nudging")
+OPTIONS = {"T": "--T", "K": "--K", "beta": "--beta", "schedule": "--schedule", "nudge_site": "--nudge-site"}
+IN_PYTHON = {"eps": "eps={} in the model", "lr": "lr={}", "dtype": "model.double(), with x and y in float64"}
+IN_SHELL = {"eps": "eps {} in the model", "lr": "--lr {}", "dtype": "--dtype float64"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause.
+
+    cause       a key of `CAUSES`
+    shown_by    the number that shows it
+    change      settings that cure it, by name: T, K, beta, schedule, eps, nudge_site, lr, dtype
+    advice      what else to do, in words that hold for every caller
+    verified    whether the change was tried on this batch and does cure it
+    """
+
+    cause: str
+    shown_by: str
+    change: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
+    verified: bool = False
+
+    def remedy(self, voice: Voice = "python") -> str:
+        """What to do, as a sentence or two."""
+        parts = []
+        if self.change:
+            tried = " (tried on this batch: it cures it)" if self.verified else ""
+            parts.append(f"Use {_settings(self.change, voice)}{tried}.")
+        return " ".join([*parts, *([self.advice] if self.advice else [])])
+
+    def text(self, voice: Voice = "python") -> str:
+        return f"{CAUSES[self.cause]}: {self.shown_by}. {self.remedy(voice)}".strip()
+
+
+def _settings(change: Mapping[str, Any], voice: Voice) -> str:
+    if voice == "command line":
+        words = [IN_SHELL[n].format(v) if n in IN_SHELL else f"{OPTIONS[n]} {v}" for n, v in change.items()]
+        return " ".join(words)
+    of_ep = ", ".join(f"{name}={value!r}" for name, value in change.items() if name in OF_EP)
+    others = [
+        IN_PYTHON[n].format(v) if n in IN_PYTHON else f"{n}={v!r}" for n, v in change.items() if n not in OF_EP
+    ]
+    return " and ".join([*([f"EP({of_ep}, ...)"] if of_ep else []), *others])
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor found.
+
+    finding     the first cause, or None for a net that has none of those looked for
+    passed      the checks before it and what each measured
+    remarks     what is not as the theorem has it, yet does no harm
+    seconds     wall time
+    """
+
+    finding: Finding | None
+    passed: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+    seconds: float = 0.0
+    voice: Voice = "python"
+
+    @property
+    def healthy(self) -> bool:
+        return self.finding is None
+
+    @property
+    def cause(self) -> str | None:
+        """A key of `CAUSES`, or None."""
+        return None if self.finding is None else self.finding.cause
+
+    @property
+    def verdict(self) -> str:
+        if self.finding is not None:
+            return self.finding.text(self.voice)
+        return "No cause found: " + "; ".join(self.passed[name] for name in SUMMARY if name in self.passed) + "."
+
+    def __str__(self) -> str:
+        lines = [f"{name:>12}  {what}" for name, what in self.passed.items()]
+        return "\n".join([*lines, *self.remarks, self.verdict])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        found = self.finding
+        return {
+            "healthy": self.healthy,
+            "cause": self.cause,
+            "verdict": self.verdict,
+            "shown_by": found.shown_by if found else None,
+            "remedy": found.remedy(self.voice) if found else None,
+            "change": dict(found.change) if found else {},
+            "verified": found.verified if found else None,
+            "passed": dict(self.passed),
+            "remarks": list(self.remarks),
+            "seconds": self.seconds,
+        }
+
+
+SUMMARY = ("settles", "gradient", "rates")
+"""The checks that are named where every one has passed."""
+
+
+def nice(value: float, up: bool = True) -> float:
+    """The next of 1, 2, 3, 5 times a power of ten, above or below."""
+    steps = [m * 10.0**e for e in range(-12, 13) for m in (1, 2, 3, 5)]
+    if up:
+        return next(s for s in steps if s >= value * (1 - 1e-9))
+    return next(s for s in reversed(steps) if s <= value * (1 + 1e-9))
