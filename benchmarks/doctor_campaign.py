@@ -19,11 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from helpers.ailing_nets import AILING, HEALTHY, Case  # noqa: E402
+from helpers.ailing_nets import AILING, HEALTHY, Case
 
-from eqprop.files import write_json  # noqa: E402
-from eqprop.gdu.doctor import doctor  # noqa: E402
-from eqprop.provenance import provenance  # noqa: E402
+from eqprop.files import write_json
+from eqprop.gdu.doctor import doctor
+from eqprop.provenance import provenance
 
 FIXED_ON, REPORTED_ON = range(5), range(5, 10)
 

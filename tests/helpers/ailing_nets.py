@@ -104,14 +104,14 @@ def slow_hopfield(seed: int) -> Case:
     n, outputs = draw.whole(6, 10), 2
     M = draw.normal(n + outputs, n + outputs)
     W = M + M.T
-    W = W * (draw.number(0.96, 0.98) / float(torch.linalg.eigvalsh(W).max()))
+    W = W * (draw.number(0.95, 0.97) / float(torch.linalg.eigvalsh(W).max()))
 
     def energy(x: Tensor, s: State, theta: Theta) -> Tensor:
         v = torch.cat(s, 1)
         return 0.5 * v.square().sum(-1) - 0.5 * ((v @ theta["W"]) * v).sum(-1) - (s[1] * (x @ theta["V"].T)).sum(-1)
 
     model = from_energy(energy, {"W": W, "V": draw.normal(n, 4)}, (outputs, n), eps=0.1)
-    return Case("T", model, *draw.batch(4, outputs), EP(T=300, K=3000, beta=0.001))
+    return Case("T", model, *draw.batch(4, outputs), EP(T=300, K=1000, beta=0.001))
 
 
 def predictive_coding(draw: Draw, gain: float, eps: float, squash: Callable[[Tensor], Tensor]) -> Dynamics:
@@ -161,7 +161,7 @@ def inhibition_oscillates(seed: int) -> Case:
 
 
 def chains_disagree(seed: int) -> Case:
-    """Two strongly coupled hidden layers: at even and at odd times the net follows chains that end in different states."""
+    """Two strongly coupled hidden layers: the states at even and at odd times end in different places."""
     draw = Draw(seed)
     n = draw.whole(2, 4)
     model = prototypical(draw, n, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -80,9 +81,7 @@ def _settings(change: Mapping[str, Any], voice: Voice) -> str:
         words = [IN_SHELL[n].format(v) if n in IN_SHELL else f"{OPTIONS[n]} {v}" for n, v in change.items()]
         return " ".join(words)
     of_ep = ", ".join(f"{name}={value!r}" for name, value in change.items() if name in OF_EP)
-    others = [
-        IN_PYTHON[n].format(v) if n in IN_PYTHON else f"{n}={v!r}" for n, v in change.items() if n not in OF_EP
-    ]
+    others = [IN_PYTHON[n].format(v) if n in IN_PYTHON else f"{n}={v!r}" for n, v in change.items() if n not in OF_EP]
     return " and ".join([*([f"EP({of_ep}, ...)"] if of_ep else []), *others])
 
 
@@ -148,3 +147,7 @@ def nice(value: float, up: bool = True) -> float:
     if up:
         return next(s for s in steps if s >= value * (1 - 1e-9))
     return next(s for s in reversed(steps) if s <= value * (1 + 1e-9))
+
+
+def percent(gap: float) -> str:
+    return f"{gap:.0%}" if math.isfinite(gap) else "an infinity"

@@ -1,0 +1,311 @@
+"""A problem under examination, and the gradients that stand between EP's and the exact one.
+
+Between the gradient that EP gives and the exact one stand five others, each differing from the next by one cause:
+
+    as it is        T free steps, K nudged ones at beta, in the model's dtype
+    at rest         the same from the state of rest                             T, eps, two-cycle
+    wide            the same in float64                                         rounding
+    limit           beta -> 0                                                   beta
+    complete        K -> infinity                                               K
+    exact           recurrent backprop at the state of rest                     asymmetric, outside-phi, nudge-site
+
+Each differs from the next by one cause.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Problem
+from eqprop.estimators import EP, RBP
+from eqprop.estimators.base import trainable, transition_vjp
+from eqprop.gdu.linearised import Linearised, flat, flat_product, unflat
+from eqprop.gdu.lockstep import slope_excess
+from eqprop.gdu.verdict import Voice
+from eqprop.relax import NotFiniteError, Phase, Relaxation, prepare, relax
+from eqprop.state import State, detach, distance, scale
+
+Grads = dict[str, Tensor]
+Product = Callable[[Tensor], Tensor]
+Rates = float | Mapping[str, float] | torch.optim.Optimizer | None
+"""Learning rates: one for all, by parameter name ("*" for every other), or the optimizer itself."""
+
+GAP = 0.5
+"""Two gradients of a parameter differ where |a - b| is above this share of the longer one."""
+CURED = 0.2
+"""A remedy is called verified where it brings that share below this."""
+FAINT = 1e-6
+"""A parameter whose gradient is below this share of the largest is not looked at."""
+EXPLODED = 1e6
+"""A neuron beyond this has left every bound."""
+MOST_STEPS, MOST_TERMS = 40_000, 4_000
+DENSE = 64
+"""Neurons up to which the Jacobian is written out."""
+
+
+@dataclass(frozen=True)
+class Symptoms:
+    """What may be known beside the problem.
+
+    state       where the free phase begins; None: the model's own `init_state`
+    rates       learning rates, or the optimizer; None: rates are not examined
+    voice       in whose terms remedies are written
+    """
+
+    state: State | None = None
+    rates: Rates = None
+    voice: Voice = "python"
+
+
+@dataclass(frozen=True)
+class Patient(Problem):
+    """A problem under examination: its free phase, its rest and the gradients between EP and the truth, made once."""
+
+    ep: EP
+    symptoms: Symptoms
+
+    @cached_property
+    def start(self) -> State:
+        return prepare(self.model, self.x, self.symptoms.state, None)
+
+    @cached_property
+    def free(self) -> Relaxation:
+        """The free phase as it is, finite or not."""
+        return relax(self.model, self.x, Phase(self.ep.T, self.ep.schedule, checked=False), self.start)
+
+    @property
+    def floor(self) -> float:
+        """The residual that rounding leaves."""
+        size = max([1.0, *(float(layer.abs().max()) for layer in self.free.state)])
+        return 64 * torch.finfo(self.free.state[0].dtype).eps * size
+
+    @cached_property
+    def wide(self) -> Problem:
+        """The same in float64."""
+        if self.x.dtype == torch.float64:
+            return self
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        return Problem(copy.deepcopy(self.model).double(), copy.deepcopy(self.cost).double(), self.x.double(), y)
+
+    @cached_property
+    def rest(self) -> State:
+        """The state of rest in float64. Found by the check of settling, which says how."""
+        state = tuple(layer.double() for layer in self.free.state)
+        return march(self.wide, state, max(4 * self.ep.T, 200), 1e-12).state
+
+    def take_rest(self, state: State) -> None:
+        """Use a state that other means have found."""
+        self.__dict__["rest"] = march(self.wide, tuple(layer.double() for layer in state), self.ep.T, 1e-12).state
+
+    @cached_property
+    def as_it_is(self) -> Grads:
+        return self.gradient_from(self.free.state)
+
+    @cached_property
+    def at_rest(self) -> Grads:
+        return nudged(self, self.ep, tuple(layer.to(self.x.dtype) for layer in self.rest))
+
+    @cached_property
+    def in_float64(self) -> Grads:
+        return self.at_rest if self.wide is self else nudged(self.wide, self.ep, self.rest)
+
+    @cached_property
+    def around(self) -> Linearised:
+        return Linearised(self.wide.model, self.wide.x, self.rest)
+
+    @cached_property
+    def jacobian(self) -> Tensor | None:
+        """J of each sample at rest, (B, N, N); None where N is large and products with vectors are cheaper."""
+        rows = flat(self.rest)
+        if rows.shape[1] > DENSE:
+            return None
+        product = flat_product(self.around)
+        unit = torch.eye(rows.shape[1]).to(rows)
+        return torch.stack([product(e.expand_as(rows)) for e in unit], -1)
+
+    @property
+    def product(self) -> Product:
+        """v -> J v on rows (B, N)."""
+        J = self.jacobian
+        return flat_product(self.around) if J is None else lambda rows: torch.einsum("bij,bj->bi", J, rows)
+
+    @cached_property
+    def push(self) -> State:
+        """-dl/ds at rest."""
+        return scale(detach(self.wide.pull(self.rest)), -1.0)
+
+    @cached_property
+    def series(self) -> Series:
+        return self.series_of(self.push, self.ep.K)
+
+    def series_of(self, push: State, K: int) -> Series:
+        move = flat(self.around.product(tuple(torch.zeros_like(v) for v in push), push))
+        sums = neumann(self.product, move, K)
+        if sums.grows:
+            return Series({}, {}, sums.terms, grows=True)
+        short, complete = (_learned(self.around, unflat(rows, self.rest)) for rows in (sums.short, sums.complete))
+        return Series(short, complete, sums.terms, grows=False)
+
+    def harm(self, a: Grads, b: Grads) -> tuple[str, float]:
+        """The parameter where two gradients differ most, and by which share of what it should get."""
+        return worst(a, b, None if self.series.grows else self.series.complete)
+
+    @cached_property
+    def inside(self) -> Grads:
+        """The complete series with the nudge inside squash; the same where there is none."""
+        if slope_excess(self.around, self.push) is None:
+            return self.series.complete
+        return self.series_of(self.around.squashed(self.push), 1).complete
+
+    @cached_property
+    def exact(self) -> Grads:
+        J, model, x = self.jacobian, self.wide.model, self.wide.x
+        if J is None:
+            terms = RBP(0, max(2 * self.series.terms, 8), stop="settled", checked=False)
+            return terms.estimate(self.wide, at(self.rest))[1]
+        pulled = neumann(lambda rows: torch.einsum("bij,bi->bj", J, rows), -flat(self.push), 1).complete
+        return transition_vjp(model, x, self.rest, unflat(pulled, self.rest))[1]
+
+    def gradient_from(self, state: State) -> Grads:
+        """EP's gradient by name if its free phase ends in this state; without its rounding, which has a check."""
+        return nudged(self.wide, self.ep, tuple(layer.double() for layer in state))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What is not as the theorem has it, yet does no harm."""
+        out = []
+        residual = float(self.free.residual.max())
+        if residual > max(self.floor, 1e-6):
+            out.append(
+                f"The free phase ends with a residual of {residual:.1e}; the gradient differs by "
+                f"{self.harm(self.as_it_is, self.in_float64)[1]:.1%} from that at rest, which does no harm."
+            )
+        name, value = least_cosine(self.series.complete, self.exact)
+        if value < 0.99:
+            out.append(
+                f"EP's gradient of {name} has a cosine of {value:.2f} to the exact one: it still points downhill."
+            )
+        return tuple(out)
+
+
+def at(state: State) -> Relaxation:
+    """A free phase that ended there."""
+    none = state[0].new_zeros(len(state[0]))
+    return Relaxation(state, 0, none, none == 0)
+
+
+def nudged(problem: Problem, ep: EP, state: State) -> Grads:
+    """EP's gradient by name from the end of a free phase; infinite where the second phase explodes."""
+    try:
+        found = ep.estimate(problem, at(state))[1]
+    except NotFiniteError:
+        found = {name: torch.full_like(p, math.inf) for name, p in trainable(problem.model).items()}
+    return {name: found[name].detach().double() for name in trainable(problem.model)}
+
+
+@dataclass(frozen=True)
+class March:
+    """Where a walk of s + a (F(s) - s) ended, how far F would move it, and after how many steps."""
+
+    state: State
+    residual: float
+    steps: int
+
+    def rests(self, below: float) -> bool:
+        return self.residual < below
+
+
+@torch.no_grad()
+def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0) -> March:
+    """Up to so many steps of s + a (F(s) - s), fewer if the residual falls below the limit."""
+    model = problem.model
+    drive = model.drive(problem.x)
+    residual, done = math.inf, 0
+    for done in range(min(steps, MOST_STEPS) + 1):
+        new = model.step(drive, s)
+        if done % 16 == 0 or done == steps:
+            residual = float(distance(new, s, 1).max())
+            if residual < below or not residual < EXPLODED:
+                break
+        s = new if a == 1.0 else tuple(v + a * (w - v) for v, w in zip(s, new, strict=True))
+    return March(s, residual, done)
+
+
+@dataclass(frozen=True)
+class Series:
+    """EP's gradient at rest as beta -> 0: after K terms of sum_t J^t m, and with all of them.
+
+    terms       how many it takes until they no longer count
+    grows       whether they grow: the state of rest does not attract
+    """
+
+    short: Grads
+    complete: Grads
+    terms: int
+    grows: bool
+
+
+class Sums(NamedTuple):
+    """sum_t J^t m after K terms and after all that count, (B, N), and how many those were."""
+
+    short: Tensor
+    complete: Tensor
+    terms: int
+    grows: bool
+
+
+def neumann(product: Product, move: Tensor, K: int) -> Sums:
+    first, total, short, n = float(move.abs().max()), move, move, 1
+    while n < MOST_TERMS and (n < K or float(move.abs().max()) > 1e-7 * float(total.abs().max())):
+        move = product(move)
+        if not float(move.abs().max()) < 1e3 * max(first, 1e-300):
+            return Sums(short, total, n, grows=True)
+        total = total + move
+        n += 1
+        if n == K:
+            short = total
+    return Sums(short, total, n, grows=False)
+
+
+def size_of(s: State) -> float:
+    return max(float(layer.abs().max()) for layer in s)
+
+
+def _learned(around: Linearised, moved: State) -> Grads:
+    return {name: -g.detach() for name, g in around.synapses(moved).items()}
+
+
+def gaps(a: Grads, b: Grads, beside: Grads | None = None) -> dict[str, float]:
+    """|a - b| / max(|a|, |b|, |beside|) by name, where a gradient is not too faint to matter."""
+    others = (a, b) if beside is None else (a, b, beside)
+    sizes = {name: max(float(g[name].norm()) for g in others) for name in a}
+    whole = max(sizes.values())
+    if not math.isfinite(whole):
+        return dict.fromkeys(a, math.inf)
+    return {n: float((a[n] - b[n]).norm()) / size for n, size in sizes.items() if size > FAINT * whole and size > 0.0}
+
+
+def worst(a: Grads, b: Grads, beside: Grads | None = None) -> tuple[str, float]:
+    return max(gaps(a, b, beside).items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def whole_cosine(a: Grads, b: Grads) -> float:
+    """Of all parameters together: above 0, a small step against a lowers the loss that b is the gradient of."""
+    return cosine(*(torch.cat([g[name].flatten() for name in b]) for g in (a, b)))
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    lengths = float(a.norm() * b.norm())
+    return float((a * b).sum()) / lengths if lengths else 0.0
+
+
+def least_cosine(a: Grads, b: Grads) -> tuple[str, float]:
+    found = {name: cosine(a[name], b[name]) for name in gaps(a, b)}
+    return min(found.items(), key=lambda item: item[1], default=("", 1.0))
