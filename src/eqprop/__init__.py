@@ -1,5 +1,6 @@
 """eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from eqprop import data, gdu, models, starts
@@ -24,18 +25,17 @@ from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
 
 if TYPE_CHECKING:
+    from eqprop.gdu.doctor import doctor
     from eqprop.training import load, predict, train
 
-_TRAINING = ("load", "predict", "train")
+_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(("load", "predict", "train"), "eqprop.training")}
 
 
 def __getattr__(name: str) -> Any:
-    """Training is imported when it is first asked for: the mathematics does without."""
-    if name not in _TRAINING:
+    """Training and the doctor are imported when first asked for: the mathematics does without."""
+    if name not in _LATER:
         raise AttributeError(f"module 'eqprop' has no attribute {name!r}")
-    from eqprop import training
-
-    return getattr(training, name)
+    return getattr(importlib.import_module(_LATER[name]), name)
 
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "State",
     "__version__",
     "data",
+    "doctor",
     "from_energy",
     "from_primitive",
     "from_transition",

@@ -182,7 +182,9 @@ def untied(seed: int) -> Case:
     def transition(x: Tensor, s: State, theta: Theta) -> State:
         return torch.tanh(s[1] @ theta["A"].T), torch.tanh(s[0] @ theta["B"].T + x @ theta["V"].T)
 
-    parameters = {"A": draw.glorot(outputs, n), "B": 0.7 * draw.glorot(n, outputs), "V": draw.glorot(n, 4)}
+    # Contracting, whatever is drawn: it settles, and asymmetry is all that is wrong with it.
+    A, B = (0.9 * W / torch.linalg.matrix_norm(W, 2) for W in (draw.normal(outputs, n), draw.normal(n, outputs)))
+    parameters = {"A": A, "B": B, "V": draw.glorot(n, 4)}
     model = from_transition(transition, parameters, (outputs, n))
     return Case("asymmetric", model, *draw.batch(4, outputs), EP(T=500, K=100, beta=0.01))
 

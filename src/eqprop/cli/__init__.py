@@ -39,7 +39,7 @@ EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
 """Raised by bad input, a bad file or a diverging state; anything else is a bug and keeps its traceback."""
 
 
-COMMANDS = ("list", "train", "resume", "evaluate", "demo", "play", "gdu", "report", "tune", "reproduce")
+COMMANDS = ("list", "train", "resume", "evaluate", "demo", "play", "gdu", "doctor", "report", "tune", "reproduce")
 """Modules of this package, each with the command of its name, in the order of `eqprop --help`."""
 
 

@@ -45,7 +45,7 @@ class Asked:
     init: str | None = None
     batch: int | None = None
     seed: int | None = None
-    dtype: str = "float64"
+    dtype: str | None = "float64"
     device: str = "cpu"
     data: str | None = None
     nudge_site: NudgeSite | None = None
@@ -73,7 +73,7 @@ def setup(target: str, asked: Asked) -> Setup:
         return _fitted(_own(target, asked), asked)
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "batch", "seed")
     experiment = gdu_experiment(target, asked.preset).override(**{name: getattr(asked, name) for name in names})
-    found = Setup.of_experiment(experiment, DTYPES[asked.dtype], asked.device)
+    found = Setup.of_experiment(experiment, DTYPES[asked.dtype or "float64"], asked.device)
     return replace(found, schedule=asked.schedule or found.schedule)
 
 
@@ -83,7 +83,7 @@ def is_own(target: str) -> bool:
 
 
 def _check(asked: Asked) -> None:
-    if asked.dtype not in DTYPES:
+    if asked.dtype is not None and asked.dtype not in DTYPES:
         raise ValueError(unknown("dtype", asked.dtype, DTYPES))
     if asked.preset not in GDU_EXPERIMENTS:
         raise ValueError(unknown("preset", asked.preset, GDU_EXPERIMENTS))
@@ -105,7 +105,8 @@ def _fitted(found: Setup, asked: Asked) -> Setup:
         raise ValueError(f"--batch is {asked.batch}; expected 1 to {len(problem.x)}, the samples of {found.name}.")
     if asked.nudge_site is not None:
         set_nudge_site(found.problem.model, asked.nudge_site)
-    dtype, device = DTYPES[asked.dtype], asked.device
+    dtype = next(problem.model.parameters()).dtype if asked.dtype is None else DTYPES[asked.dtype]
+    device = asked.device
     x, y = (v[: asked.batch].to(device) for v in (problem.x, problem.y))
     return replace(
         found,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ FAINT = 1e-6
 """A parameter whose gradient is below this share of the largest is not looked at."""
 EXPLODED = 1e6
 """A neuron beyond this has left every bound."""
-MOST_STEPS, MOST_TERMS = 40_000, 4_000
+MOST_STEPS, MOST_TERMS, MOST_WORK = 40_000, 4_000, 2e11
+"""The longest walk in search of a rest, in steps and in multiplications, and the longest series."""
 DENSE = 64
 """Neurons up to which the Jacobian is written out."""
 
@@ -79,7 +80,7 @@ class Patient(Problem):
     @cached_property
     def free(self) -> Relaxation:
         """The free phase as it is, finite or not."""
-        return relax(self.model, self.x, Phase(self.ep.T, self.ep.schedule, checked=False), self.start)
+        return relax(self.model, self.x, Phase(self.ep.T, self.ep.schedule, stop="settled", checked=False), self.start)
 
     @property
     def floor(self) -> float:
@@ -101,8 +102,13 @@ class Patient(Problem):
         state = tuple(layer.double() for layer in self.free.state)
         return march(self.wide, state, max(4 * self.ep.T, 200), 1e-12).state
 
+    @property
+    def found_rest(self) -> bool:
+        """Whether the check of settling found a state of rest that F itself holds."""
+        return "rest" in self.__dict__
+
     def take_rest(self, state: State) -> None:
-        """Use a state that other means have found."""
+        """Use a state that more steps, or alternating ones, have led to."""
         self.__dict__["rest"] = march(self.wide, tuple(layer.double() for layer in state), self.ep.T, 1e-12).state
 
     @cached_property
@@ -178,6 +184,16 @@ class Patient(Problem):
         """EP's gradient by name if its free phase ends in this state; without its rounding, which has a check."""
         return nudged(self.wide, self.ep, tuple(layer.double() for layer in state))
 
+    @property
+    def most_steps(self) -> int:
+        return most_steps(self)
+
+    def only(self, samples: Tensor) -> Patient:
+        """Some of the samples, by mask."""
+        state = self.symptoms.state
+        kept = None if state is None else tuple(layer[samples] for layer in state)
+        return replace(self, x=self.x[samples], y=self.y[samples], symptoms=replace(self.symptoms, state=kept))
+
     def remarks(self) -> tuple[str, ...]:
         """What is not as the theorem has it, yet does no harm."""
         out = []
@@ -210,6 +226,12 @@ def nudged(problem: Problem, ep: EP, state: State) -> Grads:
     return {name: found[name].detach().double() for name in trainable(problem.model)}
 
 
+def most_steps(problem: Problem) -> int:
+    """Fewer in large nets."""
+    work = len(problem.x) * sum(p.numel() for p in problem.model.parameters())
+    return max(500, min(MOST_STEPS, int(MOST_WORK / max(work, 1))))
+
+
 @dataclass(frozen=True)
 class March:
     """Where a walk of s + a (F(s) - s) ended, how far F would move it, and after how many steps."""
@@ -228,7 +250,7 @@ def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0) 
     model = problem.model
     drive = model.drive(problem.x)
     residual, done = math.inf, 0
-    for done in range(min(steps, MOST_STEPS) + 1):
+    for done in range(min(steps, most_steps(problem)) + 1):
         new = model.step(drive, s)
         if done % 16 == 0 or done == steps:
             residual = float(distance(new, s, 1).max())

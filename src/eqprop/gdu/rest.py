@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product
-from eqprop.gdu.patient import EXPLODED, GAP, MOST_STEPS, Patient, march, size_of
+from eqprop.gdu.patient import EXPLODED, GAP, Patient, march, size_of, worst
 from eqprop.gdu.verdict import Finding, nice, percent
-from eqprop.relax import Phase, relax
+from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import State, distance, first_bad_layer, layer_name
 
 LONGER = (4, 64)
@@ -26,40 +26,70 @@ SMALLER = (0.5, 0.25, 0.125)
 TIE = "Tie the feedback to the forward weights (its transpose), or give the net by a Phi or an energy."
 
 
-def settles(p: Patient) -> Finding | str:
+@dataclass(frozen=True)
+class Settled:
+    """A free phase that is good enough: what was measured, and the samples that rest."""
+
+    note: str
+    patient: Patient
+
+
+def settles(p: Patient) -> Finding | Settled:
     """Finite? On its way? Back and forth? And does the gradient suffer?"""
-    free, tolerance = p.free, max(p.floor, 1e-9)
-    residual = float(free.residual.max())
+    tolerance = max(p.floor, 1e-9)
+    residual = float(p.free.residual.max())
     if not residual < EXPLODED:
         return _explodes(p)
     if residual <= tolerance:
-        return f"settles (residual {residual:.1e})"
-    found = _find_rest(p, tolerance)
-    name, gap = p.harm(p.as_it_is, p.in_float64) if found.cause in CURABLE else ("", math.inf)
+        return Settled(f"settles (residual {residual:.1e})", p)
+    found = find_rest(p, tolerance)
+    return _restless(p, found) if p.found_rest else _few_restless(p, found)
+
+
+def _restless(p: Patient, found: Finding) -> Finding | Settled:
+    """What it costs the gradient that the state is not yet where it would rest."""
+    name, gap = p.harm(p.as_it_is, p.in_float64)
     if gap <= GAP:
-        return f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
-    share = float((free.residual > tolerance).double().mean())
-    shown = f"after T = {p.ep.T} steps {share:.0%} of the samples still move (residual {residual:.1e}){found.shown_by}"
-    if name:
-        shown += f", and the gradient of {name} is off by {percent(gap)}"
-    change = {"T": _enough(p)} if found.cause == "T" else found.change
-    return replace(found, shown_by=shown, change=change)
+        residual = float(p.free.residual.max())
+        note = f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
+        return Settled(note, p)
+    return replace(found, shown_by=f"{found.shown_by}, and the gradient of {name} is off by {percent(gap)}")
 
 
-CURABLE = ("T", "two-cycle", "eps")
-"""Where a state of rest was found, so that the harm of not being there can be measured."""
+def _few_restless(p: Patient, found: Finding) -> Finding | Settled:
+    """What it costs the gradient that some samples never rest; the others go on by themselves."""
+    far = march(p, p.free.state, LONGER[-1] * max(p.ep.T, SHORTEST), 0.0).state
+    with torch.no_grad():
+        rests = distance(p.model.transition(p.x, far), far, 1) < settled_below(p.x.dtype, None)
+    if not bool(rests.any()) or bool(rests.all()):
+        return found
+    others = p.only(rests)
+    gap = worst(p.as_it_is, others.as_it_is)[1]
+    if gap > GAP:
+        return found
+    rest = settles(others)
+    if isinstance(rest, Finding):
+        return rest
+    note = f"{int((~rests).sum())} of {len(p.x)} samples never settle, which moves the gradient by {gap:.1%}; the rest "
+    return Settled(note + rest.note, rest.patient)
 
 
-def _find_rest(p: Patient, tolerance: float) -> Finding:
-    """Longer, alternating, or with smaller steps: the cause if the gradient suffers."""
+def find_rest(p: Patient, tolerance: float) -> Finding:
+    """Longer, alternating, or with smaller steps: what keeps the state from its rest, whether it matters or not."""
     # A state that is not on its way down is first given other steps, then more of the same.
     falls = not _returns(p) and _falls(p, tolerance)
     longer = _longer(p, tolerance) if falls else None
     found = longer or _alternating(p, tolerance) or _smaller_step(p, tolerance, p.free.state)
-    found = found or (None if falls else _longer(p, tolerance))
-    if found is not None:
-        return found
-    shown = f" and after {LONGER[-1]} times as many, with smaller steps too"
+    found = found or (None if falls else _longer(p, tolerance)) or _no_rest(p)
+    share = float((p.free.residual > tolerance).double().mean())
+    moving = (
+        f"after T = {p.ep.T} steps {share:.0%} of the samples still move (residual {float(p.free.residual.max()):.1e})"
+    )
+    return replace(found, shown_by=moving + found.shown_by)
+
+
+def _no_rest(p: Patient) -> Finding:
+    shown = f" and after {min(LONGER[-1] * p.ep.T, p.most_steps)}, with smaller steps too"
     around = Linearised(p.model, p.x, p.free.state)
     odd = asymmetry(flat_product(around), flat(p.free.state), 0)
     if not isinstance(p.model, PrimitiveDynamics) and odd > 0.05:
@@ -87,7 +117,7 @@ def _longer(p: Patient, tolerance: float) -> Finding | None:
     if not there.rests(max(tolerance, 1e-7)):
         return None
     p.take_rest(there.state)
-    return Finding("T", "", verified=True)
+    return Finding("T", "", {"T": _enough(p)}, verified=True)
 
 
 def _enough(p: Patient) -> int:
@@ -97,7 +127,7 @@ def _enough(p: Patient) -> int:
     moved = relax(p.model, p.x, Phase(p.ep.K, checked=False), rest, nudge).state
     near = 0.05 * float(distance(moved, rest, 1).max())
     state, done = p.free.state, p.ep.T
-    while done < MOST_STEPS and not float(distance(state, rest, 1).max()) < near:
+    while done < p.most_steps and not float(distance(state, rest, 1).max()) < near:
         steps = max(done // 4, 1)
         state, done = march(p, state, steps, 0.0).state, done + steps
     return int(nice(done))
@@ -106,7 +136,9 @@ def _enough(p: Patient) -> int:
 def _alternating(p: Patient, tolerance: float) -> Finding | None:
     if not p.model.bipartite or p.ep.schedule == "alternating":
         return None
-    there = relax(p.model, p.x, Phase(4 * p.ep.T, "alternating", stop="settled", still=1e-12, checked=False), p.start)
+    steps = min(LONGER[-1] * max(p.ep.T, SHORTEST), p.most_steps)
+    phase = Phase(steps, "alternating", stop="settled", still=tolerance / 10, checked=False)
+    there = relax(p.model, p.x, phase, p.start)
     if not float(there.residual.max()) <= max(tolerance, 1e-7):
         return None
     p.take_rest(there.state)
@@ -117,12 +149,11 @@ def _smaller_step(p: Patient, tolerance: float, state: State) -> Finding | None:
     """s + a (F(s) - s) rests where F does; for an energy it is the step a eps."""
     begun = state if first_bad_layer(state) is None and size_of(state) < EXPLODED else p.start
     for a in SMALLER:
-        there = march(p, begun, int(4 * p.ep.T / a), tolerance, a)
+        there = march(p, begun, int(4 * max(p.ep.T, 4 * SHORTEST) / a), tolerance, a)
         if there.rests(max(tolerance, 1e-7)):
             break
     else:
         return None
-    p.take_rest(there.state)
     eps = p.model.nudge_scale
     if eps != 1.0:
         shown = f", eps = {eps:g} oversteps the energy's minimum"

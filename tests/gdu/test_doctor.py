@@ -1,0 +1,203 @@
+"""The doctor on nets whose ailment is known, and on healthy ones; benchmarks/doctor_campaign.py asks about more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from helpers.ailing_nets import AILING, F64, HEALTHY, SAMPLES, Case, Draw
+from torch import Tensor
+
+import eqprop
+from eqprop import BPTT, EP, SquaredError
+from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
+from eqprop.models import stack
+
+SEED = 5
+"""One of those on which no threshold was fixed."""
+
+
+def ask(case: Case, **other: object) -> Diagnosis:
+    given = {"state": case.state, "rates": case.rates, **other}
+    return eqprop.doctor(case.model, case.cost, case.x, case.y, case.ep, **given)
+
+
+@cache
+def ailing(name: str) -> tuple[Case, Diagnosis]:
+    """A planted cause and what the doctor says of it, asked once."""
+    case = AILING[name](SEED)
+    return case, ask(case)
+
+
+@pytest.mark.parametrize("name", AILING)
+def test_the_first_cause_is_the_one_that_was_planted(name: str) -> None:
+    case, found = ailing(name)
+    assert found.cause == case.cause, str(found)
+    assert found.finding is not None
+    assert any(character.isdigit() for character in found.finding.shown_by)
+    assert found.finding.remedy()
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_net_is_not_accused(name: str) -> None:
+    found = ask(HEALTHY[name](SEED))
+    assert found.healthy, str(found)
+    assert "No cause found" in found.verdict
+
+
+def test_every_cause_that_generators_plant_is_known() -> None:
+    assert {make(SEED).cause for make in AILING.values()} <= set(CAUSES)
+    assert len(AILING) >= 20
+    assert len(HEALTHY) >= 5
+
+
+@pytest.mark.parametrize("name", ["phase_too_short", "slow_hopfield"])
+def test_the_free_phase_it_suggests_cures(name: str) -> None:
+    case, diagnosis = ailing(name)
+    finding = diagnosis.finding
+    assert finding is not None
+    T = finding.change["T"]
+    short, cured, rest = (
+        EP(steps, case.ep.K, beta=case.ep.beta).gradient(case.model, case.cost, case.x, case.y)[1]
+        for steps in (case.ep.T, T, 2 * T)
+    )
+    gaps = [max(float((found[p] - g).norm() / g.norm()) for p, g in rest.items()) for found in (short, cured)]
+    assert gaps[0] > 0.5
+    assert gaps[1] < 0.2
+    if name == "slow_hopfield":
+        assert 1000 <= T <= 5000
+
+
+def test_predictive_coding_at_too_large_a_step_is_given_half_of_it() -> None:
+    finding = ailing("step_overshoots")[1].finding
+    assert finding is not None
+    assert finding.change == {"eps": 0.15}
+    assert "eps=0.15 in the model" in finding.text("python")
+
+
+def test_the_beta_it_suggests_cures() -> None:
+    case, diagnosis = ailing("beta_too_large")
+    finding = diagnosis.finding
+    assert finding is not None
+    small, given, tried = (
+        EP(case.ep.T, case.ep.K, beta=b).gradient(case.model, case.cost, case.x, case.y)[1]
+        for b in (1e-4, case.ep.beta, finding.change["beta"])
+    )
+    gaps = [max(float((g[p] - small[p]).norm() / small[p].norm()) for p in small) for g in (given, tried)]
+    assert gaps[0] > 0.5
+    assert gaps[1] < 0.3
+
+
+def test_remedies_are_in_the_callers_terms() -> None:
+    finding = Finding("T", "it moves", {"T": 3000}, verified=True)
+    assert "EP(T=3000, ...)" in finding.text("python")
+    assert "--T" not in finding.text("python")
+    assert "--T 3000" in finding.text("command line")
+    assert "EP(" not in finding.text("command line")
+    rate = Finding("rate-large", "it rises", {"lr": 0.1})
+    assert rate.remedy("python") == "Use lr=0.1."
+    assert rate.remedy("command line") == "Use --lr 0.1."
+    turns = Finding("two-cycle", "", {"schedule": "alternating"})
+    assert turns.remedy("command line") == "Use --schedule alternating."
+    assert turns.remedy("python") == "Use EP(schedule='alternating', ...)."
+
+
+def test_the_model_its_gradients_and_the_optimizer_stay_as_they_are() -> None:
+    case = HEALTHY["healthy_predictive_coding"](SEED)
+    weights, optimizer = copy.deepcopy(case.model.state_dict()), copy.deepcopy(case.rates.state_dict())
+    ask(case)
+    assert all(torch.equal(v, weights[name]) for name, v in case.model.state_dict().items())
+    assert all(p.grad is None for p in case.model.parameters())
+    assert case.rates.state_dict() == optimizer
+
+
+def test_a_net_that_is_given_worse_settings_is_accused_and_given_better_ones_is_not() -> None:
+    """The same healthy net with one setting after the other made worse."""
+    case = HEALTHY["healthy_toy"](SEED)
+    worse: dict[str, Callable[[], Diagnosis]] = {
+        "T": lambda: ask(Case(None, case.model, case.x, case.y, EP(T=1, K=60, beta=0.02))),
+        "beta": lambda: ask(Case(None, case.model, case.x, case.y, EP(T=300, K=60, beta=6.0))),
+        "K": lambda: ask(Case(None, case.model, case.x, case.y, EP(T=300, K=1, beta=0.02))),
+        "rate-large": lambda: ask(case, rates=1000.0),
+        "rate-small": lambda: ask(case, rates=1e-9),
+        "targets": lambda: ask(HEALTHY["healthy_prototypical"](SEED)),
+    }
+    assert {name: make().cause for name, make in worse.items()} == {
+        **{name: name for name in worse},
+        "targets": None,
+    }
+
+
+def test_a_number_that_is_not_finite_is_named() -> None:
+    case = HEALTHY["healthy_toy"](SEED)
+    with torch.no_grad():
+        case.model.W01[0, 0] = float("nan")
+    found = ask(case)
+    assert found.cause == "bad-numbers"
+    assert "1 of 18 elements of W01" in found.verdict
+
+
+def test_softmax_as_squash_with_the_nudge_inside_is_exact() -> None:
+    """The derivative of softmax is symmetric though it is not diagonal; a clip behind it breaks that."""
+    exact, clipped = Softmax(clip=False), Softmax(clip=True)
+    x = Draw(0).uniform(SAMPLES, 3, low=-2.0, high=2.0)
+    y = torch.eye(3, dtype=F64)[torch.arange(SAMPLES) % 3]
+    gaps = []
+    for model in (exact, clipped):
+        ep, bptt = (e.gradient(model, SquaredError(), x, y)[1] for e in (EP(400, 200, beta=1e-5), BPTT(400, 200)))
+        gaps.append(max(float((ep[p] - g).norm() / g.norm()) for p, g in bptt.items()))
+    assert gaps[0] < 1e-4
+    assert gaps[1] > 0.1
+
+
+class Softmax(eqprop.PrimitiveDynamics):
+    """Phi = s V x + s W s / 2, F = softmax(dPhi/ds), clipped to [0, 0.4] where asked."""
+
+    nudge_site = "inside"
+
+    def __init__(self, clip: bool) -> None:
+        super().__init__()
+        draw = Draw(3)
+        W = draw.normal(3, 3)
+        self.W = torch.nn.Parameter(0.3 * (W + W.T))
+        self.V = torch.nn.Parameter(draw.normal(3, 3))
+        self.clip = clip
+
+    def init_state(self, x: Tensor) -> eqprop.State:
+        return (x.new_zeros(len(x), 3),)
+
+    def primitive(self, x: Tensor, s: eqprop.State) -> Tensor:
+        (v,) = s
+        return 0.5 * ((v @ self.W) * v).sum(-1) + (v * (x @ self.V.T)).sum(-1)
+
+    def squash(self, s: eqprop.State) -> eqprop.State:
+        return (torch.softmax(s[0], -1),)
+
+    def project(self, s: eqprop.State) -> eqprop.State:
+        return (s[0].clamp(0.0, 0.4),) if self.clip else s
+
+
+def test_stacked_networks_and_frozen_ones_are_refused() -> None:
+    case = HEALTHY["healthy_toy"](SEED)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        eqprop.doctor(copy.deepcopy(case.model).requires_grad_(False), case.cost, case.x, case.y)
+    one = HEALTHY["healthy_prototypical"](SEED)
+    both = stack([one.model, copy.deepcopy(one.model)])
+    with pytest.raises(ValueError, match="unstack"):
+        eqprop.doctor(both, one.cost, one.x.expand(2, *one.x.shape), one.y.expand(2, *one.y.shape))
+
+
+def test_numbers_are_rounded_outwards() -> None:
+    assert [nice(v) for v in (1.0, 1.1, 2300.0, 0.004)] == [1.0, 2.0, 3000.0, 0.005]
+    assert [nice(v, up=False) for v in (1.0, 0.9, 2300.0)] == [1.0, 0.5, 2000.0]
+
+
+def test_a_diagnosis_is_ready_for_json() -> None:
+    found = ailing("beta_too_large")[1].to_dict()
+    assert found["cause"] == "beta"
+    assert found["change"]["beta"] < 4.0
+    assert found["verified"] is True
+    assert found["passed"]["settles"].startswith("settles")
