@@ -163,8 +163,8 @@ def _published(result: Result) -> dict[str, Any]:
     """The content of a row's file: the JSON of `train --json`, wall times, free phases and provenance."""
     run = read_run(result.folder)
     seconds = {estimator: round(run.seconds(estimator), 3) for estimator in result.summary["estimators"]}
-    extra = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
-    return {**result.summary, **extra, "provenance": run.sessions}
+    more = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
+    return {**result.summary, "schedule": run.experiment.schedule, **more, "provenance": run.sessions}
 
 
 class Among(NamedTuple):

@@ -183,9 +183,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _short(value: Any) -> Any:
-    """Round numbers to six digits, more than a figure shows."""
+    """Round numbers to four digits, more than a figure shows."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {key: _short(v) for key, v in value.items()}
     return [_short(v) for v in value] if isinstance(value, list | tuple) else value

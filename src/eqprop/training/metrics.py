@@ -166,8 +166,6 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
 
 
-ALTERNATING = "-alternating"
-"""File name suffix of results whose free phases alternated."""
 TEST_SAMPLES = 10_000
 
 
@@ -202,8 +200,9 @@ def stored_trials(folder: Path, rows: Collection[str] | None = None) -> list[Sto
     wanted = None if rows is None else {row.strip().lower() for row in rows}
     found = []
     for path in sorted(folder.glob("*/*.json")):
-        if wanted is None or path.stem.removesuffix(ALTERNATING).lower() in wanted:
-            found += _trials(path, _read(path))
+        stored = _read(path)
+        if wanted is None or str(stored.get("name")).lower() in wanted:
+            found += _trials(path, stored)
     if not found:
         which = "" if rows is None else f" for {', '.join(rows)}"
         raise FileNotFoundError(
@@ -235,13 +234,12 @@ def by_estimator(result: Mapping[str, Any]) -> Any:
 
 def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
     out = []
-    schedule = "alternating" if path.stem.endswith(ALTERNATING) else None
     for estimator, result in by_estimator(found).items():
         good = [trial for trial in result["trials"] if trial["test_error"] and not trial["diverged"]]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)
         for trial, error in zip(good, errors, strict=True):
             experiment = named_experiment(found["name"], found["preset"]).override(
-                epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=schedule
+                epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=found.get("schedule")
             )
             out.append(StoredTrial(path, experiment, estimator, int(trial["seed"]), error, errors))
     return out
