@@ -1,36 +1,37 @@
-"""The scripts under docs/ that make pages, as modules."""
+"""What the tests of pages share: the pages, their code blocks, and rows of Table 1 made up."""
 
 from __future__ import annotations
 
-import importlib
-import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def page_maker(name: str) -> ModuleType:
-    """docs/NAME.py, which finds the other scripts as it does when it is run itself: its folder comes first."""
-    if str(DOCS) not in sys.path:
-        sys.path.insert(0, str(DOCS))
-    return importlib.import_module(name)
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def write_row(folder: Path, preset: str, row: str, test: float, epochs: int) -> None:
+def run_here(folder: Path, *words: str) -> str:
+    """What a command prints, run in this folder with this copy of the package; it must succeed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "EQPROP_CACHE": str(folder)}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def run_python(folder: Path, code: str) -> str:
+    return run_here(folder, sys.executable, "-c", code)
+
+
+def table1_row(preset: str, name: str, test: float, epochs: int, **more: Any) -> dict[str, Any]:
+    """A row by EP as `eqprop reproduce table1` writes it."""
     trials = [{"seed": s, "test_error": [9.0] * (epochs - 1) + [test], "train_error": [0.5] * epochs} for s in range(5)]
-    estimator = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
-    told: dict[str, Any] = {
-        "device": "a device",
-        "torch": "2.0",
-        "commit": "c0ffee" * 6,
-        "date": "2026-01-02",
-        "threads": 2,
-    }
-    found = {"name": row.removesuffix("-alternating"), "preset": preset, "engine": "an engine", "seconds": 90.0}
-    found |= {"estimators": {"ep": estimator | {"train_error_mean": 0.5}}, "provenance": [{"provenance": told}]}
-    path = folder / preset / f"{row}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found))
+    found = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
+    row = {"name": name, "preset": preset, "schedule": "synchronous", "engine": "an engine", "seconds": 90.0}
+    return {**row, "estimators": {"ep": found | {"train_error_mean": 0.5}}, **more}

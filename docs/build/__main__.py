@@ -1,0 +1,94 @@
+"""Which page has which blocks, which picture is drawn by what, and the command that builds them."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+from collections.abc import Callable
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from docs.build import estimators, gdu, performance, runs, table1
+from docs.build.results import ROOT
+from docs.build.text import Makers, filled
+from eqprop.files import write_text
+from eqprop.report.figures import styled
+
+BLOCKS: dict[str, list[Callable[[], str]]] = {
+    "README.md": [table1.summary_block],
+    "docs/table1.md": [table1.full_block],
+    "docs/table1-notes.md": [
+        *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
+    ],
+    "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.seeds_block, gdu.authors_block],
+    "docs/performance.md": [performance.expect_block, performance.projection_block],
+    "docs/kernels.md": [performance.work_block, performance.floors_block],
+    "docs/estimators.md": [
+        *(estimators.bias_block, estimators.orders_block, estimators.cost_block, estimators.training_block),
+    ],
+    "docs/beyond.md": [
+        *(gdu.nudge_site_block, runs.nudge_training_block, gdu.cross_entropy_block),
+        *(runs.cross_entropy_training_block, runs.fashion_block),
+    ],
+    "docs/starts.md": [runs.gain_block, runs.literature_block],
+    "docs/tune.md": [runs.decisions_block, runs.tuned_block],
+}
+"""The blocks of each page, named as what makes them: results_block fills <!-- begin results -->."""
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "toy": gdu.toy,
+    "rmse": gdu.rmse,
+    "saw-teeth": gdu.teeth,
+    "table1-curves": table1.curves,
+    "estimators": estimators.bias,
+    "scaling": performance.scaling,
+    "tuning": runs.tuning,
+}
+FOLDER = ROOT / "docs" / "pictures"
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG, text as text, coordinates to a tenth of a point: equal figures are equal files."""
+    buffer = io.StringIO()
+    with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
+    text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
+    text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), text)
+
+
+def read_text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def makers(page: str) -> Makers:
+    return {make.__name__.removesuffix("_block").replace("_", " "): make for make in BLOCKS[page]}
+
+
+def stale() -> list[str]:
+    """Pages that building would change, and pictures that are missing."""
+    pages = [name for name in BLOCKS if filled(text := read_text(name), makers(name)) != text]
+    return pages + [f"docs/pictures/{name}.svg" for name in PICTURES if not (FOLDER / f"{name}.svg").is_file()]
+
+
+def build() -> None:
+    for name in BLOCKS:
+        write_text(ROOT / name, filled(read_text(name), makers(name)))
+    for name, draw in PICTURES.items():
+        write_text(FOLDER / f"{name}.svg", svg(draw()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m docs.build", description="Build the pages from results/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is not current")
+    given = parser.parse_args()
+    if not given.check:
+        build()
+    elif found := stale():
+        sys.exit(f"Not current: {', '.join(found)}. Run: python -m docs.build")
+
+
+if __name__ == "__main__":
+    main()

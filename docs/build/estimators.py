@@ -1,0 +1,100 @@
+"""The estimators: the blocks and the picture of docs/estimators.md."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from docs.build.results import Document, documents
+from docs.build.text import listed, place, table
+from eqprop.report.figures import COLOURS, GREY, drawn, new_figure
+
+DASHED, DOTTED = {"random-sign": "--"}, (0, (1, 1.5))
+
+
+def title(found: Document) -> str:
+    return str(found["name"]) + (", nudge inside" if found["nudge_site"] == "inside" else "")
+
+
+def bias_block() -> str:
+    """Cosine with the true gradient and distance to the limit, at a usual beta and at the experiment's."""
+    found = documents("estimators/bias.json")
+    columns = [(d, beta) for d in found for beta in (0.1, d["beta_of_experiment"])]
+    lines = []
+    for form in found[0]["forms"]:
+        cells = []
+        for d, beta in columns:
+            own, at = d["forms"][form], d["betas"].index(beta)
+            cells.append(f"{own['cosine'][at]:.4f}, {own['distance'][at]:.0e}")
+        lines.append([form, *cells])
+    lines.append(["limit beta → 0", *(f"{d['limit_cosine']:.4f}, 0" for d, _ in columns)])
+    return table(["cosine, distance", *(f"{title(d)}, beta {beta:g}" for d, beta in columns)], lines)
+
+
+def slope(found: Document, form: str) -> float:
+    """Of the distance against beta, over the two smallest betas where it is above rounding."""
+    points = zip(found["betas"], found["forms"][form]["distance"], strict=True)
+    (b0, v0), (b1, v1) = [(b, v) for b, v in points if v is not None and v > 1e-11][:2]
+    return math.log(v1 / v0) / math.log(b1 / b0)
+
+
+def orders_block() -> str:
+    found = documents("estimators/bias.json")
+    forms = [form for form in found[0]["forms"] if form != "continual"]
+    return table(["estimator", *map(title, found)], [[f, *(f"{slope(d, f):.2f}" for d in found)] for f in forms])
+
+
+def cost_block() -> str:
+    found = documents("estimators/cost.json")
+    lines = []
+    for form in found[0]["seconds"]:
+        cells = []
+        for d in found:
+            own, base = (median(d["seconds"][f]) for f in (form, "one-sided"))
+            cells.append(f"{1e3 * own:.2f} ({own / base:.1f} ×)")
+        lines.append([form, *cells])
+    heads = [f"{d['engines']['one-sided']}, {place(d['provenance'])}" for d in found]
+    return table(["ms per iteration, P-1h", *heads], lines)
+
+
+def training_block() -> str:
+    found = documents("estimators/train.json")[0]
+    lines = []
+    for form, own in found["forms"].items():
+        error = f"{own['test_error'][-1]:.2f} %" if own["test_error"] else "diverged"
+        lines.append([form, error, listed("–" if v is None else f"{v:.4f}" for v in own["loss"])])
+    return table(["estimator", f"test error after {found['epochs']} epochs", "mean loss per epoch"], lines)
+
+
+@drawn
+def bias() -> Figure:
+    """Cosine with the true gradient above, distance to the limit below, against beta, a column per net."""
+    found = documents("estimators/bias.json")
+    figure = new_figure(10.0, 5.6)
+    panels = figure.subplots(2, len(found), sharex=True, sharey="row")
+    for column, document in zip(panels.T, found, strict=True):
+        _draw_column(column, document)
+    panels[0, 0].set_ylabel("cosine with the true gradient")
+    panels[1, 0].set_ylabel(r"relative distance to the limit $\beta \to 0$")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_column(column: Any, found: Document) -> None:
+    above, below = column
+    for (form, own), colour in zip(found["forms"].items(), COLOURS, strict=True):
+        label = f"{form}, rates / {found['continual_rates_divided_by']}" if form == "continual" else form
+        style = DOTTED if form == "continual" else DASHED.get(form, "-")
+        for ax, key in ((above, "cosine"), (below, "distance")):
+            values = [math.nan if v is None else v for v in own[key]]
+            ax.plot(found["betas"], values, color=colour, linestyle=style, label=label)
+    above.axhline(found["limit_cosine"], color=GREY, linewidth=1.0, zorder=0, label=r"the limit $\beta \to 0$")
+    for ax in (above, below):
+        ax.axvline(found["beta_of_experiment"], color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    above.set_title(f"{title(found)}, K = {found['K']}")
+    below.set(xscale="log", yscale="log", xlabel=r"$\beta$", ylim=(1e-12, 10.0))
+    above.set_ylim(-0.05, 1.02)

@@ -1,0 +1,154 @@
+"""Pages say what results/ says; their links lead somewhere, their code runs, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from helpers.pages import PAGES, ROOT, code_blocks, run_python
+
+from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
+from docs.build.text import filled, number, span, table
+from eqprop.cli import load_commands
+
+A, B = "<!-- begin a -->\nold\n<!-- end a -->", "<!-- begin b c -->\n<!-- end b c -->"
+MAKERS = {"a": lambda: r"new \1", "b c": lambda: "two\nlines"}
+GLOSSARY = (
+    *("GDU", "EB", "P", "preset", "settled", "residual", "alternating", "primitive", "process", "naive twin"),
+    *("experiment", "estimator", "problem", "activity", "nudge site", "paper result"),
+)
+
+
+def test_pages_are_what_the_results_say() -> None:
+    assert stale() == []
+
+
+def test_a_page_that_is_not_current_is_noticed() -> None:
+    page = "docs/table1.md"
+    assert filled(read_text(page).replace("| P-1h | ", "| P-1h | 9"), makers(page)) == read_text(page)
+
+
+def test_a_picture_is_the_same_each_time_it_is_drawn() -> None:
+    assert svg(PICTURES["saw-teeth"]()) == read_text("docs/pictures/saw-teeth.svg")
+
+
+def test_a_picture_keeps_its_numbers_whole() -> None:
+    assert "T = 5000, K = 80, β = 0.01" in read_text("docs/pictures/toy.svg")
+
+
+def test_blocks_are_filled_and_the_text_is_kept() -> None:
+    made = filled(f"before\n{B}\nbetween <!-- a remark -->\n{A}\nafter\n", MAKERS)
+    new_a = "<!-- begin a -->\nnew \\1\n<!-- end a -->"
+    new_b = "<!-- begin b c -->\ntwo\nlines\n<!-- end b c -->"
+    assert made == f"before\n{new_b}\nbetween <!-- a remark -->\n{new_a}\nafter\n"
+    assert filled(made, MAKERS) == made
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        (f"{A}\n{B}\n<!-- begin d -->\n<!-- end d -->", "has the blocks a, b c, d; expected a, b c, each once"),
+        (A, "has the blocks a; expected a, b c"),
+        (f"{A}\n{B}\n{A}", "has the blocks a, b c, a; expected a, b c, each once"),
+        (f"<!-- begin a -->\n{B}", "expected each begin before its own end"),
+        (f"<!-- begin a -->\n{B}\n<!-- end a -->", "expected each begin before its own end"),
+        (f"{A}\n{B}\n<!-- end a -->", "expected each begin before its own end"),
+    ],
+)
+def test_a_wrong_block_is_noticed(page: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        filled(page, MAKERS)
+
+
+def test_numbers_and_tables_read_well() -> None:
+    assert [number(v) for v in (None, 0.0, 0.0123, 12.3, 1234.0, 1.2e-5)] == ["–", "0", "0.012", "12", "1e+03", "1e-5"]
+    assert span([0.011, 0.5]) == "0.011 … 0.5"
+    assert table(["a", "b"], [["x", 1]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_and_pictures_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_picture_is_on_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {p.name for p in (ROOT / "docs" / "pictures").iterdir()} == {f"{name}.svg" for name in PICTURES}
+    assert [name for name in PICTURES if f"pictures/{name}.svg" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: p.name)
+def test_python_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+    for code in code_blocks(page, "python"):
+        run_python(tmp_path, code)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The eqprop commands of a page: those in blocks, and those in the text."""
+    blocks = "\n".join(code_blocks(page, "bash")).splitlines()
+    inline = re.findall(
+        r"`(eqprop [^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    )
+    lines = [shlex.split(line, comments=True) for line in [*blocks, *inline]]
+    return [words[1:] for words in lines if words[:1] == ["eqprop"]]
+
+
+def complaint(words: list[str]) -> str:
+    """What is wrong with a command: one that does not exist, or an option it does not have."""
+    command: Any = typer.main.get_command(load_commands())
+    while hasattr(command, "commands") and words:
+        name, *words = words
+        if name not in command.commands:
+            return f"no command {name}"
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    strange = [w for w in words if w.startswith("--") and w not in {*known, "--help"}]
+    return f"no option {strange[0]}" if strange else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_on_a_page_exist(page: Path) -> None:
+    assert [(words, wrong) for words in commands(page) if (wrong := complaint(words))] == []
+
+
+def test_a_command_that_does_not_exist_is_noticed() -> None:
+    assert len(commands(ROOT / "README.md")) >= 8
+    assert complaint(["bench", "P-1h"]) == "no command bench"
+    assert complaint(["train", "P-1h", "--method", "ep"]) == "no option --method"
+    assert complaint(["reproduce", "table1", "--out", "a"]) == ""
+
+
+def test_pages_keep_to_plain_english() -> None:
+    words = re.compile(r"\b(told|besides)\b|\bone a (layer|sample|network|parameter|file|class)\b")
+    files = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    assert [(p.name, m[0]) for p in files for m in words.finditer(p.read_text(encoding="utf-8"))] == []
+
+
+def test_the_glossary_defines_every_term() -> None:
+    section = read_text("docs/notation.md").partition("## Glossary")[2].partition("\n## ")[0]
+    defined = [
+        term.strip() for cell in re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE) for term in cell.split(",")
+    ]
+    assert [term for term in GLOSSARY if term not in defined] == []
+
+
+def test_page_scripts_stay_small() -> None:
+    scripts = (ROOT / "docs" / "build").glob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in scripts) <= 900
+    assert len(read_text("README.md").splitlines()) <= 100
+    assert set(BLOCKS) <= {str(page.relative_to(ROOT)) for page in PAGES}

@@ -1,0 +1,142 @@
+"""results/ holds JSON only, small, each document known by its fields; and it shows what the pages claim."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.build.estimators import slope
+from docs.build.gdu import BETAS, NAMES, compared, errors, mean_error, traces
+from docs.build.results import RESULTS, documents, only, pick
+from docs.build.runs import trials
+from eqprop.experiments.io import from_dict
+from eqprop.training.metrics import stored_trials
+
+ORDERS = {"one-sided": 1, "random-sign": 1, "symmetric": 2, "holomorphic, 4 points": 4, "holomorphic, 8 points": 8}
+SETTINGS = ("name", "preset", "T", "K", "beta", "dtype", "batch", "seed", "schedule", "nudge_site", "cost", "trained")
+
+
+def files() -> list[Path]:
+    return [path for path in RESULTS.rglob("*") if path.is_file() and "figures" not in path.parts]
+
+
+def test_results_are_json_and_small() -> None:
+    assert [path for path in files() if path.suffix != ".json"] == []
+    folders = [path for path in RESULTS.rglob("*") if path.is_dir()]
+    assert sum(path.stat().st_size for path in [*files(), *folders, RESULTS]) < 4_000_000
+
+
+def test_a_comparison_is_known_by_its_fields() -> None:
+    found = [json.dumps([d.get(name) for name in SETTINGS]) for d in documents("gdu") if "neurons" in d]
+    assert len(found) == len(set(found)) > 60
+
+
+def test_a_document_is_found_by_its_fields() -> None:
+    assert only("gdu", name="P-3h", seed=2, schedule="alternating")["K"] == compared("P-3h")["K"]
+    with pytest.raises(LookupError, match=r"results/gdu has \d+ documents with .*'P-3h'.*; expected one"):
+        only("gdu", name="P-3h")
+    assert pick("gdu", name="P-9h") == []
+
+
+def test_traces_have_four_digits() -> None:
+    def every(value: Any) -> list[float]:
+        if isinstance(value, dict | list):
+            return [v for part in (value.values() if isinstance(value, dict) else value) for v in every(part)]
+        return [value] if isinstance(value, float) else []
+
+    assert all(v == float(f"{v:.4g}") for name in NAMES for v in every(traces(name)))
+
+
+def test_published_trials_are_read_with_their_schedule() -> None:
+    found = {(t.experiment.name, t.experiment.preset, t.experiment.schedule) for t in stored_trials(RESULTS / "table1")}
+    assert ("P-2h", "paper", "alternating") in found
+    assert ("P-2h", "paper", "synchronous") in found
+    assert ("P-2h", "tuned", "alternating") in found
+    assert len(found) == len(documents("table1"))
+
+
+def test_results_carry_no_path_of_a_machine() -> None:
+    for topic in (RESULTS / "runs").glob("*.json"):
+        for d in documents(f"runs/{topic.name}"):
+            assert all(made["commit"] and "/" not in made["command"] for made in d["provenance"])
+
+
+def worst(name: str, **other: Any) -> float:
+    d = compared(name, **other)
+    return max(errors(d, "neurons") + errors(d, "synapses"))
+
+
+def test_the_toy_model_has_the_gdu_property_in_proportion_to_beta() -> None:
+    assert worst("toy") <= 2e-2
+    assert worst("toy", beta=0.001) <= worst("toy") / 9.5
+
+
+@pytest.mark.parametrize(("name", "limit"), [("EB-1h", 2e-2), ("EB-2h", 0.2), ("EB-3h", 0.2)])
+def test_energy_based_nets_are_as_near_as_the_paper_says(name: str, limit: float) -> None:
+    assert worst(name) <= limit
+
+
+def test_the_convolutional_net_is_off_by_a_few_tenths() -> None:
+    found = errors(compared("P-conv"), "synapses")
+    assert min(found) >= 0.1
+    assert max(found) < 1.0
+
+
+def test_saw_teeth_are_in_prototypical_nets_alone() -> None:
+    saw, smooth = (traces(name)["neurons"]["s0"] for name in ("P-1h", "EB-1h"))
+    assert max(saw["rms_bptt"][1:10:2]) == 0.0
+    assert 0.0 < max(saw["rms_ep"][1:10:2]) < 0.05 * max(saw["rms_ep"])
+    assert min(smooth["rms_bptt"][1:10:2]) > 0.05 * max(smooth["rms_bptt"])
+
+
+def test_the_laboratory_is_quick() -> None:
+    assert sum(compared(name)["seconds"] for name in NAMES) < 600
+
+
+@pytest.mark.parametrize("name", ["P-1h", "P-2h"])
+def test_inside_the_error_falls_with_beta_and_outside_it_stays(name: str) -> None:
+    inside, outside = (
+        [mean_error(compared(name, nudge_site=site, beta=beta)) for beta in BETAS] for site in ("inside", "outside")
+    )
+    assert inside[1] / inside[2] == pytest.approx(10.0, rel=0.3)
+    assert outside[2] / outside[3] == pytest.approx(1.0, rel=0.1)
+    last = compared(name, nudge_site="inside", beta=BETAS[-1])
+    assert last["budget"]["parts"]["synapses"]["output_slope"] == 0.0
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_the_measured_bias_has_the_order_it_should(at: int) -> None:
+    found = documents("estimators/bias.json")[at]
+    assert found["residual_max"] < 1e-12
+    for form, order in ORDERS.items():
+        assert slope(found, form) == pytest.approx(order, rel=0.1), form
+
+
+def test_runs_compared_for_the_nudge_site_differ_in_nothing_else() -> None:
+    found = documents("runs/nudge-site.json")
+    first = found[0]["experiment"]
+    for d in found:
+        assert {k for k, v in d["experiment"].items() if first[k] != v} <= {"nudge_site", "seed"}
+    assert sorted(t["seed"] for d in found for t in trials(d)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_runs_compared_for_their_start_differ_in_nothing_else() -> None:
+    first = next(d for d in documents("runs/literature.json") if d["experiment"]["start"] == "initialised")
+    others = documents("runs/starts.json")
+    assert len(others) >= 2
+    for d in others:
+        differing = {k for k, v in first["experiment"].items() if d["experiment"][k] != v}
+        assert differing <= {"start", "T", "epochs", "evaluation_T"}
+        assert d["data"]["sha256"] == first["data"]["sha256"]
+
+
+def test_the_tuned_experiment_is_the_one_decided_and_trained() -> None:
+    recipe = documents("tune/recipe.json")[0]
+    experiment = from_dict(recipe["experiment"], "recipe.json")
+    for decision in recipe["decisions"]:
+        assert getattr(experiment, decision["name"]) == decision["value"]
+    assert documents("runs/tuned.json")[0]["experiment"]["learning_rates"] == experiment.learning_rates
+    assert not recipe["provenance"]["commit"].endswith("-dirty")
