@@ -17,8 +17,7 @@ from eqprop.report.runs import Point, reproduced
 from eqprop.training.metrics import deviation
 
 ESTIMATORS = ("ep", "bptt")
-LAST = 10
-"""Epochs whose free phases are looked at."""
+LAST = 10  # epochs whose free phases are looked at
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,7 @@ def place(made: Mapping[str, Any]) -> str:
     """The device of a provenance, or the processor and how many of its threads."""
     if made["device"] != "cpu":
         return str(made["device"])
-    threads = made["threads"]
-    return f"{made['processor']}, {threads} thread{'s' * (threads != 1)}"
+    return f"{made['processor']}, {made['threads']} thread{'s' * (made['threads'] != 1)}"
 
 
 def commit(made: Mapping[str, Any]) -> str:

@@ -94,8 +94,8 @@ def test_every_picture_is_on_a_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: p.name)
 def test_python_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    for code in code_blocks(page, "python"):
-        run_python(tmp_path, code)
+    """Every block on its own, in one process."""
+    run_python(tmp_path, "\n".join(f"exec({code!r}, {{}})" for code in code_blocks(page, "python")))
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -129,7 +129,7 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 def test_a_command_that_does_not_exist_is_noticed() -> None:
     assert len(commands(ROOT / "README.md")) >= 8
     assert complaint(["bench", "P-1h"]) == "no command bench"
-    assert complaint(["train", "P-1h", "--method", "ep"]) == "no option --method"
+    assert complaint(["train", "P-1h", "--methods", "ep"]) == "no option --methods"
     assert complaint(["reproduce", "table1", "--out", "a"]) == ""
 
 

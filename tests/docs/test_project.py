@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "provenance": set(),
     "messages": set(),
-    "cache": set(),
+    "cache": {"files"},
     "state": set(),
     "autodiff": set(),
     "dynamics": {"state", "autodiff"},
