@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -92,6 +93,29 @@ class PrimitiveDynamics(Dynamics):
     push), which is squash of the gradient of Phi - beta l. EP's synapses then match BPTT's exactly as beta -> 0 for
     any squash with a symmetric derivative, in particular any elementwise one.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Warn about a subclass of a final class; refuse a primitive under formulas written by hand for another."""
+        super().__init_subclass__(**options)
+        final = next((base for base in cls.__mro__[1:] if base.__module__.startswith("eqprop.models.")), None)
+        if final is not None:
+            warnings.warn(
+                f"{final.__name__} is final: fast engines serve it exactly as it is, so {cls.__name__} runs on the "
+                "eager engine. Write it as an eqprop.models.Network or an eqprop.PrimitiveDynamics instead.",
+                stacklevel=2,
+            )
+        if "primitive" not in vars(cls):
+            return
+        by_hand = [
+            name
+            for name in ("gradient", "contrast")
+            if getattr(cls, name) is not getattr(PrimitiveDynamics, name) and name not in vars(cls)
+        ]
+        if by_hand:
+            raise TypeError(
+                f"{cls.__name__} overrides primitive, but {' and '.join(by_hand)} still follow another primitive by "
+                "hand-written formulas. Derive it from eqprop.PrimitiveDynamics, or override those too."
+            )
 
     nudge_site: NudgeSite = "outside"
     """Set by `set_nudge_site`, or as a class attribute of a custom model."""

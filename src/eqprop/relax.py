@@ -97,6 +97,9 @@ def relax(
 
     [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` is how many states before the last to return.
     """
+    if autocast_on(x):
+        with torch.autocast(x.device.type, enabled=False):
+            return relax(model, x, phase, state, nudge, keep)
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
@@ -129,6 +132,11 @@ def relax(
     # States skipped by an early stop equal the fixed point.
     trail = (*recent, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
     return Relaxation(s, steps, residual, settled, trail)
+
+
+def autocast_on(x: Tensor) -> bool:
+    """Whether autocast would run products of x in half precision, which loses what a nudge moves."""
+    return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
 
 
 def stepper(model: Dynamics, drive: Drive, nudge: Nudge | None) -> Callable[[State], State]:

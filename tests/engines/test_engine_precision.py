@@ -27,12 +27,14 @@ def as_torch_begins() -> Any:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-class Looks(Layered):
-    """Notes what torch may do whenever it is asked for a drive."""
+with pytest.warns(UserWarning, match="Layered is final"):
 
-    def drive(self, x: torch.Tensor) -> Any:
-        self.seen.add(allowed())
-        return super().drive(x)
+    class Looks(Layered):
+        """Notes what torch may do whenever it is asked for a drive."""
+
+        def drive(self, x: torch.Tensor) -> Any:
+            self.seen.add(allowed())
+            return super().drive(x)
 
 
 @pytest.mark.parametrize("engine", [Eager(), Graph(), Conv()])

@@ -44,8 +44,10 @@ def subclass(kind: type[Dynamics], hook: str) -> Any:
     def own(self: Any, *given: Any) -> Any:
         return getattr(kind, hook)(self, *given)
 
-    # The classes are final: typing says so, Python does not.
-    return small(type("Own", (kind,), {hook: own}))
+    # A primitive alone is refused at subclassing; with its formulas it is a model of its own.
+    hooks = (hook, "gradient", "contrast") if hook == "primitive" else (hook,)
+    with pytest.warns(UserWarning, match=f"{kind.__name__} is final"):
+        return small(type("Own", (kind,), dict.fromkeys(hooks, own)))
 
 
 def patched_object(kind: type[Dynamics], hook: str) -> Any:
@@ -89,7 +91,8 @@ def test_a_subclass_with_its_own_squash_is_trained_as_what_it_is() -> None:
     def squared(self: Layered, s: State) -> State:
         return tuple(torch.sigmoid(layer).square() for layer in s)
 
-    own = small(type("Squared", (Layered,), {"squash": squared}))
+    with pytest.warns(UserWarning, match="Layered is final.*Squared runs on the eager engine"):
+        own = small(type("Squared", (Layered,), {"squash": squared}))
     base = small()
     x, y = torch.rand(5, 4), torch.rand(5, 3)
     for model in (own, base):
@@ -98,3 +101,12 @@ def test_a_subclass_with_its_own_squash_is_trained_as_what_it_is() -> None:
         free = estimator.backward(model, SquaredError(), x, y)
         assert torch.allclose(engine.relaxation(model, x, estimator.free_phase()).state[0], free.state[0], atol=1e-6)
     assert not torch.allclose(own.W01.grad, base.W01.grad, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Layered, Convolutional, Toy])
+def test_a_primitive_without_its_formulas_is_refused_at_subclassing(kind: type[Dynamics]) -> None:
+    with (
+        pytest.warns(UserWarning, match="is final"),
+        pytest.raises(TypeError, match="Own overrides primitive, but gradient and contrast still follow another"),
+    ):
+        type("Own", (kind,), {"primitive": lambda self, x, s: s[0].sum(-1)})

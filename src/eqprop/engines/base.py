@@ -89,6 +89,16 @@ class Job:
         start = "zero" if self.start is None else self.start.kind
         return Task(self.model, self.cost, self.estimator, self.optimizer, start)
 
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError if the model is no longer of the data's type, on its device: addresses would be wrong."""
+        expected = (self.images.dtype, self.images.device)
+        for name, p in self.model.named_parameters():
+            if (p.dtype, p.device) != expected:
+                raise RuntimeError(
+                    f"The parameter {name} is {p.dtype} on {p.device}; it was {expected[0]} on {expected[1]} when the "
+                    "runner was made. Make a new runner after moving or converting a model."
+                )
+
 
 @dataclass
 class Tally:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.relax import Phase, Relaxation, Schedule, Stop, prepare, relax
+from eqprop.relax import Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
 from eqprop.state import State, per_sample, subtract
 
 Factor = float | complex | Tensor
@@ -71,17 +71,37 @@ class Estimator(ABC):
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         """Raise ValueError if this estimator does not support the model or the cost. Most support all."""
+        self.check_nudge(model, x.dtype)
 
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
+        _check_recordable()
+        if autocast_on(x):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.gradient(model, cost, x, y, state)
         problem = Problem(model, cost, x, y)
         start = prepare(model, x, state, None)
         cost.check(start, y)  # fail before the first step rather than after the last
+        if self.checked:
+            self._check_values(problem, start)
         free = relax(model, x, self.free_phase(self.free_steps), start)
         free, grads = self.estimate(problem, free)
         return free, merge(model, grads, problem.direct_gradient(free.state))
+
+    def _check_values(self, problem: Problem, start: State) -> None:
+        """Raise ValueError for NaN or infinity in x or y, which would pass in silence through a clip."""
+        for name, value in (("input x", problem.x), ("target y", problem.y)):
+            if not bool(torch.isfinite(value).all()):
+                bad = int((~torch.isfinite(value)).sum())
+                raise ValueError(
+                    f"The {name} holds {bad} values that are not finite; expected numbers. Check the data."
+                )
+        self.check_nudge(problem.model, start[0].dtype)
+
+    def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
+        """Raise ValueError if a nudge of this strength is lost in rounding. Estimators without a nudge accept all."""
 
     @property
     def free_steps(self) -> int:
@@ -104,12 +124,36 @@ class Estimator(ABC):
 
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
         """All K steps at once, from a free phase run with `keep=K` (memory grows with K)."""
+        _check_recordable()
         taken = list(self.steps(model, cost, x, y, free))
         neurons = tuple(torch.stack(layer) for layer in zip(*(step.neurons for step in taken), strict=True))
         synapses = {name: torch.stack([step.synapses[name] for step in taken]) for name in taken[0].synapses}
         names = {p: name for name, p in model.named_parameters()}
         direct = Problem(model, cost, x, y).direct_gradient(free.state)
         return Processes(neurons, synapses, {names[p]: self.orientation * g for p, g in direct.items() if p in names})
+
+
+def _check_recordable() -> None:
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Gradients cannot be computed under torch.inference_mode(): autograd records nothing there. Leave that "
+            "mode for the call; estimators stop recording themselves where it is not needed."
+        )
+
+
+LOST_IN_ROUNDING = 100.0
+"""A nudge must be at least this many machine epsilons strong: the update's relative error is about epsilon / nudge."""
+
+
+def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch.dtype) -> None:
+    """Raise ValueError if beta * eps is so small that rounding in this dtype drowns what the nudge moves."""
+    strength = (float(beta.abs().min()) if isinstance(beta, Tensor) else abs(beta)) * model.nudge_scale
+    least = LOST_IN_ROUNDING * torch.finfo(dtype).eps
+    if strength < least:
+        raise ValueError(
+            f"The nudge has strength {strength:.1e} (beta times the step), which {str(dtype).removeprefix('torch.')} "
+            f"rounds away; expected {least:.0e} or more. Raise beta, or compute in float64."
+        )
 
 
 def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
@@ -153,6 +197,14 @@ def merge(
     model: Dynamics, grads: Mapping[str, Tensor], direct: Mapping[nn.Parameter, Tensor]
 ) -> dict[nn.Parameter, Tensor]:
     """Gradients by parameter: through the dynamics, plus the cost's direct term."""
+    known = dict(model.named_parameters())
+    lost = next((name for name in grads if name not in known), None)
+    if lost is not None:
+        raise ValueError(
+            f"{type(model).__name__} computes a gradient for {lost}, which is no longer one of its parameters: was it "
+            "pruned or parametrised? Undo that (torch.nn.utils.prune.remove, torch.nn.utils.parametrize), or write the "
+            "model by its primitive, which is differentiated automatically."
+        )
     out = {p: grads[name] for name, p in trainable(model).items() if name in grads}
     for p, g in direct.items():
         if p.requires_grad:

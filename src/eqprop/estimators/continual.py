@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, minus_sum, trainable, update
+from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.relax import Relaxation, check_finite, trajectory
 from eqprop.state import State
 
@@ -59,7 +59,11 @@ class ContinualEP(Estimator):
         return {name: self.rates[name] for name in names}
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
+        super().check_serves(model, cost, x, y)
         self.rates_of(model)
+
+    def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
+        check_resolved(self.beta, model, dtype)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         return free, minus_sum(self.steps(problem.model, problem.cost, problem.x, problem.y, free))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, by_network, difference, minus_sum, update
+from eqprop.estimators.base import Estimator, Step, by_network, check_resolved, difference, minus_sum, update
 from eqprop.relax import Phase, Relaxation, relax, trajectory
 from eqprop.state import State
 
@@ -150,6 +150,9 @@ class EP(Estimator):
                 f"beta has {self.beta.numel()} values for {model.networks or 1} network(s); expected one per network."
             )
         return super().gradient(model, cost, x, y, state)
+
+    def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
+        check_resolved(self.beta, model, dtype)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):

@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.autodiff import complex_of, in_complex
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, minus_sum, trainable, update
+from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
 from eqprop.relax import Phase, Relaxation, relax, stepper, trajectory
 from eqprop.state import State
@@ -109,6 +109,7 @@ class HolomorphicEP(Estimator):
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         """Try a step at complex states, after one free step; raise ValueError if it is not analytic."""
+        super().check_serves(model, cost, x, y)
         check_analytic(model, cost, x, y, relax(model, x, Phase(1, checked=False)).state)
 
     def circle(self) -> list[tuple[complex, complex]]:
@@ -119,6 +120,9 @@ class HolomorphicEP(Estimator):
             mirrored = 1 if k == 0 or 2 * k == self.points else 2
             out.append((self.beta * turn, mirrored / (self.points * self.beta * turn)))
         return out
+
+    def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
+        check_resolved(self.beta, model, dtype)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         model, cost, x, y = problem.model, problem.cost, problem.x, problem.y

@@ -47,6 +47,7 @@ class CpuRunner(Runner):
         self._bind()
 
     def run(self, order: Tensor) -> None:
+        self.job.check_unchanged()
         rows = self._checked(order)
         if not rows.numel():
             return

@@ -36,6 +36,7 @@ class GraphRunner(EagerRunner):
 
     @full_precision()
     def run(self, order: Tensor) -> None:
+        self.job.check_unchanged()
         for rows in order.split(LONGEST_RUN):
             if self.order is None or self.order.shape[1:] != rows.shape[1:]:
                 self._capture(rows)

@@ -75,6 +75,7 @@ class CapturedRunner(Runner):
             self.substitute.take_rates()
 
     def run(self, order: Tensor) -> None:
+        self.job.check_unchanged()
         rows = order.reshape(len(order), self.networks, -1)
         if self.substitute is None and rows.shape[-1] != self.batch:
             try:

@@ -1,0 +1,114 @@
+"""What would give a wrong gradient in silence is right, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import convolutional, energy_based, prototypical
+from torch import Tensor
+from torch.nn.utils import parametrize, prune
+from torch.testing import assert_close
+
+from eqprop import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP, SquaredError, from_primitive, relax
+from eqprop.dynamics import Dynamics
+from eqprop.engines import Job, choose
+
+COST = SquaredError()
+ALL: list[Estimator] = [EP(6, 3), EP(6, 3, nudging="symmetric"), BPTT(6, 3), RBP(6, 3), ContinualEP(6, 3)]
+
+
+def batch(model: Dynamics, samples: int = 4) -> tuple[Tensor, Tensor]:
+    assert model.input_shape is not None
+    source = torch.Generator().manual_seed(0)
+    dtype = next(model.parameters()).dtype
+    x = torch.rand(samples, *model.input_shape, generator=source, dtype=torch.float64).to(dtype)
+    y = torch.rand(model.init_state(x)[0].shape, generator=source, dtype=torch.float64).to(dtype)
+    return x, y
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=repr)
+def test_inference_mode_is_refused(estimator: Estimator) -> None:
+    model = prototypical(2)
+    x, y = batch(model)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="under torch.inference_mode"):
+        estimator.backward(model, COST, x, y)
+    with torch.no_grad():
+        estimator.backward(model, COST, x, y)
+    assert float(model.get_parameter("W01").grad.abs().max()) > 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("make", [EP, HolomorphicEP, ContinualEP])
+def test_a_nudge_that_rounding_drowns_is_refused(make: Any) -> None:
+    for model in (prototypical(2), energy_based(2, "tanh", clip=False)):
+        x, y = batch(model)
+        make(6, 3, beta=1e-8).gradient(model, COST, x, y)
+        model = model.float()
+        with pytest.raises(ValueError, match="float32 rounds away.*Raise beta, or compute in float64"):
+            make(6, 3, beta=1e-8).gradient(model, COST, x.float(), y.float())
+        with pytest.raises(ValueError, match="rounds away"):
+            make(6, 3, beta=1e-8).check_serves(model, COST, x.float(), y.float())
+        make(6, 3, beta=0.01).gradient(model, COST, x.float(), y.float())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("estimator", ALL, ids=repr)
+def test_data_that_is_not_finite_is_refused(estimator: Estimator, bad: float) -> None:
+    model = energy_based(2, "hard-sigmoid")
+    x, y = batch(model)
+    for which in (0, 1):
+        given = [x.clone(), y.clone()]
+        given[which][1, 0] = bad
+        with pytest.raises(ValueError, match=f"The {('input x', 'target y')[which]} holds 1 values"):
+            estimator.backward(model, COST, *given)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=repr)
+def test_autocast_changes_no_bit(estimator: Estimator) -> None:
+    model = convolutional().float()
+    x, y = batch(model)
+    free, expected = estimator.gradient(model, COST, x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again, found = estimator.gradient(model, COST, x, y)
+        alone = relax(model, x, 6)
+    assert all(torch.equal(expected[p], found[p]) for p in expected)
+    assert torch.equal(relax(model, x, 6).state[0], alone.state[0])
+    assert torch.equal(free.state[0], again.state[0])
+
+
+def test_a_pruned_weight_of_a_hand_written_model_is_refused_and_of_a_primitive_is_right() -> None:
+    model = prototypical(2)
+    x, y = batch(model)
+    prune.random_unstructured(model, "W01", 0.3)
+    with pytest.raises(ValueError, match="a gradient for W01, which is no longer one of its parameters.*pruned"):
+        EP(6, 3).backward(model, COST, x, y)
+
+    class Double(torch.nn.Module):
+        def forward(self, W: Tensor) -> Tensor:
+            return 2.0 * W
+
+    def phi(x: Tensor, s: Any, theta: Any) -> Tensor:
+        return ((x @ theta["W"]) * s[0]).sum(-1)
+
+    own = from_primitive(phi, {"W": torch.rand(4, 3, dtype=torch.float64)}, (3,), squash=torch.tanh)
+    x, y = torch.rand(5, 4, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
+    grad = next(iter(EP(3, 2).gradient(own, COST, x, y)[1].values()))
+    with torch.no_grad():
+        own.get_parameter("W").div_(2.0)
+    parametrize.register_parametrization(own, "W", Double())
+    (found,) = EP(3, 2).gradient(own, COST, x, y)[1].values()
+    assert_close(found, 2.0 * grad)
+
+
+def test_a_runner_notices_a_converted_model() -> None:
+    model = prototypical(2).float()
+    x, y = batch(model, 12)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = Job(model, COST, EP(6, 3), optimizer, x, y, torch.zeros(12, dtype=torch.int64))
+    runner = choose("auto", job.task).runner(job)
+    runner.run(torch.arange(12).view(3, 4))
+    model.double()
+    with pytest.raises((RuntimeError, ValueError), match="W|float"):
+        runner.run(torch.arange(12).view(3, 4))
