@@ -20,7 +20,6 @@ from torch import Tensor
 from eqprop.cli import app
 from eqprop.cli.common import check_device, check_json, check_out, give_json, load_function, own_code, progress_bar
 from eqprop.cost import Cost, Problem
-from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER
@@ -149,7 +148,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
     if found.model.input_shape is not None:
         x = x.view(-1, *found.model.input_shape)
     return Setup(
-        problem=Problem(found.model, found.cost, x, one_hot(labels, images.classes, x.dtype)),
+        problem=Problem(found.model, found.cost, x, images.targets(labels, x.dtype)),
         name=experiment.name,
         preset=experiment.preset,
         T=experiment.T,

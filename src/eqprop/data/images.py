@@ -30,27 +30,45 @@ MNIST_DIGEST = "c5097fdd51cfdbe7695fd9df3612695696864b5c424f58d843ffdc5d335e9914
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A classification set: x holds one flat image per row, pixels in [0, 1]; y the labels 0 .. classes-1, int64.
+    """A data set: x holds one flat sample per row; y the labels 0 .. classes-1, int64, or targets of floats.
 
-    `shape` is (height, width) of one image. `sha256` identifies the set: the digest of the uncompressed training
-    images file followed by the training labels file. A split keeps it.
+    `shape` is that of one sample, such as (28, 28) or (3, 32, 32). `classes` counts the classes, or the columns of the
+    targets. `sha256` identifies the set: the digest of the uncompressed training images file followed by the training
+    labels file, or of the arrays. A split keeps it. `fingerprint` is the digest of the tensors, where they were given.
+
+    To make one from your own arrays use `from_arrays`.
     """
 
-    train_x: Tensor  # (N, height * width)
-    train_y: Tensor  # (N,)
-    test_x: Tensor  # (M, height * width)
-    test_y: Tensor  # (M,)
-    shape: tuple[int, int]
+    train_x: Tensor  # (N, pixels)
+    train_y: Tensor  # (N,) labels, or (N, outputs) targets
+    test_x: Tensor  # (M, pixels)
+    test_y: Tensor  # (M,) or (M, outputs)
+    shape: tuple[int, ...]
     classes: int
     name: str
     sha256: str
+    fingerprint: str = ""
 
     def __repr__(self) -> str:
-        height, width = self.shape
+        size = " x ".join(str(n) for n in self.shape)
         return (
             f"Images({self.name!r}: {len(self.train_x)} training and {len(self.test_x)} test images, "
-            f"{height} x {width}, {self.classes} classes, {self.train_x.dtype}, {self.train_x.device})"
+            f"{size}, {self.classes} {'classes' if self.labelled else 'outputs'}, {self.train_x.dtype}, "
+            f"{self.train_x.device})"
         )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether y holds class numbers; if not, it holds targets."""
+        return not self.train_y.is_floating_point()
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the cost compares outputs with, (B, classes): one-hot rows for labels, targets as they are."""
+        return y.to(dtype) if y.is_floating_point() else one_hot(y, self.classes, dtype)
+
+    def to(self, device: torch.device | str | None) -> Images:
+        names = ("train_x", "train_y", "test_x", "test_y")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw n distinct training images (n, pixels) and labels (n,); a seed draws the same on every machine."""
@@ -82,7 +100,7 @@ def idx_directory(
     t10k-labels-idx1-ubyte; a dot before idx and a .gz ending are accepted, and an uncompressed file is preferred.
     `sha256` maps these names to the required digests of the uncompressed files.
     """
-    _check_destination(device, dtype)
+    check_destination(device, dtype)
     directory = Path(path)
     files = {name: read_idx(_find(directory, name)) for name in FILES}
     for name, digest in (sha256 or {}).items():
@@ -208,7 +226,7 @@ def _check_pair(images: Idx, labels: Idx, classes: int) -> None:
         )
 
 
-def _check_destination(device: torch.device | str | None, dtype: torch.dtype) -> None:
+def check_destination(device: torch.device | str | None, dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         raise ValueError(f"Pixels cannot be {dtype}: they are in [0, 1]. Use torch.float32 or torch.float64.")
     try:

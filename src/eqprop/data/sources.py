@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from eqprop.cache import cache_folder
+from eqprop.data.arrays import read_npz
 from eqprop.data.idx import GZIP_MAGIC
 from eqprop.data.images import FILES, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
@@ -280,10 +281,12 @@ def open_set(
         return mnist(device, dtype)
     if name is not None:
         return _named(NAMED[name], device, dtype)
+    if Path(source).suffix == ".npz" and Path(source).is_file():
+        return read_npz(Path(source)).to(device)
     if not Path(source).is_dir() and "/" not in str(source):
         raise FileNotFoundError(
-            f"There is no data set and no directory {str(source)!r}; expected {', '.join(NAMES)}, or a directory of "
-            f"IDX files.{did_you_mean(str(source), NAMES)}"
+            f"There is no data set and no directory {str(source)!r}; expected {', '.join(NAMES)}, a directory of IDX "
+            f"files, or an .npz file with x, y, x_test and y_test.{did_you_mean(str(source), NAMES)}"
         )
     return idx_directory(source, device, dtype)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eqprop.data import Images
+from eqprop.data import Data, Images
 from eqprop.experiments.architecture import Factory
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, up_to_date
@@ -35,6 +35,7 @@ from eqprop.training.plan import (
     Plan,
     Settings,
     describe,
+    given_data,
     identity,
     make_plan,
     named_estimators,
@@ -75,8 +76,6 @@ def continual_warning(plan: Plan) -> str | None:
     )
 
 
-Data = Images | str | Path | None
-
 RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
 """Settings that may change on resume: those of the machine, not of the experiment."""
 
@@ -94,7 +93,9 @@ def train(
     """Train an experiment, given by name, as a TOML file or as an `Experiment`, in a new run folder.
 
     out         the run folder; by default runs/NAME-DATE-TIME
-    data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, or an `eqprop.data.Images`
+    data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
+                (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
+                or DataLoaders (see `eqprop.data.from_arrays`)
     model       a function seed -> network, to train your own network
     watch       receives progress and warnings (see `eqprop.training.watch`); silent by default
     only        train only these estimators now; `resume` trains the others
@@ -106,7 +107,8 @@ def train(
     chosen, settings = resolve(experiment, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     with _threads(settings):
-        plan = make_plan(chosen, settings, read_images(data, settings), model, where_from(data))
+        given = given_data(data)
+        plan = make_plan(chosen, settings, read_images(given, settings), model, where_from(given))
         folder = default_folder(chosen.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder):
@@ -145,7 +147,7 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with _threads(here), locked(folder):
-        images = read_images(recorded_source(described.data) if data is None else data, here)
+        images = read_images(recorded_source(described.data) if data is None else given_data(data), here)
         _check_same_data(images, described.data, folder)
         plan = Plan(described.experiment, here, images, model, identity(described.content), old=described.old)
         # Keep the engine the run started with, unless it moves to a device that engine may not support.
@@ -233,12 +235,14 @@ def _write(path: Path, content: object, folder: Path) -> None:
 
 def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) -> None:
     got = describe(images)
-    differing = [key for key in got if key != "name" and recorded.get(key) != got[key]]
+    # Runs of data that was read from files have no fingerprint of the tensors; their sha256 is that of the files.
+    compared = [key for key in got if key != "name" and not (key == "fingerprint" and key not in recorded)]
+    differing = [key for key in compared if recorded.get(key) != got[key]]
     if differing:
         key = differing[0]
         raise ValueError(
             f"{folder} was trained on other data: {key} was {recorded.get(key)} ({recorded.get('name')}), now "
-            f"{got[key]} ({got['name']}). Give the same data with --data."
+            f"{got[key]} ({got['name']}). Give the same data with --data, or data= in Python."
         )
 
 

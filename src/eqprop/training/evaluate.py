@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Images
+from eqprop.data import Data
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
@@ -23,7 +23,16 @@ from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
 from eqprop.training.checkpoint import Checkpoint, read_checkpoint, restore_start
-from eqprop.training.plan import Described, Plan, Settings, make_start, read_description, read_images, recorded_source
+from eqprop.training.plan import (
+    Described,
+    Plan,
+    Settings,
+    given_data,
+    make_start,
+    read_description,
+    read_images,
+    recorded_source,
+)
 
 BATCH = 1000
 """Samples relaxed at once on a CPU; fixed, so that the same weights give the same bits."""
@@ -59,28 +68,42 @@ class Measure:
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
         """Percentage of samples whose largest output is not the label, per network.
 
-        `between` is called between batches.
+        For targets, the percentage of their variance that is not explained. `between` is called between batches.
         """
+        if self.y.is_floating_point():
+            return self._unexplained(between)
         runner = self._runner
         done, wrong = (0, [0.0] * (self.networks or 1)) if runner is None else self._counted(runner, between)
         rest = self._relaxed(done, between)
         return [100.0 * (a + b) / len(self.x) for a, b in zip(wrong, rest, strict=True)]
 
-    @torch.no_grad()
     def _relaxed(self, begin: int, between: Callable[[], None]) -> list[int]:
         """Count errors among the samples from `begin` on, relaxed in large batches."""
-        x, y = self.x, self.y
-        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=x.device)
+        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.x.device)
+        for outputs, y in self._outputs(begin, between):
+            wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
+        return wrong.tolist()
+
+    def _unexplained(self, between: Callable[[], None]) -> list[float]:
+        """100 |outputs - y|^2 / |y - mean|^2 over the set, per network; of |y|^2 where all targets are equal."""
+        missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.x.device)
+        for outputs, y in self._outputs(0, between):
+            missed += (outputs - y).double().square().reshape(missed.numel(), -1).sum(1)
+        y = self.y.double()
+        spread = (y - y.mean(0)).square().sum() or y.square().sum()
+        return (100.0 * missed / spread.clamp(min=1e-300)).tolist()
+
+    @torch.no_grad()
+    def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
         batch, phase = self._batch(), evaluation_phase(self.experiment)
-        for first in range(begin, len(x), batch):
+        for first in range(begin, len(self.x), batch):
             between()
-            part = x[first : first + batch]
+            part = self.x[first : first + batch]
             part = part if self.networks is None else part.expand(self.networks, *part.shape)
             begun = None if self.start is None else self.start.unseen(part)
             free = self.engine.relaxation(self.model, part, phase, begun)
-            outputs = self.cost.scores(free.state)  # (B, classes) or (R, B, classes)
-            wrong += (outputs.argmax(-1) != y[first : first + batch]).reshape(wrong.numel(), -1).sum(1)
-        return wrong.tolist()
+            yield self.cost.scores(free.state), self.y[first : first + batch]
 
     def _batch(self) -> int:
         if self.x.device.type == "cpu":
@@ -243,7 +266,7 @@ def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Ten
 def evaluate(
     folder: str | Path,
     *,
-    data: Images | str | Path | None = None,
+    data: Data = None,
     model: Factory | None = None,
     device: str | None = None,
     engine: str = "auto",
@@ -255,7 +278,7 @@ def evaluate(
     folder = Path(folder)
     described = read_description(folder)
     settings = replace(described.settings, device=device or described.settings.device)
-    images = read_images(recorded_source(described.data) if data is None else data, settings)
+    images = read_images(recorded_source(described.data) if data is None else given_data(data), settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in settings.estimators:
         for trial in range(settings.trials):

@@ -234,7 +234,7 @@ class Loop:
 def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:
     plan = trainer.plan
     errors = tuple(
-        None if trial in trainer.diverged or not samples else 100.0 * wrong / samples
+        None if trial in trainer.diverged or not samples or not plan.images.labelled else 100.0 * wrong / samples
         for trial, wrong, samples in zip(trainer.leg.trials, counts["errors"], counts["samples"], strict=True)
     )
     place = trainer.position

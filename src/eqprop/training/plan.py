@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost
-from eqprop.data import Images, one_hot, open_set, set_name, split_validation
+from eqprop.data import Data, Images, as_images, content_digest, open_set, set_name, split_validation
+from eqprop.data.images import MNIST_DIGEST
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, Task, choose, engine_names
 from eqprop.experiments.architecture import Factory, OwnNet
@@ -38,6 +39,7 @@ class Settings:
     threads             CPU threads; None: torch's current number
     validation          hold out the last N training samples, and test on them instead of the test set
     samples             train on the first N samples only; None: all
+    test_samples        test on the first N samples only; None: all
     train_error_every   measure the error on the whole training set every N epochs; 0: only after the last
     checkpoint_every    seconds between checkpoints within a long epoch
     stacked             train all trials together as one stacked network; None: if possible and faster
@@ -51,6 +53,7 @@ class Settings:
     threads: int | None = setting("CPU threads.", None)
     validation: int = setting("Hold out N training samples; test on them.", 0)
     samples: int | None = setting("Train on the first N samples only.", None)
+    test_samples: int | None = setting("Test on the first N samples only.", None)
     train_error_every: int = setting("Measure the train error every N epochs.", 0)
     checkpoint_every: float = setting("Seconds between checkpoints in an epoch.", 120.0)
     stacked: bool | None = setting("Train trials side by side. [default: if faster]", None)
@@ -64,7 +67,8 @@ class Settings:
             raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
         if self.engine not in engine_names():
             raise ValueError(unknown("engine", self.engine, engine_names()))
-        for name, least in (("trials", 1), ("validation", 0), ("train_error_every", 0), ("threads", 1), ("samples", 1)):
+        least_values = {"trials": 1, "validation": 0, "train_error_every": 0, "threads": 1, "samples": 1}
+        for name, least in {**least_values, "test_samples": 1}.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
@@ -238,32 +242,40 @@ def describe(images: Images) -> dict[str, Any]:
         "sha256": images.sha256,
         "training_samples": len(images.train_x),
         "test_samples": len(images.test_x),
+        **({"fingerprint": images.fingerprint} if images.fingerprint else {}),
     }
 
 
+def given_data(data: Data) -> Images | str | Path | None:
+    """A name or path unchanged; anything else as `Images` with a fingerprint, to recognise it on resume."""
+    found = as_images(data)
+    if not isinstance(found, Images):
+        return found
+    return replace(found, fingerprint=content_digest(found.train_x, found.train_y, found.test_x, found.test_y))
+
+
 def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
-    """Load a set by name (None: MNIST) or directory, or take it as given; move it to the device and cut it to size."""
-    if isinstance(source, Images):
-        images = replace(
-            source,
-            **{name: getattr(source, name).to(settings.device) for name in ("train_x", "train_y", "test_x", "test_y")},
-        )
-    else:
-        images = open_set(source, settings.device)
+    """Load a set by name (None: MNIST) or path, or take it as given; move it to the device and cut it to size."""
+    images = source.to(settings.device) if isinstance(source, Images) else open_set(source, settings.device)
     if settings.validation:
         images = split_validation(images, settings.validation)
     if settings.samples is not None:
-        if settings.samples > len(images.train_x):
-            raise ValueError(
-                f"samples is {settings.samples}; {images.name} has {len(images.train_x)} training samples. Lower it."
-            )
-        n = settings.samples
+        n = _at_most("samples", settings.samples, len(images.train_x), f"{images.name} has {{}} training samples")
         images = replace(images, train_x=images.train_x[:n], train_y=images.train_y[:n])
+    if settings.test_samples is not None:
+        n = _at_most("test_samples", settings.test_samples, len(images.test_x), f"{images.name} has {{}} test samples")
+        images = replace(images, test_x=images.test_x[:n], test_y=images.test_y[:n])
     return images
 
 
+def _at_most(what: str, n: int, there: int, held: str) -> int:
+    if n > there:
+        raise ValueError(f"{what} is {n}; {held.format(there)}. Lower it.")
+    return n
+
+
 def where_from(source: Images | str | Path | None) -> str | None:
-    """The recorded origin of data: the name of a set, or a directory; None for tensors."""
+    """The recorded origin of data: the name of a set, or a path; None for tensors."""
     if isinstance(source, Images):
         return None
     name = set_name(source)
@@ -278,6 +290,11 @@ def _whence(source: str | None) -> dict[str, str | None]:
 def recorded_source(data: Mapping[str, Any]) -> str | None:
     """Where to find a run's data again, from its experiment.json."""
     source = data.get("set") or data.get("directory")
+    if source is None and data.get("sha256") != MNIST_DIGEST:
+        raise ValueError(
+            f"The run was trained on arrays ({data.get('name')}), which its folder does not hold. Give the same data "
+            "again with data=, or --model FILE.py:FUNCTION if that function returned it."
+        )
     return None if source is None else str(source)
 
 
@@ -373,8 +390,8 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
     outputs = model.to(device).init_state(x)[0].shape[-1]
     if plan.experiment.cost == "squared-error" and outputs != plan.images.classes:
         raise ValueError(
-            f"{plan.experiment.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} classes. "
-            "Give the output layer one neuron per class."
+            f"{plan.experiment.name} has {outputs} outputs; {plan.images.name} has {plan.images.classes} "
+            f"{'classes' if plan.images.labelled else 'targets per sample'}. Give the output layer one neuron for each."
         )
     # Fail early if the network does not support the schedule.
     relax(model, x, Phase(2, plan.experiment.schedule))
@@ -384,7 +401,7 @@ def _check_estimator(plan: Plan, task: Task) -> None:
     """Try one sample, to fail early if the network does not support the estimator."""
     images = plan.images
     x = plan.inputs(images.train_x[:1], task.model)
-    y = one_hot(images.train_y[:1], images.classes, plan.dtype)
+    y = images.targets(images.train_y[:1], plan.dtype)
     assert task.estimator is not None, "every task of a plan has an estimator"
     task.estimator.check_serves(task.model, plan.cost(task.model), x, y)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem
-from eqprop.data import one_hot
 from eqprop.data.images import stacked_order
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Job, Tally
@@ -88,7 +87,7 @@ class Trainer:
         self.engine = plan.engine(engine or plan.settings.engine, task)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
-        self.targets = one_hot(images.train_y, images.classes, plan.dtype)
+        self.targets = images.targets(images.train_y, plan.dtype)
         self.start = make_start(plan.experiment, plan.settings, self.model, self.x)
         test_x = plan.inputs(images.test_x, self.model)
         # Made once, so that they keep their runners from epoch to epoch.
@@ -118,7 +117,7 @@ class Trainer:
             self.optimizer,
             self.x,
             self.targets,
-            self.plan.images.train_y,
+            self.plan.images.train_y if self.plan.images.labelled else self.targets.argmax(-1),
             self.networks,
             self.start,
             Signs(self._seeds, self._iterations_done()),
@@ -296,6 +295,8 @@ class Trainer:
 
     def _train_error_due(self, epoch: int) -> bool:
         every = self.plan.settings.train_error_every
+        if not self.plan.images.labelled:  # a runner counts labels only
+            return True
         return epoch == self.plan.experiment.epochs or bool(every and epoch % every == 0)
 
     def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[list[float | None], list[float | None]]:
@@ -317,7 +318,7 @@ class Trainer:
             "seed": self.plan.experiment.seed + trial,
             "epoch": epoch,
             "test_error": measured[0],
-            "train_error": 100.0 * counts["errors"] / samples,
+            "train_error": 100.0 * counts["errors"] / samples if self.plan.images.labelled else measured[1],
             "train_error_measured": measured[1],
             "loss": counts["loss"] / samples,
             "residual_mean": counts["residual"] / samples,

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from eqprop.cost import Cost
-from eqprop.data import Images, one_hot
+from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
 from eqprop.experiments.experiment import Experiment
@@ -72,7 +72,7 @@ def count_work(plan: Plan) -> Work:
     """Count the operations of an EP iteration by running two short ones on the CPU."""
     model = plan.experiment.build(0, plan.dtype, plan.own).cpu()
     x = plan.inputs(plan.images.train_x[: plan.experiment.batch].cpu(), model)
-    y = one_hot(plan.images.train_y[: plan.experiment.batch].cpu(), plan.images.classes, plan.dtype)
+    y = plan.images.targets(plan.images.train_y[: plan.experiment.batch].cpu(), plan.dtype)
     neurons = sum(layer.numel() for layer in model.init_state(x))
     cost = copy.deepcopy(plan.cost(model)).cpu()
     counts = []

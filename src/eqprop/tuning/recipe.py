@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from eqprop.cost import Cost
-from eqprop.data import Images, one_hot
+from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import Factory
 from eqprop.experiments.experiment import EVERY_OTHER, Experiment
@@ -242,7 +242,7 @@ class Recipe:
         """Draw the same training samples every time, never held-out ones."""
         n, images = self.experiment.batch, self.plan.images
         x, labels = images.sample(min(MINI_BATCHES * n, len(images.train_x) // n * n), self.experiment.seed)
-        y = one_hot(labels, images.classes, self.plan.dtype)
+        y = images.targets(labels, self.plan.dtype)
         return Batches(self.plan.inputs(x, model).split(n), y.split(n))
 
     def look(self, model: Dynamics, cost: Cost, weights: str) -> None:

@@ -1,0 +1,234 @@
+"""Your own data: arrays, tensors, dictionaries, torch datasets and loaders become one `Images`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from eqprop.data.images import Images, check_destination
+
+Data = Images | str | Path | Mapping[str, Any] | Sequence[Any] | None
+"""What `data=` takes: a name, a directory, an .npz file, `Images`, or arrays (see `as_images`)."""
+
+PARTS = ("x", "y", "x_test", "y_test")
+OTHER_NAMES = {"train_x": "x", "x_train": "x", "train_y": "y", "y_train": "y", "test_x": "x_test", "test_y": "y_test"}
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    x_test: Any,
+    y_test: Any,
+    *,
+    name: str = "own data",
+    classes: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Images:
+    """A data set from numpy arrays, tensors or lists; shape, classes and checksum are computed.
+
+    x, x_test   (N, ...) samples of any shape, with or without channels; uint8 is divided by 255
+    y, y_test   class numbers 0, 1, ... or one-hot rows, to classify; any other numbers, (N,) or (N, outputs), are
+                targets, and errors are then the percentage of their variance that is not explained
+    classes     by default the largest class number plus one
+    """
+    check_destination(device, dtype)
+    given = {"x": _array(x, "x"), "x_test": _array(x_test, "x_test"), "y": _array(y, "y")}
+    given["y_test"] = _array(y_test, "y_test")
+    for samples, labels in (("x", "y"), ("x_test", "y_test")):
+        _check_lengths(given, samples, labels)
+    if given["x"].shape[1:] != given["x_test"].shape[1:]:
+        raise ValueError(
+            f"The samples of x have shape {tuple(given['x'].shape[1:])}, those of x_test "
+            f"{tuple(given['x_test'].shape[1:])}; expected one shape. Prepare both in the same way."
+        )
+    train_x, test_x = (_samples(given[part], part, dtype) for part in ("x", "x_test"))
+    train_y, test_y, found = _answers(given["y"], given["y_test"], classes, dtype)
+    made = Images(
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        tuple(given["x"].shape[1:]) or (1,),
+        found,
+        name,
+        content_digest(train_x, train_y, test_x, test_y),
+    )
+    return made.to(device)
+
+
+def as_images(source: Any) -> Images | str | Path | None:
+    """`Images` from whatever holds samples; a name, a path and None are returned unchanged.
+
+    (x, y, x_test, y_test)      arrays, also as a dictionary with these keys
+    (train, test)               two pairs (x, y), TensorDatasets, Datasets or DataLoaders
+
+    A Dataset is read once, in its own order; shuffling, batch size and collation of a DataLoader are not used, because
+    the experiment sets them. Random transforms are therefore drawn once.
+    """
+    if source is None or isinstance(source, Images | str | Path):
+        return source
+    if isinstance(source, Mapping):
+        return from_arrays(**_named_parts(source))
+    if isinstance(source, DataLoader | Dataset):
+        raise ValueError(
+            f"data is one {type(source).__name__}; expected two, (train, test). Give both, or split this one with "
+            "torch.utils.data.random_split."
+        )
+    if not isinstance(source, tuple | list) or len(source) not in (2, 4):
+        got = f"{len(source)} values" if isinstance(source, tuple | list) else type(source).__name__
+        raise ValueError(
+            f"data is {got}; expected a name, a directory, Images, (x, y, x_test, y_test), a dictionary of these, or "
+            "(train, test) with two Datasets or DataLoaders."
+        )
+    if len(source) == 4:
+        return from_arrays(*source)
+    return from_arrays(*_pair(source[0], "train"), *_pair(source[1], "test"))
+
+
+def read_npz(path: Path) -> Images:
+    """The arrays x, y, x_test and y_test of a file written by numpy.savez."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            parts = {name: held[name] for name in held.files}
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); expected a file of numpy.savez with x, y, x_test and y_test."
+        ) from error
+    return from_arrays(**{**_named_parts(parts), "name": path.stem})
+
+
+def content_digest(*tensors: Tensor) -> str:
+    """SHA-256 of types, shapes and values."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        held = tensor.detach().cpu().contiguous()
+        digest.update(f"{held.dtype} {tuple(held.shape)} ".encode())
+        digest.update(held.numpy().data if held.numel() else b"")
+    return digest.hexdigest()
+
+
+def _named_parts(given: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
+    missing, strange = [p for p in PARTS if p not in parts], [n for n in given if OTHER_NAMES.get(n, n) not in PARTS]
+    if missing or strange:
+        raise ValueError(
+            f"The data has the keys {', '.join(map(str, given)) or 'none'}; expected {', '.join(PARTS)}"
+            f"{' and no others' if strange and not missing else ''}."
+        )
+    return parts
+
+
+def _pair(part: Any, what: str) -> tuple[Any, Any]:
+    """Samples and answers of one half of the data."""
+    if isinstance(part, DataLoader):
+        part = part.dataset
+    if isinstance(part, Dataset):
+        part = _collected(part, what)
+    if not isinstance(part, tuple | list) or len(part) != 2:
+        raise ValueError(
+            f"The {what} data is {type(part).__name__}; expected a pair (x, y), a Dataset or a DataLoader. For arrays "
+            "give all four: (x, y, x_test, y_test)."
+        )
+    return part[0], part[1]
+
+
+def _collected(dataset: Any, what: str) -> tuple[Any, Any]:
+    tensors = getattr(dataset, "tensors", None)
+    if tensors is not None and len(tensors) == 2:
+        return tensors[0], tensors[1]
+    # A map-style data set need not end by itself when iterated.
+    items: Iterable[Any] = (dataset[n] for n in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
+    pairs = list(items)
+    if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            f"The {what} data set {type(dataset).__name__} does not give pairs (x, y), or nothing at all; expected "
+            "them. Wrap it in a Dataset that returns such pairs."
+        )
+    x, y = ([torch.as_tensor(np.asarray(pair[n])) for pair in pairs] for n in (0, 1))
+    for name, rows in (("x", x), ("y", y)):
+        odd = next((n for n, row in enumerate(rows) if row.shape != rows[0].shape), None)
+        if odd is not None:
+            raise ValueError(
+                f"Sample {odd} of the {what} data has {name} of shape {tuple(rows[odd].shape)}, sample 0 "
+                f"{tuple(rows[0].shape)}; expected one shape. Resize or pad them."
+            )
+    return torch.stack(x), torch.stack(y)
+
+
+def _array(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        held = np.asarray(value)
+        return torch.from_numpy(np.ascontiguousarray(held.astype(held.dtype.newbyteorder("="), copy=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{what} is {type(value).__name__}, which holds no numbers ({error}); expected a numpy array or a tensor."
+        ) from error
+
+
+def _check_lengths(given: Mapping[str, Tensor], samples: str, labels: str) -> None:
+    x, y = given[samples], given[labels]
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0 or x[0].numel() == 0:
+        raise ValueError(
+            f"{samples} has shape {tuple(x.shape)} and {labels} {tuple(y.shape)}; expected the samples along the first "
+            "dimension, equally many in both, and at least one."
+        )
+
+
+def _samples(x: Tensor, what: str, dtype: torch.dtype) -> Tensor:
+    flat = x.reshape(len(x), -1).cpu()
+    if flat.is_complex():
+        raise ValueError(f"{what} is {x.dtype}; expected real numbers.")
+    flat = flat.to(dtype).div(255) if flat.dtype == torch.uint8 else flat.to(dtype)
+    _check_finite(flat, what)
+    return flat
+
+
+def _check_finite(rows: Tensor, what: str) -> None:
+    bad = (~torch.isfinite(rows)).flatten(1).any(1)
+    if bool(bad.any()):
+        raise ValueError(
+            f"{what} holds NaN or infinity, first in sample {int(bad.nonzero()[0])}; expected finite numbers. Remove "
+            "or replace them."
+        )
+
+
+def _answers(y: Tensor, y_test: Tensor, classes: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    """Labels if both are class numbers or one-hot rows, else targets; and the number of classes or outputs."""
+    both = tuple(part.reshape(len(part), -1).cpu() for part in (y, y_test))
+    columns = [part.shape[1] for part in both]
+    if columns[0] != columns[1]:
+        raise ValueError(f"y has {columns[0]} numbers per sample, y_test {columns[1]}; expected equally many.")
+    if columns[0] == 1 and not any(part.is_floating_point() for part in both):
+        labels = tuple(part[:, 0].to(torch.int64) for part in both)
+        return *labels, _classes(labels, classes)  # type: ignore[return-value]
+    if columns[0] > 1 and all(_is_one_hot(part) for part in both):
+        return both[0].argmax(1), both[1].argmax(1), columns[0]
+    targets = tuple(part.to(dtype) for part in both)
+    for part, what in zip(targets, ("y", "y_test"), strict=True):
+        _check_finite(part, what)
+    return targets[0], targets[1], columns[0]
+
+
+def _is_one_hot(rows: Tensor) -> bool:
+    return bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all())
+
+
+def _classes(labels: tuple[Tensor, ...], classes: int | None) -> int:
+    low, high = (int(bound(torch.stack([bound(part) for part in labels]))) for bound in (torch.min, torch.max))
+    count = max(high + 1, 2) if classes is None else classes
+    if low < 0 or high >= count:
+        raise ValueError(
+            f"The class numbers run from {low} to {high}; expected 0 to {count - 1}. Renumber them, for instance with "
+            "numpy.unique(y, return_inverse=True)[1]."
+        )
+    return count
