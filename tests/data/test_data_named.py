@@ -286,7 +286,7 @@ def test_a_folder_that_cannot_be_made_is_told(cache: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("digits", "expected mnist, fashion-mnist, kmnist, or a dir")],
+    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("digits", "expected mnist, fashion-mnist, kmnist, a dir")],
 )
 def test_an_unknown_name_is_told(name: str, words: str) -> None:
     with pytest.raises(FileNotFoundError, match=words):
