@@ -297,7 +297,7 @@ def test_signs_are_bits_of_a_hash() -> None:
 
 def test_written_out_engines_refuse_the_forms_they_do_not_know() -> None:
     net = Layered((3, 6, 4), dtype=torch.float64)
-    for form in (EP(3, 2, nudging="symmetric"), HolomorphicEP(3, 2), ContinualEP(3, 2)):
+    for form in (HolomorphicEP(3, 2), ContinualEP(3, 2)):
         reason = Cpu().refuses(Task(net, SquaredError(), form))
         assert reason is not None
         assert Eager().refuses(Task(net, SquaredError(), form)) is None
@@ -333,8 +333,8 @@ ENERGY_BASED = replace(
         (SMALL, {"estimator": "symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
         (
             SMALL,
-            {"estimator": "symmetric", "engine": "cpu"},
-            "nudging is one-sided or random-sign, and the estimator's is symmetric",
+            {"estimator": "holomorphic", "engine": "cpu"},
+            "it computes EP and BPTT, and the estimator is HolomorphicEP",
         ),
     ],
 )

@@ -108,7 +108,7 @@ class Table:
 
 
 TASK = (
-    (ctypes.c_int64, "networks batch activation T K alternating settled bptt inside"),
+    (ctypes.c_int64, "networks batch activation T K alternating settled bptt inside symmetric"),
     (ctypes.c_int64, "threads iterations first gradients_only"),
     (ctypes.c_double, "tolerance"),
     (ctypes.c_void_p, "beta images targets labels order tally residuals steps"),

@@ -172,6 +172,7 @@ def describe_estimator(net: Net, job: Job) -> None:
         K=estimator.K,
         bptt=isinstance(estimator, BPTT),
         inside=net.model.nudge_site == "inside",
+        symmetric=isinstance(estimator, EP) and estimator.nudging == "symmetric",
         alternating=estimator.schedule == "alternating",
         settled=estimator.stop == "settled",
         tolerance=settled_below(job.images.dtype, estimator.tolerance),
@@ -215,7 +216,6 @@ class Cpu(Engine):
     models = (Layered, Convolutional)
     costs = (SquaredError,)
     estimators = (EP, BPTT)
-    nudgings = ("one-sided", "random-sign")
     starts = ("zero", "persistent", "initialised")
 
     def refuses_more(self, task: Task) -> str | None:

@@ -76,7 +76,34 @@ static void end_free_phase(Training *job, const Cell *cell, int64_t sample, int6
     if (p->state) hand_back(p, cell, sample);
 }
 
-/* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]. */
+/* K nudged steps, `sign` times beta, and their end; the first also gives the residual of the free state if requested. */
+static void nudge_cell(Training *job, Cell *cell, int64_t sample, double sign, int watch, real *const *states,
+                       whole *const *windows) {
+    const Conv *p = job->p;
+    Manner manner = {.parity = -1, .watch = watch, .nudge = (real)(-sign * p->task.beta[cell->network])};
+    for (int64_t k = 0; k < p->task.K; k++) {
+        step(p, cell, &manner);
+        if (k == 0 && watch) job->notes.residual[sample] = cell->residual;
+        manner.watch = 0;
+    }
+    put_states(p, cell, states, sample);
+    job->notes.wild[sample] |= states_are_wild(p, cell);
+    for (int64_t n = 0; n + 1 < p->maps; n++) refresh(p, cell, n);
+    put_windows(p, cell, windows, sample);
+}
+
+/* Back to the free state. */
+static void return_cell(const Training *job, Cell *cell, int64_t sample) {
+    const Conv *p = job->p;
+    for (int64_t layer = 0; layer < layers_of(p); layer++) {
+        const int64_t length = row_of(size_of(p, layer));
+        memcpy(cell->states[layer], job->free[layer] + sample * length, length * sizeof(real));
+    }
+    memset(cell->fresh, 0, p->maps * sizeof(int));
+}
+
+/* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]; symmetric EP: the difference
+   between the ends of two nudged phases, the second in the place of the free one. */
 static void both_phases(Training *job, Cell *cell, int64_t sample, int64_t label) {
     const Conv *p = job->p;
     int still;
@@ -85,16 +112,11 @@ static void both_phases(Training *job, Cell *cell, int64_t sample, int64_t label
     end_free_phase(job, cell, sample, label);
     for (int64_t n = 0; n + 1 < p->maps; n++) refresh(p, cell, n);
     put_windows(p, cell, job->free_windows, sample);
-    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)-p->task.beta[cell->network]};
-    for (int64_t k = 0; k < p->task.K; k++) {
-        step(p, cell, &manner);
-        if (k == 0) job->notes.residual[sample] = cell->residual;
-        manner.watch = 0;
+    nudge_cell(job, cell, sample, 1.0, 1, job->nudged, job->nudged_windows);
+    if (p->task.symmetric) {
+        return_cell(job, cell, sample);
+        nudge_cell(job, cell, sample, -1.0, 0, job->free, job->free_windows);
     }
-    put_states(p, cell, job->nudged, sample);
-    job->notes.wild[sample] |= states_are_wild(p, cell);
-    for (int64_t n = 0; n + 1 < p->maps; n++) refresh(p, cell, n);
-    put_windows(p, cell, job->nudged_windows, sample);
     for (int64_t layer = 0; layer < layers_of(p); layer++) {
         const int64_t row = row_of(size_of(p, layer));
         for (int64_t j = 0; j < row; j += VL)

@@ -66,27 +66,51 @@ static void put_rows(const Layered *p, const Tile *tile, int64_t n, real *to) {
     memcpy(to, tile->rates[n], tile->samples * row_of(p->sizes[n]) * sizeof(real));
 }
 
-/* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]. */
+/* K nudged steps, `sign` times beta; the first also gives the residual of the free state if requested. */
+static void nudge_tile(Training *job, Tile *tile, int64_t sample, double sign, int watch) {
+    const Layered *p = job->p;
+    const double beta = sign * p->task.beta[tile->network];
+    Manner manner = {.parity = -1, .watch = watch, .nudge = (real)(-beta * (p->energy_based ? p->eps : 1.0))};
+    for (int64_t k = 0; k < p->task.K; k++) {
+        step(p, tile, &manner);
+        if (k == 0 && watch) keep_residual(job, tile, sample);
+        manner.watch = 0;
+    }
+}
+
+/* Symmetric EP: back to the free state, kept in `moved` and `free`, and nudged the other way, whose end replaces `free`. */
+static void nudge_back(Training *job, Tile *tile, int64_t sample) {
+    const Layered *p = job->p;
+    for (int64_t n = 0; n < p->depth; n++) {
+        const int64_t row = row_of(p->sizes[n]), bytes = tile->samples * row * sizeof(real);
+        memcpy(tile->states[n], job->moved[n] + sample * row, bytes);
+        memcpy(tile->rates[n], job->free[n] + sample * row, bytes);
+    }
+    nudge_tile(job, tile, sample, -1.0, 0);
+    for (int64_t n = 0; n < p->depth; n++) put_rows(p, tile, n, job->free[n] + sample * row_of(p->sizes[n]));
+}
+
+/* EP: T free steps, K nudged ones, and the difference between their ends  [eq:delta-ep]; symmetric EP: the difference
+   between the ends of two nudged phases. */
 static void both_phases(Training *job, Tile *tile, int64_t sample, const int64_t *order) {
     const Layered *p = job->p;
     relax_tile(p, tile, p->task.T);
-    for (int64_t n = 0; n < p->depth; n++) put_rows(p, tile, n, job->free[n] + sample * row_of(p->sizes[n]));
-    judge_tile(job, tile, sample, order);
-    const double beta = p->task.beta[tile->network];
-    Manner manner = {.parity = -1, .watch = 1, .nudge = (real)(-beta * (p->energy_based ? p->eps : 1.0))};
-    for (int64_t k = 0; k < p->task.K; k++) {
-        step(p, tile, &manner);
-        if (k == 0) keep_residual(job, tile, sample);
-        manner.watch = 0;
-    }
     for (int64_t n = 0; n < p->depth; n++) {
         const int64_t row = row_of(p->sizes[n]);
-        const real *free = job->free[n] + sample * row;
+        put_rows(p, tile, n, job->free[n] + sample * row);
+        if (p->task.symmetric) memcpy(job->moved[n] + sample * row, tile->states[n], tile->samples * row * sizeof(real));
+    }
+    judge_tile(job, tile, sample, order);
+    nudge_tile(job, tile, sample, 1.0, 1);
+    for (int64_t n = 0; n < p->depth; n++) put_rows(p, tile, n, job->nudged[n] + sample * row_of(p->sizes[n]));
+    if (p->task.symmetric) nudge_back(job, tile, sample);
+    for (int64_t n = 0; n < p->depth; n++) {
+        const int64_t row = row_of(p->sizes[n]);
+        const real *free = job->free[n] + sample * row, *nudged = job->nudged[n] + sample * row;
         real *moved = job->moved[n] + sample * row;
-        put_rows(p, tile, n, job->nudged[n] + sample * row);
-        for (int64_t j = 0; j < tile->samples * row; j += VL) store(moved + j, load(tile->rates[n] + j) - load(free + j));
+        for (int64_t j = 0; j < tile->samples * row; j += VL) store(moved + j, load(nudged + j) - load(free + j));
         for (int m = 0; m < tile->samples; m++)
-            job->notes.wild[sample + m] |= is_wild(tile->rates[n] + m * row, row) | is_wild(free + m * row, row);
+            job->notes.wild[sample + m] |= is_wild(nudged + m * row, row) | is_wild(free + m * row, row);
     }
 }
 

@@ -12,6 +12,7 @@
 typedef struct {
     int64_t networks, batch, activation;
     int64_t T, K, alternating, settled, bptt, inside; /* inside: the nudge enters sigma's argument */
+    int64_t symmetric;                                /* EP nudged by beta and by -beta, one contrasted with the other */
     int64_t threads, iterations, first, gradients_only;
     double tolerance;
     const double *beta; /* (R): signed nudge strength per network */
@@ -73,7 +74,8 @@ static void judge(const Task *task, Notes *notes, int64_t sample, const real *ou
 }
 
 static double gradient_scale(const Task *task, int64_t network) {
-    return (task->bptt ? 1.0 : -1.0 / task->beta[network]) / (double)task->batch;
+    const double phases = task->symmetric ? 2.0 : 1.0;
+    return (task->bptt ? 1.0 : -1.0 / (phases * task->beta[network])) / (double)task->batch;
 }
 
 /* Whether a parameter is trained: its learning rate is not NaN. */
