@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import Call
 from helpers.training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
-from eqprop.cli import main
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.training import train
 from eqprop.training.metrics import Line
@@ -25,21 +25,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_idx(folder / "data", few_images())
     write_small_toml(folder / "small.toml", 2)
     return folder
-
-
-class Call:
-    """The command line in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *words: object) -> tuple[int, str, str]:
-        self.monkeypatch.setattr("sys.argv", ["eqprop", *map(str, words)])
-        self.monkeypatch.setenv("COLUMNS", "100")
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = self.capsys.readouterr()
-        return int(left.value.code or 0), out, err
 
 
 @pytest.fixture

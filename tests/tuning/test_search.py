@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,7 @@ def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
     assert is_gone(tmp_path, name)
 
 
-def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.tuning.study.YOUNG", timedelta(0))
+def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path) -> None:
     study = open_study(str(tmp_path / "journal"), "mine", 0, {})
     with signed_on(tmp_path) as alive:
         for attempt in range(ATTEMPTS + 1):
@@ -142,6 +141,24 @@ def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path, mon
             assert adopt_orphans(study, tmp_path) == [attempt]
             assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
     assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
+
+
+def test_orphans_are_found_when_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial begun "tomorrow", before the clock was set back, must not be waited for until tomorrow."""
+    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
+    named, nameless = study.ask(), study.ask()
+    tomorrow = datetime.now() + timedelta(days=1)
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "dead").touch()
+    named.set_user_attr(WORKER, "dead")
+    for trial in study.get_trials(deepcopy=False):
+        monkeypatch.setattr(trial, "datetime_start", tomorrow)
+    assert adopt_orphans(study, tmp_path) == [named.number]
+    seen: dict[int, float] = {}
+    assert adopt_orphans(study, tmp_path, seen) == []
+    assert list(seen) == [nameless.number]
+    seen[nameless.number] -= 61.0
+    assert adopt_orphans(study, tmp_path, seen) == [nameless.number]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -56,8 +57,22 @@ def load_commands(words: Sequence[str] = ()) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; an expected error becomes one message on standard error and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name need not be valid text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         load_commands(sys.argv[1:])()
     except EXPECTED_ERRORS as error:
         typer.echo(f"eqprop: {error}", err=True)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        typer.echo(f"eqprop: Out of memory: {reason}. Use a smaller network, batch or number of trials.", err=True)
+        sys.exit(2)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Torch raises a RuntimeError where Python raises a MemoryError."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text

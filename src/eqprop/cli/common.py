@@ -8,16 +8,17 @@ import inspect
 import json
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -33,12 +34,15 @@ from eqprop.messages import unknown
 if TYPE_CHECKING:
     from eqprop.training import Result, Watch
 
+MOST_THREADS = 1024
+"""More threads than any one machine runs well; OpenMP dies of millions."""
+
 ExperimentName = Annotated[str, typer.Argument(help="An experiment by name (see eqprop list), or a TOML or JSON file.")]
 Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
 Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
 Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
 Model = Annotated[
     str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network from a seed.")
@@ -115,8 +119,20 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def factory(where: str | None) -> Callable[[int], Dynamics] | None:
-    """Load the function of --model, which builds a network from a seed."""
-    return None if where is None else load_function(where)
+    """Load the function of --model, which builds a network from a seed; errors in it name its file and line."""
+    if where is None:
+        return None
+    function = load_function(where)
+
+    @wraps(function)
+    def build(seed: int) -> Dynamics:
+        with own_code(where):
+            made = function(seed)
+        if not isinstance(made, Dynamics):
+            raise ValueError(f"{where} returned {type(made).__name__}; expected a network, an eqprop.Dynamics.")
+        return made
+
+    return build
 
 
 def load_function(where: str) -> Callable[..., Any]:
@@ -150,17 +166,24 @@ def _module(source: str) -> ModuleType:
         raise ImportError(f"{path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
+    # At the end, so that no file there replaces a module of the standard library or an installed one.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def own_code(where: str) -> Iterator[None]:
+def own_code(where: str | None) -> Iterator[None]:
     """Turn an error in the user's FILE.py:FUNCTION into one message with its line; keep eqprop's own errors."""
+    if where is None:
+        yield
+        return
     path = Path(where.rpartition(":")[0])
     try:
         yield
+    except SystemExit as error:
+        raise ValueError(f"{path} ends the program (exit code {error.code}); expected a function.") from error
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
         if isinstance(error, EXPECTED_ERRORS) and not lines:
@@ -176,7 +199,7 @@ def watcher(quiet: bool) -> Watch:
 
     if quiet:
         return Events.if_installed()
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         from eqprop.cli.display import Display
 
@@ -204,14 +227,6 @@ def stopping() -> Iterator[None]:
         raise typer.Exit(130) from interrupt
 
 
-def check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"Cannot use device {device!r}: {reason}. Use cpu, or one this machine has.") from error
-
-
 def check_out(out: Path | None) -> None:
     """Fail early if --out cannot be written."""
     if out is None:
@@ -224,21 +239,56 @@ def check_out(out: Path | None) -> None:
 
 
 def give_json(content: object, where: str | None) -> None:
-    """Write JSON to a file, or to standard output for "-"."""
+    """Write JSON to a file, or to standard output for "-".
+
+    What exists is written through, never replaced: a device, a pipe, the target of a link, a file with its mode.
+    """
+    if where is None:
+        return
     text = json.dumps(content, indent=2)
-    if where == "-":
+    path = Path(where)
+    if where == "-" or _is_stream(path, 1):
         typer.echo(text)
-    elif where is not None:
-        write_text(Path(where), text + "\n")
+    elif _is_stream(path, 2):
+        typer.echo(text, err=True)
+    elif os.path.lexists(path):
+        path.write_text(text + "\n", encoding="utf-8")
+    else:
+        write_text(path, text + "\n")
 
 
 def check_json(where: str | None) -> None:
-    """Fail early if --json cannot be written."""
+    """Fail early if --json cannot be written: try to open it, and leave everything as it was."""
     if where is None or where == "-":
         return
     path = Path(where)
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ValueError(f"--json got {where!r}; expected a file in a folder that exists, or - for standard output.")
+    expected = "expected a file in a folder that exists, both writable, or - for standard output"
+    try:
+        if path.is_dir() or not path.resolve().parent.is_dir():
+            raise ValueError(f"--json got {where!r}; {expected}.")
+        # Opening and closing a pipe would end it for its reader.
+        if path.exists() and stat.S_ISFIFO(path.stat().st_mode):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(f"--json got {where!r}, a pipe that cannot be written.")
+        else:
+            _try_to_open(path)
+    except OSError as error:
+        raise type(error)(f"--json got {where!r}: {error.strerror or error}; {expected}.") from error
+
+
+def _try_to_open(path: Path) -> None:
+    new = not path.exists()
+    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if new else 0), 0o666))
+    if new:
+        path.resolve().unlink()
+
+
+def _is_stream(path: Path, descriptor: int) -> bool:
+    """Whether a path is where this process's standard output (1) or error (2) goes, as /dev/stdout is."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except (OSError, ValueError):
+        return False
 
 
 def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
@@ -266,13 +316,18 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
             spread(paper.test, paper.test_std) if paper else "--",
             spread(paper.train if paper else None, None),
         )
-    console = Console()
+    console = new_console()
     console.print(table)
     for estimator, result in summary["estimators"].items():
         stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
         if stopped:
             console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
-    console.print(f"Run folder: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Run folder: {folder}", soft_wrap=True)
+
+
+def new_console(**options: Any) -> Console:
+    """A console that prints text as it is: a name such as [/b] or :x: is not markup."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
 
 
 def spread(mean: float | None, deviation: float | None) -> str:
@@ -283,13 +338,13 @@ def spread(mean: float | None, deviation: float | None) -> str:
 
 def bars() -> Bars:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    return Bars(*columns, console=Console(stderr=True), transient=True)
+    return Bars(*columns, console=new_console(stderr=True), transient=True)
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from eqprop.cli import app
-from eqprop.cli.common import Engine, Quiet, Threads, stopping, watcher
+from eqprop.cli.common import Engine, Quiet, Threads, new_console, stopping, watcher
 from eqprop.experiments.paper import PAPER
 from eqprop.training.api import begin_or_resume
 from eqprop.training.folder import is_run
@@ -35,12 +34,12 @@ def demo(
     from eqprop.report.runs import collect, rows
 
     started = time.monotonic()
-    console = Console(quiet=quiet)
+    console = new_console(quiet=quiet)
     if out.exists() and any(out.iterdir()) and not is_run(out / "p-1h") and not (out / "toy").is_dir():
         raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
-    console.print("[bold]1. The toy model: EP's updates against the gradients of BPTT, step by step[/bold]")
-    console.print(_toy(out / "toy"), highlight=False)
-    console.print(f"\n[bold]2. P-1h on {samples} MNIST images, by EP and by BPTT from the same weights[/bold]")
+    console.print("1. The toy model: EP's updates against the gradients of BPTT, step by step", style="bold")
+    console.print(_toy(out / "toy"))
+    console.print(f"\n2. P-1h on {samples} MNIST images, by EP and by BPTT from the same weights", style="bold")
     with stopping():
         begin_or_resume(
             PAPER["P-1h"],
@@ -55,7 +54,7 @@ def demo(
     written = write_report(out)
     console.print()
     console.print(results_table(rows(collect(out).runs)))
-    console.print(f"Page: {written.page.resolve()}", highlight=False, soft_wrap=True)
+    console.print(f"Page: {written.page.resolve()}", soft_wrap=True)
     console.print(f"{time.monotonic() - started:.0f} s. Results are kept; remove {out} to run it again.")
 
 

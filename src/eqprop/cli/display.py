@@ -15,7 +15,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
+from eqprop.cli.common import new_console
 from eqprop.experiments.experiment import label
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
@@ -26,13 +28,16 @@ class Display(Watch):
     """A live display, redrawn in place; warnings scroll above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or new_console(stderr=True)
         self.plan: Plan | None = None
         self.leg: Leg | None = None
         self.status = Progress(0, 0, (), 0.0, 0.0)
         self.tests: dict[tuple[str, int], tuple[float | None, float | None]] = {}
         self.bars = Bars(
-            TextColumn("{task.description:>14}"), BarColumn(bar_width=None), MofNCompleteColumn(), expand=True
+            TextColumn("{task.description:>14}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            expand=True,
         )
         self.epochs: TaskID = self.bars.add_task("epochs")
         self.iterations: TaskID = self.bars.add_task("iterations")
@@ -42,11 +47,8 @@ class Display(Watch):
         self.plan = plan
         experiment, settings = plan.experiment, plan.settings
         phases = f"T={experiment.T} K={experiment.K} beta={experiment.beta}"
-        self.console.print(
-            f"[bold]{experiment.name}[/bold] ({experiment.preset})  {experiment.architecture}  {phases}  "
-            f"{settings.device}  -> {folder}",
-            highlight=False,
-        )
+        what = f" ({experiment.preset})  {experiment.architecture}  {phases}  {settings.device}  -> {folder}"
+        self.console.print(Text.assemble((experiment.name, "bold"), what))
         self.live.start()
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
@@ -71,7 +73,7 @@ class Display(Watch):
         self.progress(progress)
 
     def warn(self, message: str) -> None:
-        self.console.print(f"[yellow]warning:[/yellow] {message}", highlight=False)
+        self.console.print(Text.assemble(("warning:", "yellow"), f" {message}"))
 
     def end(self) -> None:
         self.live.stop()

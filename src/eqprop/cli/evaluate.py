@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from eqprop.cli import app
@@ -19,6 +18,8 @@ from eqprop.cli.common import (
     check_json,
     factory,
     give_json,
+    new_console,
+    own_code,
 )
 from eqprop.training import evaluate
 
@@ -34,7 +35,8 @@ def evaluate_run(
 ) -> None:
     """Measure the test error of every trial of a run again, from its weights."""
     check_json(as_json)
-    found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
+    with own_code(model):
+        found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
     give_json(found, as_json)
     if as_json == "-":
         return
@@ -45,4 +47,4 @@ def evaluate_run(
         for trial in trials:
             error = "diverged" if trial["diverged"] else f"{trial['test_error']:.2f} %"
             table.add_row(estimator, str(trial["seed"]), str(trial["epoch"]), error)
-    Console().print(table)
+    new_console().print(table)

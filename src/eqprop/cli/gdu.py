@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,8 +17,18 @@ from rich.text import Text
 from torch import Tensor
 
 from eqprop.cli import app
-from eqprop.cli.common import check_device, check_json, check_out, give_json, load_function, own_code, progress_bar
+from eqprop.cli.common import (
+    Threads,
+    check_json,
+    check_out,
+    give_json,
+    load_function,
+    new_console,
+    own_code,
+    progress_bar,
+)
 from eqprop.cost import Cost, Problem
+from eqprop.data.images import check_device
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER
@@ -68,6 +77,8 @@ def setup(target: str, asked: Asked) -> Setup:
         )
     if asked.estimator is not None or asked.trial is not None:
         raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
+    if asked.data is not None:
+        raise ValueError(f"--data applies to a run whose data has moved; {target} is not a run folder. Omit it.")
     if is_own(target):
         return _fitted(_own(target, asked), asked)
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "batch", "seed")
@@ -217,7 +228,7 @@ def gdu(
         bool, typer.Option("--drop-unsettled", help="Omit samples that have not settled.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Threads = None,
     estimator: Annotated[str | None, typer.Option(help="Estimator of a run. [default: its first]")] = None,
     trial: Annotated[int | None, typer.Option(help="Trial of a run. [default: 0]")] = None,
     data: Annotated[str | None, typer.Option(help="Data of a run, if it has moved.")] = None,
@@ -237,8 +248,8 @@ def gdu(
     site = cast(NudgeSite | None, nudge_site)
     turns = cast(Schedule | None, schedule)
     asked = Asked(preset, T, K, beta, init, batch, seed, dtype, device, data, site, cost, estimator, trial, turns)
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
-    with own_code(target) if is_own(target) else nullcontext():
+    console = new_console(file=sys.stderr if json == "-" else sys.stdout)
+    with own_code(target if is_own(target) else None):
         chosen = setup(target, asked)
         with progress_bar(chosen.name) as tell:
             document, traces = run(chosen, drop_unsettled, tell)

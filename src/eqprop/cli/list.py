@@ -15,6 +15,7 @@ from eqprop.cli.common import (
     Preset,
     check_json,
     give_json,
+    new_console,
 )
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
@@ -36,10 +37,10 @@ def list_experiments(
         give_json({experiment.name: to_dict(experiment) for experiment in chosen}, as_json)
         if as_json == "-":
             return
-    console = Console()
+    console = new_console()
     console.print(_table(chosen, preset))
     if name:
-        console.print(json.dumps(to_dict(chosen[0]), indent=2), highlight=False)
+        console.print(json.dumps(to_dict(chosen[0]), indent=2))
     _show_changes(console, [experiment.name for experiment in chosen])
     if not name:
         _show_literature(console)
@@ -50,9 +51,7 @@ def _show_literature(console: Console) -> None:
         if row.experiment is None:
             steps = f"T {row.T}" + ("" if row.K is None else f"  K {row.K}")
             said = f"{row.source}, {row.errors} %, {steps}  {row.epochs} epochs"
-            console.print(
-                f"Also in the paper's table, but not an experiment here: {said}", highlight=False, soft_wrap=True
-            )
+            console.print(f"Also in the paper's table, but not an experiment here: {said}", soft_wrap=True)
 
 
 def _show_changes(console: Console, names: list[str]) -> None:
@@ -61,7 +60,7 @@ def _show_changes(console: Console, names: list[str]) -> None:
             printed = printed_experiment(experiment)
             if experiment.name in names and printed is not None:
                 changes = ", ".join(map(str, experiment.changes(printed)))
-                console.print(f"--preset {other} {experiment.name}: {changes}", highlight=False, soft_wrap=True)
+                console.print(f"--preset {other} {experiment.name}: {changes}", soft_wrap=True)
 
 
 def _preset(preset: str) -> dict[str, Experiment]:

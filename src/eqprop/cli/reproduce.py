@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
@@ -27,12 +26,13 @@ from eqprop.cli.common import (
     Quiet,
     Threads,
     bars,
-    check_device,
     check_out,
+    new_console,
     spread,
     stopping,
     watcher,
 )
+from eqprop.data.images import check_device
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
@@ -58,7 +58,7 @@ def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
     preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
     seed: Annotated[int | None, typer.Option(help="Seed of weights and samples.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Threads = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Draw every figure about the GDU property. Run it again to continue where it stopped."""
@@ -282,9 +282,10 @@ def arithmetic(experiment: Experiment) -> float:
 def _show(out: Path, written: Written) -> None:
     from eqprop.report.runs import collect, rows
 
-    Console().print(results_table(rows(collect(out).runs)))
-    Console().print(f"Page: {written.page}", highlight=False, soft_wrap=True)
-    Console().print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", highlight=False, soft_wrap=True)
+    console = new_console()
+    console.print(results_table(rows(collect(out).runs)))
+    console.print(f"Page: {written.page}", soft_wrap=True)
+    console.print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", soft_wrap=True)
 
 
 def results_table(found: Sequence[Row]) -> Table:

@@ -19,6 +19,7 @@ from eqprop.cli.common import (
     check_json,
     factory,
     give_result,
+    own_code,
     stopping,
     watcher,
 )
@@ -38,7 +39,7 @@ def resume_run(
 ) -> None:
     """Continue a run where it stopped, with its own settings."""
     check_json(as_json)
-    with stopping():
+    with stopping(), own_code(model):
         result = resume(
             folder,
             data=data,

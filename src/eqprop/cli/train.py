@@ -20,6 +20,7 @@ from eqprop.cli.common import (
     give_result,
     learning_rates,
     named_values,
+    own_code,
     stopping,
     watcher,
     with_options,
@@ -58,6 +59,6 @@ def train_experiment(
         "learning_rates": learning_rates(lr),
         "optimizer_options": named_values(optimizer_option),
     }
-    with stopping():
+    with stopping(), own_code(model):
         result = train(experiment, out, data=data, model=factory(model), watch=watcher(quiet), **options)
     give_result(result, as_json, quiet)

@@ -16,6 +16,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from eqprop.cli import app
 from eqprop.cli.common import (
@@ -32,13 +33,15 @@ from eqprop.cli.common import (
     check_json,
     factory,
     give_json,
+    new_console,
+    own_code,
 )
 from eqprop.data import Images
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.files import write_json, write_text
 from eqprop.training import Stopped
-from eqprop.training.folder import locked
+from eqprop.training.folder import file_name, locked
 from eqprop.training.plan import Settings, describe, read_images
 from eqprop.tuning.effort import Machine, prepare_folder
 
@@ -90,10 +93,10 @@ def tune_experiment(
     """
     check_json(as_json)
     wanted = find_experiment(experiment, preset).override(seed=seed, init=init)
-    folder = Path("tuned") / wanted.name if out is None else out
+    folder = Path("tuned") / file_name(wanted.name) if out is None else out
     machine = Machine(device or "cpu", engine or "auto", threads)
     asked = Asked(wanted, folder, machine, budget, model, data, quiet, as_json)
-    with going_on():
+    with going_on(), own_code(model):
         if search is not None:
             run_search(asked, search, storage, workers)
         elif storage is not None or workers > 1:
@@ -136,7 +139,7 @@ def run_recipe(asked: Asked) -> None:
     write_tuned(asked.folder, tuned.document, to_toml(tuned.experiment, reasons, _title(asked)))
     give_json(tuned.document, asked.as_json)
     if not asked.quiet and asked.as_json != "-":
-        console = Console(highlight=False)
+        console = new_console()
         console.print(decisions_table(tuned.document))
         _warn_unsettled(tuned.document, console)
         console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
@@ -158,12 +161,12 @@ def _title(asked: Asked) -> str:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Report progress on standard error: a status line on a terminal, else one line per step."""
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     if quiet:
         yield lambda text: None
     elif console.is_terminal and not console.is_dumb_terminal:
         with console.status("Starting") as status:
-            yield status.update
+            yield lambda text: status.update(Text(text))
     else:
         said: list[str] = []
 
@@ -223,7 +226,7 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
     _write(asked.folder, found, asked)
     give_json(found.document, asked.as_json)
     if not asked.quiet and asked.as_json != "-":
-        console = Console(highlight=False)
+        console = new_console()
         console.print(trials_table(found.document))
         console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
 

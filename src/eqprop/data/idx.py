@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 ELEMENT_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE = 1 << 24
+MOST_BYTES = 1 << 30
+"""The largest file read, uncompressed: 1 GiB, 20 times MNIST. A gzip file of 1 MB can hold this much."""
+MOST_DIMENSIONS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,8 @@ def _decode(path: Path, stream: BinaryIO) -> Idx:
     head, dtype, dimensions = _read_header(path, stream)
     expected = math.prod(dimensions) * dtype.itemsize
     promise = f"its header says {_times(dimensions)} elements of {dtype.itemsize} byte(s), that is {expected} bytes"
+    if expected > MOST_BYTES:
+        raise ValueError(f"{path} is too large: {promise}; at most {MOST_BYTES} are read. Split it.")
     content = head + _read_up_to(stream, expected)
     got = len(content) - len(head)
     if got < expected:
@@ -69,17 +74,20 @@ def _decode(path: Path, stream: BinaryIO) -> Idx:
     # Reading past the last element also makes gzip verify its checksum.
     if stream.read(1):
         raise ValueError(f"{path} has trailing data: {promise}, and more follow. Get the file again.")
-    values = np.frombuffer(content, dtype, offset=len(head)).reshape(dimensions)
+    try:
+        values = np.frombuffer(content, dtype, offset=len(head)).reshape(dimensions)
+    except ValueError as error:  # no elements, and dimensions whose product overflows without the zero
+        raise ValueError(f"{path} is no array: {promise}. Get the file again.") from error
     return Idx(path, content, values)
 
 
 def _read_header(path: Path, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
     magic = stream.read(4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in ELEMENT_TYPES or magic[3] == 0:
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in ELEMENT_TYPES or not 1 <= magic[3] <= MOST_DIMENSIONS:
         known = ", ".join(f"{code:02x}" for code in ELEMENT_TYPES)
         raise ValueError(
             f"{path} is not an IDX file: it starts with {_hex(magic)}; expected 00 00, an element type "
-            f"({known}) and a number of dimensions of at least 1. Check that this is the right file."
+            f"({known}) and 1 to {MOST_DIMENSIONS} dimensions. Check that this is the right file."
         )
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:

@@ -229,13 +229,18 @@ def _check_pair(images: Idx, labels: Idx, classes: int) -> None:
 def check_destination(device: torch.device | str | None, dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         raise ValueError(f"Pixels cannot be {dtype}: they are in [0, 1]. Use torch.float32 or torch.float64.")
+    check_device(device)
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Raise unless tensors with values can be made on the device."""
     try:
-        torch.empty(0, device=device)
+        made = torch.empty(0, device=device)
+        reason = "its tensors hold no values" if made.is_meta else None
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"Cannot put images on device {str(device)!r}: {reason}. Use 'cpu', or a device this machine has."
-        ) from error
+    if reason is not None:
+        raise ValueError(f"Cannot use device {str(device)!r}: {reason}. Use 'cpu', or a device this machine has.")
 
 
 def _pixels(images: Idx, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:

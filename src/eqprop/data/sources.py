@@ -17,7 +17,7 @@ import torch
 from eqprop.cache import cache_folder
 from eqprop.data.arrays import read_npz
 from eqprop.data.idx import GZIP_MAGIC
-from eqprop.data.images import FILES, Images, find_file, idx_directory, mnist
+from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
 
 CHUNK = 1 << 16
@@ -320,14 +320,21 @@ def _holds_all(folder: Path) -> bool:
 
 
 def _check_archives(chosen: NamedSet, folder: Path) -> None:
-    """Verify compressed files where the digests of the uncompressed ones are not known."""
+    """Verify compressed files where the digests of the uncompressed ones are not known.
+
+    An uncompressed file can only be refused if it is known to belong to another set.
+    """
+    other = dict.fromkeys(MNIST_SHA256.values(), "MNIST")
+    other |= {digest: each.title for each in NAMED.values() for digest in each.contents.values()}
     for name, digest in chosen.archives.items():
         path = find_file(folder, name)
         assert path is not None, "_holds_all or download found it"
         with path.open("rb") as stream:
             compressed = stream.read(2) == GZIP_MAGIC
-        if compressed and sha256_of(path) != digest:
+        got = sha256_of(path)
+        if (compressed and got != digest) or got in other:
+            whose = f" (it belongs to {other[got]})" if got in other else ""
             raise ValueError(
-                f"{path} is not the published file of {chosen.title}: its SHA-256 is {sha256_of(path)}, expected "
-                f"{digest}. Delete it to download it again, or use it as your own data: --data {folder}."
+                f"{path} is not the published file of {chosen.title}{whose}: its SHA-256 is {got}, expected "
+                f"{digest} of its .gz. Delete it to download it again, or use it as your own data: --data {folder}."
             )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
 from eqprop.dynamics import Dynamics
+from eqprop.messages import shown, unknown
 from eqprop.models import Convolutional, Layered
 from eqprop.models.convolutional import convolutional_parameters
 from eqprop.models.layered import layered_parameters
@@ -17,6 +21,55 @@ from eqprop.state import LayerParameters
 InitName = Literal["glorot", "default"]
 Factory = Callable[[int], Dynamics]
 """Builds a custom network from a seed."""
+
+MOST_WEIGHTS = 500_000_000
+"""The largest network built, in weights: 2 GB in float32, as much again for each gradient."""
+LARGEST = float(torch.finfo(torch.float32).max)
+"""Numbers beyond this are infinite in float32, in which networks are trained."""
+
+
+def check_types(values: Any) -> None:
+    """Raise unless the fields of a dataclass, read from a file perhaps, have the types they are declared with."""
+    hints = get_type_hints(type(values))
+    for field in fields(values):
+        value, kind = getattr(values, field.name), hints[field.name]
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise ValueError(unknown(field.name, str(value), get_args(kind)))
+        elif not _has_type(value, kind):
+            raise ValueError(f"{field.name} is {shown(value)}; expected {_described(kind)}.")
+
+
+def _has_type(value: object, kind: Any) -> bool:
+    if get_origin(kind) is UnionType:
+        return any(_has_type(value, each) for each in get_args(kind))
+    if get_origin(kind) is tuple:
+        first, rest = get_args(kind)[0], get_args(kind)[1:]
+        if not isinstance(value, tuple | list) or rest not in ((...,), (first,) * (len(value) - 1)):
+            return False
+        return all(_has_type(each, first) and each > 0 for each in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is str:
+        return isinstance(value, str) and value.isprintable()
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is UnionType:
+        return " or ".join(_described(each) for each in get_args(kind))
+    if get_origin(kind) is tuple:
+        length = "" if ... in get_args(kind) else f"{len(get_args(kind))} "
+        return f"{length}integers above 0 in a list"
+    names = {float: "a finite number", int: "an integer", str: "a text of printable characters", bool: "true or false"}
+    return names.get(kind, "nothing" if kind is NoneType else "a table" if get_origin(kind) is Mapping else str(kind))
+
+
+def _check_weights(sizes: str, weights: int) -> None:
+    if weights > MOST_WEIGHTS:
+        raise ValueError(f"{sizes} has {weights} weights; at most {MOST_WEIGHTS} are built. Make it smaller.")
 
 
 @dataclass(frozen=True)
@@ -31,6 +84,10 @@ class LayeredNet:
     output_slope: bool = True
     bias: bool = True
     kind: Literal["layered"] = "layered"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_weights(f"A net of sizes {shown(self.sizes)}", sum(a * b for a, b in pairwise(self.sizes)))
 
     @property
     def layers(self) -> tuple[LayerParameters, ...]:
@@ -75,6 +132,13 @@ class ConvolutionalNet:
     bias: bool = True
     kind: Literal["convolutional"] = "convolutional"
 
+    def __post_init__(self) -> None:
+        check_types(self)
+        maps = pairwise((*self.channels, self.input_shape[0]))
+        flat = pairwise((*self.flat, (self.channels or (1,))[0] * math.prod(self.input_shape[1:])))
+        weights = sum(a * b * self.kernel**2 for a, b in maps) + sum(a * b for a, b in flat)
+        _check_weights(f"A net of channels {shown(self.channels)} and flat layers {shown(self.flat)}", weights)
+
     @property
     def layers(self) -> tuple[LayerParameters, ...]:
         return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
@@ -111,6 +175,9 @@ class OwnNet:
 
     source: str = "own"
     kind: Literal["own"] = "own"
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     layers: ClassVar[tuple[LayerParameters, ...]] = ()
 

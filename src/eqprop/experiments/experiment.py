@@ -13,8 +13,8 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
-from eqprop.experiments.architecture import Architecture, Factory, InitName, OwnNet
-from eqprop.messages import unknown
+from eqprop.experiments.architecture import LARGEST, Architecture, Factory, InitName, OwnNet, check_types
+from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy
 from eqprop.models.readout import COSTS, READOUT_SEED, CostName
 from eqprop.relax import SCHEDULES, Schedule, Stop
@@ -25,6 +25,9 @@ EVERY_OTHER = "*"
 """The key for the learning rate of every parameter that is not named."""
 
 READOUT = LayerParameters(("Wout",), "bout")
+
+MOST_NAME, MOST_STEPS, MOST_EPOCHS, MOST_SEED = 200, 1_000_000, 100_000, 2**53
+"""Limits of an experiment: characters of its name, T and K, epochs, and seeds, which JSON keeps exactly up to here."""
 
 DecayName = Literal["none", "cosine"]
 DECAYS = ("none", "cosine")
@@ -134,17 +137,16 @@ class Experiment:
     paper_results: Mapping[str, PaperResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("T", "K", "epochs", "batch"):
-            _check_count(name, getattr(self, name), least=1)
-        _check_count("seed", self.seed, least=0)
+        for name, least, most in COUNTS:
+            _check_count(name, getattr(self, name), least, most)
         if self.evaluation_T is not None:
-            _check_count("evaluation_T", self.evaluation_T, least=1)
+            _check_count("evaluation_T", self.evaluation_T, 1, MOST_STEPS)
         if not _is_finite(self.beta):
-            raise ValueError(f"beta is {self.beta!r}; expected a finite number, such as 0.1.")
+            raise ValueError(f"beta is {shown(self.beta)}; expected a finite number, such as 0.1.")
         if self.output_bias is not None and not _is_finite(self.output_bias):
-            raise ValueError(f"output_bias is {self.output_bias!r}; expected a finite number, such as 0.5, or None.")
+            raise ValueError(f"output_bias is {shown(self.output_bias)}; expected a finite number, such as 0.5.")
         if not _is_finite(self.output_scale):
-            raise ValueError(f"output_scale is {self.output_scale!r}; expected a finite number, such as 0.1.")
+            raise ValueError(f"output_scale is {shown(self.output_scale)}; expected a finite number, such as 0.1.")
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("decay", self.decay, DECAYS)
         _check_choice("schedule", self.schedule, SCHEDULES)
@@ -154,14 +156,30 @@ class Experiment:
         _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
+        check_types(self)
+        if not 1 <= len(self.name) <= MOST_NAME:
+            raise ValueError(f"name is {shown(self.name)}; expected 1 to {MOST_NAME} characters.")
+        self._check_rates()
+        self.make_estimator(self.estimator)
+
+    def _check_rates(self) -> None:
         if not self.learning_rates:
             raise ValueError(f"{self.name} has no learning rates; expected one per weight, such as W01 = 0.04.")
+        for name in (*self.learning_rates, *self.optimizer_options):
+            if not isinstance(name, str) or not name.isprintable():
+                raise ValueError(f"A learning rate or optimizer option is called {shown(name)}; expected a name.")
         for name, rate in self.learning_rates.items():
             if not _is_finite(rate) or rate < 0:
-                raise ValueError(f"The learning rate of {name} is {rate!r}; expected a number, 0 or more.")
-        if not isinstance(self.initialiser_rate, int | float) or not 0.0 < self.initialiser_rate < 2.0:
-            raise ValueError(f"initialiser_rate is {self.initialiser_rate!r}; expected a number above 0 and below 2.")
-        self.make_estimator(self.estimator)
+                raise ValueError(f"The learning rate of {name} is {shown(rate)}; expected a number, 0 or more.")
+        if not 0.0 < self.initialiser_rate < 2.0:
+            raise ValueError(
+                f"initialiser_rate is {shown(self.initialiser_rate)}; expected a number above 0 and below 2."
+            )
+        fixed = [name for name in ("lr", "params") if name in self.optimizer_options]
+        if fixed:
+            raise ValueError(
+                f"optimizer_options sets {fixed[0]}, which the learning rates do. Use learning_rates, or --lr."
+            )
 
     def make_estimator(self, name: str, model: Dynamics | None = None) -> Estimator:
         """Make an estimator by name. For a given model, continual EP gets a rate per parameter."""
@@ -311,18 +329,27 @@ def optimizer_names() -> tuple[str, ...]:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}; expected an integer, {least} or more.")
+COUNTS = (
+    ("T", 1, MOST_STEPS),
+    ("K", 1, MOST_STEPS),
+    ("epochs", 1, MOST_EPOCHS),
+    ("batch", 1, MOST_STEPS),
+    ("seed", 0, MOST_SEED),
+)
+
+
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} is {shown(value)}; expected an integer from {least} to {most}.")
 
 
 def _check_choice(what: str, value: object, known: Iterable[str]) -> None:
     names = tuple(known)
-    if value not in names:
-        raise ValueError(unknown(what, str(value), names))
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(unknown(what, value if isinstance(value, str) else shown(value), names))
 
 
 def _shown(value: object) -> str:

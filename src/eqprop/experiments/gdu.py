@@ -16,7 +16,7 @@ from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
 from eqprop.gdu import AUTHORS, PAPER, Convention, Options, Report, compare
-from eqprop.messages import unknown
+from eqprop.messages import shown, unknown
 from eqprop.models import Convolutional, CrossEntropy, Layered, Toy
 from eqprop.models.readout import COSTS, READOUT_SEED, CostName
 from eqprop.provenance import provenance
@@ -24,6 +24,8 @@ from eqprop.relax import Schedule
 
 Kind = Literal["toy", "energy-based", "prototypical", "convolutional"]
 InitName = Literal["default", "glorot"]
+MOST_T, MOST_K, MOST_BATCH = 1_000_000, 10_000, 60_000
+"""Limits of a comparison, which keeps K states of every sample."""
 PRESETS: Mapping[str, Convention] = {"paper": PAPER, "authors": AUTHORS}
 
 
@@ -63,10 +65,10 @@ class GduExperiment:
             raise ValueError(f"init is {self.init!r}; expected 'default' (PyTorch's) or 'glorot'.")
         if self.cost not in COSTS:
             raise ValueError(unknown("cost", self.cost, COSTS))
-        if not isinstance(self.batch, int) or self.batch < 1:
-            raise ValueError(f"batch is {self.batch!r}; expected the number of samples, 1 or more.")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}; expected an integer, 0 or more.")
+        for name, least, most in (("T", 1, MOST_T), ("K", 1, MOST_K), ("batch", 1, MOST_BATCH), ("seed", 0, 2**53)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                raise ValueError(f"{name} is {shown(value)}; expected an integer from {least} to {most}.")
 
     @property
     def convention(self) -> Convention:

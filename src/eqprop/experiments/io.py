@@ -13,7 +13,7 @@ from typing import Any
 from eqprop.experiments.architecture import KINDS, Architecture
 from eqprop.experiments.experiment import Experiment, PaperResult
 from eqprop.experiments.paper import named_experiment
-from eqprop.messages import unknown
+from eqprop.messages import shown, unknown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +27,8 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any], source: str) -> Experiment:
     """Build an experiment from JSON or TOML values; errors name `source`."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source} holds {shown(values)} as its experiment; expected a table with T, K and so on.")
     given = up_to_date(values)
     known = [f.name for f in fields(Experiment)]
     _check_names(given, known, source)
@@ -36,7 +38,7 @@ def from_dict(values: Mapping[str, Any], source: str) -> Experiment:
             f'{source} lacks {", ".join(missing)}. Give them, or name an experiment to start from: base = "P-1h".'
         )
     given["architecture"] = _architecture(given["architecture"], source)
-    given["paper_results"] = {m: PaperResult(**r) for m, r in given.get("paper_results", {}).items()}
+    given["paper_results"] = _paper_results(given.get("paper_results", {}), source)
     try:
         return Experiment(**given)
     except (TypeError, ValueError) as error:
@@ -53,26 +55,27 @@ OLD_ESTIMATORS = {"one-sided": "ep"} | {
 def up_to_date(values: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the fields of an experiment written by version 0.1.0 to their current names."""
     found = {OLD_NAMES.get(name, name): value for name, value in values.items()}
-    if found.get("estimator") in OLD_ESTIMATORS:
-        found["estimator"] = OLD_ESTIMATORS[found["estimator"]]
+    estimator = found.get("estimator")
+    if isinstance(estimator, str):
+        found["estimator"] = OLD_ESTIMATORS.get(estimator, estimator)
     return found
 
 
 def read_toml(path: Path) -> Experiment:
     """Read a custom experiment. With `base = "P-1h"`, other fields are that experiment's (of `preset`, if given)."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}. Expected lines such as T = 30.") from error
     values = up_to_date(values)
     base = values.pop("base", None)
     preset = values.pop("preset", "paper")
     values.setdefault("name", path.stem)
     if base is not None:
-        start = to_dict(named_experiment(base, preset).override(cost=values.get("cost")))
+        start = _base(base, preset, values.get("cost"), path)
         architecture = values.get("architecture", {})
         if not isinstance(architecture, dict):
-            raise ValueError(f"{path}: architecture is {architecture!r}; expected a table, [architecture].")
+            raise ValueError(f"{path}: architecture is {shown(architecture)}; expected a table, [architecture].")
         if architecture.get("kind", start["architecture"]["kind"]) == start["architecture"]["kind"]:
             values["architecture"] = {**start["architecture"], **architecture}
         values = {**start, "paper_results": {}, **values}
@@ -80,11 +83,41 @@ def read_toml(path: Path) -> Experiment:
     return from_dict(values, str(path))
 
 
+def _base(name: object, preset: object, cost: object, path: Path) -> dict[str, Any]:
+    for what, value in (("base", name), ("preset", preset)):
+        if not isinstance(value, str):
+            raise ValueError(f'{path}: {what} is {shown(value)}; expected a name, such as base = "P-1h".')
+    try:
+        return to_dict(named_experiment(str(name), str(preset)).override(cost=cost))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+MOST_BYTES = 1 << 20
+"""The largest file of an experiment that is read: 1 MiB, hundreds of times a usual one."""
+
+
+def _read(path: Path) -> str:
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise ValueError(f"it has {size} bytes, and at most {MOST_BYTES} are read")
+    return path.read_text(encoding="utf-8")
+
+
+def _paper_results(values: Any, source: str) -> dict[str, PaperResult]:
+    try:
+        return {name: PaperResult(**result) for name, result in values.items()}
+    except (TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{source}: paper_results is {shown(values)}; expected a table per estimator with test, test_std and train."
+        ) from error
+
+
 def read_json_file(path: Path) -> Experiment:
     """Read a complete experiment from JSON: its fields, or an object that holds them, like a run's experiment.json."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        values = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}. Expected an experiment's fields.") from error
     if isinstance(values, dict):
         values = values.get("experiment", values.get("record", values))
@@ -111,13 +144,16 @@ def find_experiment(what: str | Path | Experiment, preset: str = "paper") -> Exp
 
 def _architecture(values: Any, source: str) -> Architecture:
     if not isinstance(values, Mapping):
-        raise ValueError(f"{source}: architecture is {values!r}; expected a table with kind and sizes.")
+        raise ValueError(f"{source}: architecture is {shown(values)}; expected a table with kind and sizes.")
     kind = values.get("kind", "layered")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"{source}: {unknown('kind of architecture', str(kind), KINDS)}")
     chosen = KINDS[kind]
     _check_names(values, [f.name for f in fields(chosen)], f"{source}, architecture")
-    net: Architecture = chosen(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    try:
+        net: Architecture = chosen(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    except ValueError as error:
+        raise ValueError(f"{source}, architecture: {error}") from error
     return net
 
 

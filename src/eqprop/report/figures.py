@@ -69,6 +69,11 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def as_text(name: str) -> str:
+    """A name as matplotlib must get it to draw it as it is: a pair of dollar signs would begin mathematics."""
+    return name.replace("$", r"\$")
+
+
 def save(figure: Figure) -> dict[str, bytes]:
     """The figure as PNG and PDF, by extension. The PDF has no date, so equal figures give equal files."""
     # The font subsetter logs irrelevant messages about time stamps in fonts.
@@ -131,7 +136,7 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
         if estimator in colours:
             ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
     low, high = _limits(panel)
-    ax.set(title=panel.title, xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
+    ax.set(title=as_text(panel.title), xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
     ticks = [t for t in TICKS if low <= t <= high]
     ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
     ax.minorticks_off()
@@ -186,7 +191,7 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
     _steps(axes[1][1], shrunk, "T", experiment["T"])
     _steps(axes[1][2], shrunk, "K", experiment["K"])
-    figure.suptitle(f"{document['name']}: the curves behind T, K, beta and the learning rates")
+    figure.suptitle(f"{as_text(document['name'])}: the curves behind T, K, beta and the learning rates")
     return figure
 
 
@@ -213,7 +218,7 @@ def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
             peak = max(norms) or 1.0
             # In a prototypical net, every other step of a weight is zero, which a logarithmic axis cannot show.
             alive = [(t, norm / peak) for t, norm in enumerate(norms) if norm > 0.0]
-            ax.plot(*zip(*alive, strict=True), style, color=colour, label=f"{name}, {look['weights']}")
+            ax.plot(*zip(*alive, strict=True), style, color=colour, label=f"{as_text(name)}, {look['weights']}")
     _marked(ax, K, f"K {K} at first")
     ax.set(yscale="log", xlabel="t", ylabel="share of the largest", title=r"$|\nabla_W(t)|$, exact")
     ax.set_ylim(bottom=1e-3)
@@ -230,7 +235,7 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
                 f"o{style}",
                 ms=3,
                 color=colour,
-                label=f"{name}, {look['weights']}",
+                label=f"{as_text(name)}, {look['weights']}",
             )
     _marked(ax, beta, f"beta {beta:g}")
     ax.set(xscale="log", xlabel="beta", ylabel="%", title="Synapses with the sign of the exact gradient")
@@ -240,7 +245,7 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
     chosen = experiment["learning_rates"]
-    _marked(ax, max(chosen.values()), ", ".join(f"{name} {rate:g}" for name, rate in chosen.items()))
+    _marked(ax, max(chosen.values()), ", ".join(f"{as_text(name)} {rate:g}" for name, rate in chosen.items()))
     ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
     tried = [p[0] for p in points]
     ax.set_xticks(tried, [f"{rate:g}" for rate in tried])

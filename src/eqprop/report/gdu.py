@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqprop.files import write_json
-from eqprop.report.figures import BLUE, COLOURS, GREY, ORANGE, drawn, new_figure, save, write_figure
+from eqprop.report.figures import BLUE, COLOURS, GREY, ORANGE, as_text, drawn, new_figure, save, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def rmse_single(document: Document) -> Figure:
 
 
 def _heading(document: Document) -> str:
-    return f"{document['name']}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
+    return f"{as_text(document['name'])}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
 
 
 def shown_rmse(document: Document, kind: str, name: str, settled: bool = False) -> float | None:
@@ -177,7 +177,7 @@ def read_traces(folder: Path) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -259,7 +259,7 @@ def _draw_processes(ax: Axes, traces: Mapping[str, Any], remark: str) -> None:
             )
     ax.set_xlabel("t")
     ax.set_ylim(-0.05, 1.1)
-    ax.set_title(f"{traces['name']}: {remark}", fontsize=9)
+    ax.set_title(f"{as_text(traces['name'])}: {remark}", fontsize=9)
 
 
 PROCESSES = {

@@ -17,6 +17,7 @@ from eqprop.files import write_text
 from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Point, Row, Run, collect, rows, to_csv, to_latex
+from eqprop.training.metrics import Line
 from eqprop.training.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0
@@ -302,7 +303,7 @@ def _row(row: Row, name: str) -> str:
         f"<td>{0 if row.test is None else row.test.epoch} of {experiment.epochs}</td>",
         f"<td>{experiment.T}</td><td>{experiment.K}</td>",
     ]
-    return f'<tr data-row="{escape(row.run.title)} {row.estimator}">{name}{"".join(cells)}</tr>\n'
+    return f'<tr data-row="{escape(row.run.title)} {escape(row.estimator)}">{name}{"".join(cells)}</tr>\n'
 
 
 def _differences(run: Run) -> str:
@@ -375,7 +376,7 @@ def _details(run: Run) -> str:
     shown |= {f"data: {k}": v for k, v in run.described.data.items()}
     shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["estimators"])
     stopped = "".join(
-        f'<p class="no">{label(estimator)}, trial {line["trial"]}: {escape(line["diverged"]["reason"])}</p>'
+        f'<p class="no">{escape(label(estimator))}, trial {escape(str(line["trial"]))}: {escape(_reason(line))}</p>'
         for estimator in settings["estimators"]
         for line in run.diverged(estimator)
     )
@@ -388,6 +389,11 @@ def _details(run: Run) -> str:
         f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
         f"{stopped}{_pairs(shown)}{sessions}</details>\n"
     )
+
+
+def _reason(line: Line) -> str:
+    why = line["diverged"]
+    return str(why.get("reason", why)) if isinstance(why, Mapping) else str(why)
 
 
 def _pairs(values: Mapping[str, object]) -> str:

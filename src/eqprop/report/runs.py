@@ -165,7 +165,7 @@ def _caption(path: Path, folder: Path) -> str:
     what = path.stem.replace("-", " ")
     try:
         name = json.loads((place / "gdu.json").read_text(encoding="utf-8")).get("name")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         name = None
     if name is None and place != folder:
         name = str(place.relative_to(folder))
@@ -260,7 +260,7 @@ def to_csv(table: list[Row]) -> str:
         experiment, test, train, paper = row.run.experiment, row.test, row.train, row.paper_result
         writer.writerow(
             [
-                experiment.name,
+                _cell(experiment.name),
                 experiment.preset,
                 row.estimator,
                 *(["", ""] if test is None else [test.mean, "" if test.std is None else test.std]),
@@ -275,7 +275,7 @@ def to_csv(table: list[Row]) -> str:
                 experiment.K,
                 experiment.beta,
                 experiment.schedule,
-                "; ".join(row.run.changes),
+                _cell("; ".join(row.run.changes)),
             ]
         )
     return out.getvalue()
@@ -320,5 +320,14 @@ def _or_empty(value: float | None) -> float | str:
     return "" if value is None else value
 
 
+def _cell(text: str) -> str:
+    """Text for a CSV cell; a spreadsheet would run one that begins like a formula, so a quote comes first."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+
+
+LATEX_NAMES = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+
+
 def _escape(text: str) -> str:
-    return "".join(f"\\{c}" if c in "#$%&_{}" else c for c in text)
+    """Text for LaTeX."""
+    return "".join(f"\\{c}" if c in "#$%&_{}" else LATEX_NAMES.get(c, c) for c in text)

@@ -36,13 +36,14 @@ FORMAT, OLD_FORMAT = 2, 1
 
 def default_folder(name: str, root: Path = Path("runs")) -> Path:
     """runs/p-1h-20250131-142501, with a numeric suffix if that exists."""
-    stem = f"{_file_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = f"{file_name(name.lower())}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (root / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 1000))
     return next(path for path in candidates if not path.exists())
 
 
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.lower()).strip(".-") or "run"
+def file_name(name: str) -> str:
+    """A name as one part of a path: letters, digits and -_. only, at most 50, none of them a leading dot."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:50].strip(".-") or "run"
 
 
 def is_run(folder: Path) -> bool:

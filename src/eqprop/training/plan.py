@@ -20,12 +20,24 @@ from eqprop.experiments.architecture import Factory, OwnNet
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
 from eqprop.experiments.paper import printed_experiment
-from eqprop.messages import unknown
+from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.relax import Phase, relax
 from eqprop.starts import Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
 from eqprop.training.folder import FORMAT, OLD_FORMAT, experiment_file, read_json
+
+COUNTS = {
+    "trials": (1, 1000),
+    "validation": (0, 10**9),
+    "train_error_every": (0, 10**9),
+    "threads": (1, 1024),
+    "samples": (1, 10**9),
+    "test_samples": (1, 10**9),
+}
+"""Limits of the whole numbers among the settings."""
+MOST_LINES = 1_000_000
+"""Limit of estimators x trials x epochs: each has a line in metrics.jsonl, of about 3 kB in memory."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +79,12 @@ class Settings:
             raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
         if self.engine not in engine_names():
             raise ValueError(unknown("engine", self.engine, engine_names()))
-        least_values = {"trials": 1, "validation": 0, "train_error_every": 0, "threads": 1, "samples": 1}
-        for name, least in {**least_values, "test_samples": 1}.items():
+        for name, (least, most) in COUNTS.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more.")
+            if value is None and name in ("threads", "samples", "test_samples"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
         if self.states not in ("device", "cpu"):
             raise ValueError(
                 f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
@@ -222,7 +235,7 @@ def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = 
     options = dict(experiment.optimizer_options)
     try:
         optimizer: torch.optim.Optimizer = chosen(groups, **options)
-    except TypeError as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"torch.optim.{experiment.optimizer} does not take the options {options}: {error}.") from error
     return optimizer
 
@@ -305,6 +318,7 @@ def make_plan(
     if own is not None and not isinstance(experiment.architecture, OwnNet):
         experiment = experiment.override(architecture=OwnNet(_name(own)))
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
+    _check_lines(experiment, settings)
     plan = Plan(experiment, settings, images, own, source=source)
     model = experiment.build(0, plan.dtype, own)
     if getattr(model, "nudge_site", experiment.nudge_site) != experiment.nudge_site:
@@ -326,6 +340,15 @@ def make_plan(
     stacked = _decide_stacking(plan, model)
     plan = replace(plan, settings=replace(settings, stacked=stacked))
     return replace(plan, identity=identity(plan.to_dict()))
+
+
+def _check_lines(experiment: Experiment, settings: Settings) -> None:
+    lines = len(settings.estimators) * settings.trials * experiment.epochs
+    if lines > MOST_LINES:
+        raise ValueError(
+            f"{len(settings.estimators)} estimators x {settings.trials} trials x {experiment.epochs} epochs are "
+            f"{lines} lines of metrics; at most {MOST_LINES} are kept. Lower the trials or the epochs."
+        )
 
 
 def identity(content: Mapping[str, Any]) -> str:

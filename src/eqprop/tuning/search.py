@@ -169,8 +169,9 @@ def work(wanted: Search) -> None:
     study, effort = study_of(wanted, experiment, space, effort)
     with signed_on(wanted.folder) as worker:
         objective = Objective(wanted, experiment, space, effort, worker)
+        seen: dict[int, float] = {}
         while (finished := count(study, *FINISHED)) < wanted.trials:
-            for number in adopt_orphans(study, wanted.folder):
+            for number in adopt_orphans(study, wanted.folder, seen):
                 wanted.tell(f"trial {number} was abandoned by a dead worker; resuming it")
             if finished + count(study, TrialState.RUNNING) >= wanted.trials:
                 wanted.tell(f"{finished} of {wanted.trials} trials done; waiting for other workers")

@@ -13,7 +13,6 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,8 @@ __all__ = ["FrozenTrial", "Study", "Trial", "TrialPruned", "TrialState", "adopt_
 HEARTBEAT, GRACE = 10, 60
 """Seconds between heartbeats in a database, and without one until a trial counts as abandoned."""
 
-YOUNG = timedelta(seconds=2)
-"""A trial this young may not have named its worker yet."""
-
-NAMELESS = timedelta(seconds=60)
-"""A trial that has not named its worker by this age never will: the worker died at once."""
+NAMELESS = 60.0
+"""Seconds after which a trial that has not named its worker never will: the worker died at once."""
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 ATTEMPTS = 3
@@ -172,7 +168,11 @@ def is_gone(folder: Path, worker: str) -> bool:
     return True
 
 
-def adopt_orphans(study: Study, folder: Path) -> list[int]:
+Seen = dict[int, float]
+"""Trials without a worker's name, and when this process first saw each, on a clock that is never set back."""
+
+
+def adopt_orphans(study: Study, folder: Path, seen: Seen | None = None) -> list[int]:
     """Fail the trials whose workers died and queue their values again, to resume from their run folders.
 
     Returns their numbers. Needs no heartbeat on the worker's own machine; across machines a database's heartbeat does
@@ -181,9 +181,9 @@ def adopt_orphans(study: Study, folder: Path) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         optuna.storages.fail_stale_trials(study)
-    adopted = []
+    adopted, seen = [], {} if seen is None else seen
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_orphan(trial, folder) and _fail(study, trial):
+        if _is_orphan(trial, folder, seen) and _fail(study, trial):
             adopted.append(trial.number)
             failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
             if sum(other.params == trial.params for other in failed) <= ATTEMPTS:
@@ -191,12 +191,11 @@ def adopt_orphans(study: Study, folder: Path) -> list[int]:
     return adopted
 
 
-def _is_orphan(trial: FrozenTrial, folder: Path) -> bool:
-    age = datetime.now() - (trial.datetime_start or datetime.now())
+def _is_orphan(trial: FrozenTrial, folder: Path, seen: Seen) -> bool:
     owner = trial.user_attrs.get(WORKER)
     if owner is None:
-        return age > NAMELESS
-    return age > YOUNG and is_gone(folder, owner)
+        return time.monotonic() - seen.setdefault(trial.number, time.monotonic()) > NAMELESS
+    return is_gone(folder, owner)
 
 
 def _fail(study: Study, trial: FrozenTrial) -> bool:

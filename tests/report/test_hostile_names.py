@@ -1,0 +1,202 @@
+"""Names from files and folders of others, through every output: shown as they are, or refused, never run or parsed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import Call
+from helpers.training_runs import SMALL, few_images
+
+from eqprop.cli.common import bars, new_console
+from eqprop.cli.display import Display
+from eqprop.cli.tune import decisions_table, progress, trials_table
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import find_experiment, from_dict, to_dict, to_toml
+from eqprop.report.figures import as_text, error_curves, panel_of, save
+from eqprop.report.gdu import _heading
+from eqprop.report.page import render
+from eqprop.report.runs import Run, collect, rows, to_csv, to_latex
+from eqprop.training import train
+from eqprop.training.plan import Settings, make_plan
+
+PIECES = (
+    *("<script>alert(1)</script>", "</script>", "<img src=x onerror=alert(1)>", '"><b>', "&lt;", "'", "`"),
+    *("[/b]", "[bold", "[link=file:///etc/passwd]", "[@click=app.quit]", ":smile:", "\\[", "{0}", "%s", "{task}"),
+    *("$", "$$", r"\$", r"$\frac$", r"\input{/etc/passwd}", "\\", "^", "~", "_", "#", "%", "&", "{", "}", "$x_{$"),
+    *("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(1)", '"', ",", ";", "é", "漢字", "\N{RIGHT-TO-LEFT MARK}", "ﬀ", " "),
+)
+FIXED = ("<b>$[/b]=\\^~", "=cmd|'/C calc'!A0", "[/b]", "$", "a$b$c", r"\^~", "</script><script>alert(1)</script>")
+
+
+def names(count: int, seed: int) -> list[str]:
+    """The fixed ones, then random ones of the pieces; what an experiment refuses as a name is left out."""
+    draw = random.Random(seed)
+    made = [*FIXED, *("".join(draw.choices(PIECES, k=draw.randint(1, 6))) for _ in range(count))]
+    return [name for name in made if name.strip() and name.isprintable()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A real run in which one trial diverged."""
+    place = tmp_path_factory.mktemp("hostile") / "run"
+    train(SMALL, place, epochs=2, data=few_images(80, 40), trials=2)
+    return collect(place).runs[0]
+
+
+def named(run: Run, name: str) -> Run:
+    """The same run with a hostile name wherever a file of a received folder can hold one."""
+    experiment = replace(run.experiment, name=name, learning_rates={**run.experiment.learning_rates, name: 0.1})
+    data = {**run.described.data, "name": name, "set": name, "sha256": name}
+    content = {**run.described.content, "data": data, "changes_from_paper": [name]}
+    last = {**run.lines[-1], "trial": name, "diverged": {"reason": name, "epoch": 1}}
+    session = {"provenance": {name: name}, "engines": {name: name}}
+    described = replace(run.described, experiment=experiment, content=content)
+    return replace(run, described=described, lines=[*run.lines, last], sessions=[session])
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
+
+
+def tags(page: str) -> list[tuple[str, tuple[str, ...]]]:
+    reader = Tags()
+    reader.feed(page)
+    return reader.tags
+
+
+def contents(run: Run) -> Any:
+    return replace(collect(run.folder), runs=[run])
+
+
+def test_html_has_the_same_tags_whatever_the_name(run: Run) -> None:
+    usual = tags(render(contents(named(run, "usual"))))
+    for name in names(60, seed=1):
+        assert tags(render(contents(named(run, name)))) == usual, name
+
+
+def test_csv_cells_hold_the_name_and_no_formula(run: Run) -> None:
+    for name in names(200, seed=2):
+        _, row = csv.reader(io.StringIO(to_csv(rows([named(run, name)]))))
+        assert row[0].removeprefix("'") == name.removeprefix("'")
+        for cell in row:
+            assert cell[:1] not in ("=", "+", "@", "\t", "\r"), name
+            assert not cell.startswith("-") or re.fullmatch(r"-[\d.e+-]+", cell), name
+
+
+def test_latex_has_no_command_of_the_name(run: Run) -> None:
+    usual = to_latex(rows([named(run, "usual")]))
+    known = {*re.findall(r"\\[a-z]+", usual), r"\textbackslash", r"\textasciicircum", r"\textasciitilde"}
+    for name in names(200, seed=3):
+        text = to_latex(rows([named(run, name)]))
+        assert set(re.findall(r"\\[a-z]+", text)) <= known, name
+        bare = re.sub(r"\\text[a-z]+\{\}|\\[#$%&_{}]", "", text.splitlines()[4].split(" & ")[0])
+        assert not set(bare) & set("\\#$%&_{}^~"), name
+
+
+def test_figures_draw_a_name_as_it_is(run: Run) -> None:
+    for name in names(12, seed=4):
+        figure = error_curves([panel_of(named(run, name))])
+        assert figure.axes[0].get_title().startswith(as_text(name))
+        _, mathematics = figure.axes[0].title._preprocess_math(as_text(name))
+        assert not mathematics, name
+    save(error_curves([panel_of(named(run, FIXED[0]))]))
+
+
+def shown(renderable: object, width: int = 400) -> str:
+    console = new_console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_tables_of_the_terminal_show_a_name_as_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    from eqprop.cli.common import show_result
+    from eqprop.cli.list import _table
+    from eqprop.cli.reproduce import results_table
+
+    search = {"values": {"T": 3, "lr [/b]": 0.1}, "held_out_error": 1.0, "state": "complete", "number": 0}
+    effort = {"samples": 1, "epochs": 1, "validation": 1}
+    for name in names(60, seed=5):
+        experiment = replace(SMALL, name=name)
+        document = {"name": name, "seed": 0, "seconds": 1.0, "trainings": [], "effort": effort, "paper": None}
+        document |= {"trials": [search], "decisions": [{"name": "T", "value": 3, "reason": name}]}
+        result = {"test_error_mean": 1.0, "test_error_std": None, "train_error_mean": 1.0, "trials": []}
+        summary = {"name": name, "preset": name, "engine": name, "device": name, "estimators": {name: result}}
+        show_result(summary, run.folder)
+        tables = [_table([experiment], name), results_table(rows([named(run, name)])), trials_table(document)]
+        for text in (*map(shown, (*tables, decisions_table(document))), capsys.readouterr().out):
+            assert _bare(name) in _bare(text), name
+
+
+def _bare(text: str) -> str:
+    """Without spaces and line breaks, which a table inserts."""
+    return "".join(text.split())
+
+
+def test_progress_shows_a_name_as_it_is(run: Run, tmp_path: Path) -> None:
+    settings = Settings(estimators=("ep",))
+    for name in names(20, seed=6):
+        display = Display(new_console(file=io.StringIO(), width=300))
+        display.begin(make_plan(replace(SMALL, name=name), settings, few_images(40, 10)), tmp_path / "x")
+        display.warn(name)
+        display.end()
+        with bars() as progress_bars:
+            progress_bars.add_task(name)
+            progress_bars.refresh()
+        assert _bare(name) in _bare(display.console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_status_of_tune_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(
+        "eqprop.cli.tune.new_console", lambda **_: new_console(file=out, force_terminal=True, width=100)
+    )
+    with progress(quiet=False) as tell:
+        for name in names(20, seed=7):
+            tell(name)
+
+
+def test_a_toml_file_returns_the_name(tmp_path: Path) -> None:
+    for name in names(100, seed=8):
+        path = tmp_path / "named.toml"
+        path.write_text(to_toml(replace(SMALL, name=name), {"T": name}, title=name), encoding="utf-8")
+        assert find_experiment(path).name == name
+
+
+def test_list_train_and_report_with_a_hostile_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = Call(monkeypatch, capsys)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own.toml"
+    path.write_text(to_toml(replace(SMALL, name=FIXED[0])))
+    assert call("list", path)[0] == 0
+    train(path, tmp_path / "run", epochs=1, data=few_images(40, 20))
+    assert call("report", tmp_path / "run")[0] == 0
+    assert "<b>$" not in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\x00", "\u202e", "\ud800", "", "x" * 201, 5, None, ["a"]])
+def test_names_that_no_output_can_show_are_refused(name: Any) -> None:
+    values = json.loads(json.dumps(to_dict(SMALL)))
+    with pytest.raises(ValueError, match="^the file: name is"):
+        from_dict({**values, "name": name}, "the file")
+    with pytest.raises(ValueError, match="^name is"):
+        Experiment(**{**values, "name": name, "architecture": SMALL.architecture, "paper_results": {}})
+
+
+def test_headings_of_gdu_figures_escape_names() -> None:
+    assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}).startswith(r"a\$b\$")
