@@ -50,7 +50,7 @@ def distance(a: State, b: State, sample_dims: int) -> Tensor:
 
 def per_sample(values: Tensor, layer: Tensor) -> Tensor:
     """Reshape values per sample, (B,) or (R, B), or per network, (R,), to broadcast against a layer or parameter."""
-    return values.view(*values.shape, *[1] * (layer.dim() - values.dim()))
+    return values.view((*values.shape, *[1] * (layer.dim() - values.dim())))
 
 
 def first_bad_layer(s: State) -> int | None:

@@ -34,6 +34,9 @@ def resume_run(
     engine: Engine = None,
     device: Device = None,
     threads: Threads = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = None,
 ) -> None:
@@ -48,5 +51,6 @@ def resume_run(
             engine=engine,
             device=device,
             threads=threads,
+            restart=restart,
         )
     give_result(result, as_json, quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
-from eqprop.relax import Phase, Relaxation, relax, stepper, trajectory
+from eqprop.relax import NotFiniteError, Phase, Relaxation, relax, stepper, trajectory
 from eqprop.state import State
 
 ADVICE = (
@@ -30,6 +31,8 @@ functions that are not analytic."""
 
 def check_analytic(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) -> None:
     """Raise ValueError unless Phi and a nudged step, and so the cost, satisfy the Cauchy-Riemann equations near s.
+
+    Raise NotFiniteError if they cannot be checked there, as the numbers overflow.
 
     Piecewise analytic functions pass, since only one state is tried.
     """
@@ -79,6 +82,11 @@ def _is_analytic(f: Tensor, inputs: Sequence[Tensor]) -> bool:
     )
     size = max(float(g.abs().max()) for g in (*real, *imag) if g.numel())
     gap = max(float((b - 1j * a).abs().max()) for a, b in zip(real, imag, strict=True) if a.numel())
+    if not (math.isfinite(size) and math.isfinite(gap)):
+        raise NotFiniteError(
+            "The derivative of a step at complex states near the free state is not finite: the weights are too large, "
+            "and the states come near a pole of the activation. Lower the learning rates or beta."
+        )
     return gap <= TOLERANCE[f.dtype] * size
 
 

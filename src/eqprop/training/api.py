@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from eqprop.provenance import provenance
 from eqprop.training.folder import (
     EXPERIMENT,
     RESULT,
+    Held,
     default_folder,
-    explain_full_disk,
     is_run,
     last_session,
     locked,
     prepare_new,
 )
-from eqprop.training.loop import Interruption, Loop
+from eqprop.training.loop import Interruption, Loop, Turn
 from eqprop.training.metrics import Result, summarise
 from eqprop.training.plan import (
     Plan,
@@ -111,12 +111,12 @@ def train(
         plan = make_plan(chosen, settings, read_images(given, settings), model, where_from(given))
         folder = default_folder(chosen.name) if out is None else Path(out)
         prepare_new(folder)
-        with locked(folder):
-            _write(folder / EXPERIMENT, plan.to_dict(), folder)
+        with locked(folder) as held:
+            _write(held, EXPERIMENT, plan.to_dict())
             watching = watch or Watch()
             if (problem := continual_warning(plan)) is not None:
                 watching.warn(problem)
-            return _work(plan, folder, watching, Turn(only=only))
+            return _work(plan, held, watching, Turn(only=only))
 
 
 def resume(
@@ -126,6 +126,7 @@ def resume(
     model: Factory | None = None,
     watch: Watch | None = None,
     only: Sequence[str] | None = None,
+    restart: bool = False,
     **options: Any,
 ) -> Result:
     """Continue a run from its last checkpoint; for a finished run, just return its result.
@@ -133,6 +134,8 @@ def resume(
     data        where the data is now, if it has moved; it must be the same data
     model       the function that built your own network
     only        continue only these estimators
+    restart     train estimators again whose checkpoint is lost or damaged, instead of raising; what is left of them is
+                kept in ESTIMATOR.old
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
                 ends bit for bit as if it had never been stopped.
     """
@@ -146,13 +149,13 @@ def resume(
             "Start a new run for another setting."
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
-    with _threads(here), locked(folder):
+    with _threads(here), locked(folder) as held:
         images = read_images(recorded_source(described.data) if data is None else given_data(data), here)
         _check_same_data(images, described.data, folder)
         plan = Plan(described.experiment, here, images, model, identity(described.content), old=described.old)
         # Keep the engine the run started with, unless it moves to a device that engine may not support.
         moved = "auto" if here.device != settings.device else None
-        return _work(plan, folder, watch or Watch(), Turn(options.get("engine") or moved, only))
+        return _work(plan, held, watch or Watch(), Turn(options.get("engine") or moved, only, restart))
 
 
 def begin_or_resume(
@@ -202,35 +205,26 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What one session runs: an engine to use instead of the recorded one, and only these estimators."""
-
-    engine: str | None = None
-    only: Sequence[str] | None = None
-
-
-def _work(plan: Plan, folder: Path, watch: Watch, turn: Turn) -> Result:
+def _work(plan: Plan, held: Held, watch: Watch, turn: Turn) -> Result:
     """Train every unfinished leg, with graceful shutdown on signals; write the result."""
+    folder = held.folder
     session = {"provenance": provenance(plan.settings.device), "engines": {}}
     _warn_other_machine(last_session(folder), session["provenance"], watch)
     with Interruption() as interruption:
-        loop = Loop(plan, folder, watch, interruption)
+        loop = Loop(plan, held, watch, interruption)
         watch.begin(plan, folder)
         try:
-            loop.run(session, turn.engine, turn.only)
+            loop.run(session, turn)
         finally:
             watch.end()
     summary = summarise(plan, folder)
-    _write(folder / RESULT, summary, folder)
+    _write(held, RESULT, summary)
     return Result(folder, summary)
 
 
-def _write(path: Path, content: object, folder: Path) -> None:
-    try:
-        write_json(path, content)
-    except OSError as error:
-        raise explain_full_disk(folder, error) from error
+def _write(held: Held, name: str, content: object) -> None:
+    with held.writing():
+        write_json(held.folder / name, content, parents=False)
 
 
 def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,19 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from eqprop.files import write_bytes, write_json
+from eqprop.files import read_bytes, refuse_link, sync_folder, write_bytes, write_json
 from eqprop.starts import Persistent, Start
 from eqprop.training.folder import FORMAT, OLD_FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
 KINDS = ("weights-", "optimizer-", "start-")
 """Prefixes of the tensor files of a checkpoint."""
+DIGEST = "digest"
+"""Field of checkpoint.json with the digest of all others, which include those of the tensor files."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint that cannot be used: changed, incomplete, or of another network."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Checkpoint:
     start           "TRIAL.NAME" -> tensor: where the free phases start (see `eqprop.starts`); empty for zero
     start_source    fingerprint of the training data that `start` belongs to
     still           whether the weights have not changed since the epoch began
+    lines           the leg's lines of metrics.jsonl up to `position`; None if an earlier version wrote it
     """
 
     position: Position
@@ -58,6 +67,7 @@ class Checkpoint:
     start: dict[str, Tensor] = field(default_factory=dict)
     start_source: str = ""
     still: bool = False
+    lines: tuple[str, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         skipped = ("weights", "optimizer", "start")
@@ -71,7 +81,10 @@ def asdict_shallow(value: Any) -> dict[str, Any]:
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the new files, switch to them, then remove those of the previous checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
+    refuse_link(folder)
+    if not folder.is_dir():
+        folder.mkdir()
+        sync_folder(folder.parent)
     place = f"{checkpoint.position.epoch:04d}-{checkpoint.position.iteration:06d}"
     tensors, rest = split_tensors(checkpoint.optimizer)
     weights = _write_tensors(folder, f"weights-{place}", checkpoint.weights)
@@ -81,42 +94,151 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.start:
         content["start"] = _write_tensors(folder, f"start-{place}", checkpoint.start)
         named.add(content["start"]["file"])
-    write_json(folder / CHECKPOINT, content)
+    write_json(folder / CHECKPOINT, {**content, DIGEST: digest(content)}, parents=False)
     for old in folder.iterdir():
-        if old.name not in named and (old.suffix == ".part" or old.name.startswith(KINDS)):
+        if old.name not in named and (old.suffix == ".part" or old.name.startswith(KINDS)) and not old.is_dir():
             old.unlink(missing_ok=True)
 
 
 def has_checkpoint(folder: Path) -> bool:
-    return (folder / CHECKPOINT).is_file()
+    return os.path.lexists(folder / CHECKPOINT)
+
+
+def survivors(folder: Path) -> list[str]:
+    """Weight files of a leg after its first iteration: without a checkpoint.json they show that it was lost.
+
+    Initial weights do not count. They follow from the seed, and a process killed before its first checkpoint was
+    complete leaves them.
+    """
+    names = (path.name for path in folder.glob("weights-*")) if folder.is_dir() else ()
+    return sorted(name for name in names if not name.startswith("weights-0000-000000"))
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a leg's folder, so that the leg can start again and nothing is deleted. Returns the new path."""
+    candidates = (folder.with_name(f"{folder.name}.old{'' if n == 1 else f'-{n}'}") for n in range(1, 1000))
+    place = next(path for path in candidates if not os.path.lexists(path))
+    os.rename(folder, place)
+    sync_folder(folder.parent)
+    return place
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_position(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"epoch", "iteration"} and all(map(_is_count, value.values()))
+
+
+def _is_tally(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(counts, list) and all(isinstance(count, int | float) for count in counts)
+        for counts in value.values()
+    )
+
+
+def _is_diverged(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        trial.isdecimal()
+        and isinstance(where, dict)
+        and where.keys() == {"epoch", "iteration", "reason"}
+        and _is_count(where["epoch"])
+        and _is_count(where["iteration"])
+        and isinstance(where["reason"], str)
+        for trial, where in value.items()
+    )
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("file", "sha256"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_lines(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_text, value)))
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+REQUIRED: dict[str, Callable[[Any], bool]] = {
+    "position": _is_position,
+    "finished": _is_flag,
+    "tally": _is_tally,
+    "diverged": _is_diverged,
+    "seconds": _is_seconds,
+    "epoch_seconds": _is_seconds,
+    "engine": _is_text,
+    "run": _is_text,
+    "weights": _is_file,
+    "optimizer": _is_file,
+}
+OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "start": _is_file,
+    "start_source": _is_text,
+    "still": _is_flag,
+    "lines": _is_lines,
+}
+"""Fields of checkpoint.json; earlier versions wrote no lines, and no digest."""
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """Read and verify a leg's checkpoint.json, but not the files it refers to."""
+    refuse_link(folder)
+    path = folder / CHECKPOINT
+    try:
+        content = read_json(path, "the last checkpoint")
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    if content.get("format", FORMAT) not in (FORMAT, OLD_FORMAT):
+        raise ValueError(
+            f"{path} has format {content['format']}; this version reads {OLD_FORMAT} and {FORMAT}. Use the version "
+            "that wrote it."
+        )
+    written = content.pop(DIGEST, None)
+    if written is not None and written != digest(content):
+        raise DamagedError(f"{path} is damaged: it does not match its own digest. Restore it from a copy.")
+    wrong = [name for name, fits in REQUIRED.items() if name not in content or not fits(content[name])]
+    wrong += [name for name, fits in OPTIONAL.items() if name in content and not fits(content[name])]
+    if wrong:
+        raise DamagedError(
+            f"{path} is damaged: {', '.join(wrong)} missing or not as expected in a checkpoint. Restore it from a copy."
+        )
+    return content
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a leg's checkpoint and verify its files by SHA-256."""
-    path = folder / CHECKPOINT
-    content = read_json(path, "the last checkpoint")
+    content = read_head(folder)
+    weights, tensors = (_read_tensors(folder, content[name]) for name in ("weights", "optimizer"))
+    lines = content.get("lines")
     try:
-        if content["format"] not in (FORMAT, OLD_FORMAT):
-            raise ValueError(
-                f"{path} has format {content['format']}; this version reads {OLD_FORMAT} and {FORMAT}. Use the version "
-                "that wrote it."
-            )
-        weights = _read_tensors(folder, content["weights"])
-        tensors = _read_tensors(folder, content["optimizer"])
-        apart = ("position", "weights", "optimizer", "start", "start_source", "still")
-        return Checkpoint(
-            position=Position(**content["position"]),
-            weights=weights,
-            optimizer=join_tensors(tensors, _rest(content["optimizer"])),
-            start=_read_tensors(folder, content["start"]) if "start" in content else {},
-            start_source=content.get("start_source", ""),
-            still=bool(content.get("still")),
-            **{k: content[k] for k in Checkpoint.__dataclass_fields__ if k not in apart},
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({type(error).__name__}: {error}); expected a checkpoint. Restore it from a copy."
+        optimizer = join_tensors(tensors, _rest(content["optimizer"]))
+    except (KeyError, TypeError, ValueError, StopIteration, RecursionError) as error:
+        raise DamagedError(
+            f"{folder / CHECKPOINT} is damaged (optimizer: {type(error).__name__}); expected the state of an "
+            "optimizer. Restore it from a copy."
         ) from error
+    as_they_are = ("finished", "tally", "diverged", "seconds", "epoch_seconds", "engine", "run")
+    return Checkpoint(
+        position=Position(**content["position"]),
+        weights=weights,
+        optimizer=optimizer,
+        start=_read_tensors(folder, content["start"]) if "start" in content else {},
+        start_source=content.get("start_source", ""),
+        still=content.get("still", False),
+        lines=None if lines is None else tuple(lines),
+        **{name: content[name] for name in as_they_are},
+    )
 
 
 def _rest(optimizer: dict[str, Any]) -> Any:
@@ -129,25 +251,53 @@ def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[
     content = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     sha256 = hashlib.sha256(content).hexdigest()
     path = folder / f"{stem}-{sha256[:8]}.safetensors"
-    write_bytes(path, content)
+    write_bytes(path, content, parents=False)
     return {"file": path.name, "sha256": sha256}
 
 
 def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
-    path = folder / Path(str(entry["file"])).name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; the checkpoint refers to it. Restore it from a copy.")
-    content = path.read_bytes()
+    path = folder / Path(entry["file"]).name
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is missing; the checkpoint refers to it. Restore it from a copy.") from None
     got = hashlib.sha256(content).hexdigest()
     if got != entry["sha256"]:
-        raise ValueError(
+        raise DamagedError(
             f"{path} does not match the checkpoint: its SHA-256 is {got[:16]}..., expected "
-            f"{str(entry['sha256'])[:16]}... It is truncated or modified; restore it from a copy."
+            f"{entry['sha256'][:16]}... It is truncated or modified; restore it from a copy."
         )
     try:
         return load_tensors(content)
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file ({error}). Restore it from a copy.") from error
+        raise DamagedError(f"{path} is not a safetensors file ({error}). Restore it from a copy.") from error
+
+
+def check_weights(checkpoint: Checkpoint, expected: Mapping[str, Tensor]) -> None:
+    """Raise unless the checkpoint holds exactly these weights by name, shape and dtype, all finite.
+
+    A trial that diverged is not trained any more and may hold anything finite or not.
+    """
+    for name, like in expected.items():
+        found = checkpoint.weights.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            got = "nothing" if found is None else f"{tuple(found.shape)} {_kind(found)}"
+            raise DamagedError(
+                f"The checkpoint has {got} for the weights {name}; expected {tuple(like.shape)} {_kind(like)}. It "
+                "belongs to another network, or was changed: restore it from a copy."
+            )
+        if name.partition(".")[0] not in checkpoint.diverged and not bool(torch.isfinite(found).all()):
+            raise DamagedError(
+                f"The weights {name} of the checkpoint are not finite, and its trial has not diverged: the checkpoint "
+                "was changed. Restore it from a copy."
+            )
+    strange = next((name for name in checkpoint.weights if name not in expected), None)
+    if strange is not None:
+        raise DamagedError(f"The checkpoint has weights {strange}, which this network lacks. Restore it from a copy.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:

@@ -12,16 +12,16 @@ Runs of version 0.1.0 (format 1) still load; their experiment.json is called rec
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from eqprop.files import write_json
+from eqprop.files import open_lock, read_bytes, refuse_link, take_lock, write_json
 
 EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
     "experiment.json",
@@ -31,6 +31,7 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
     ".lock",
 )
 OLD_EXPERIMENT = "record.json"
+FILES = (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT)
 FORMAT, OLD_FORMAT = 2, 1
 
 
@@ -73,44 +74,75 @@ def prepare_new(folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / LOCK
-        probe.touch()
+        os.close(open_lock(folder / LOCK))
     except OSError as error:
         raise type(error)(
             f"Cannot write to {folder}: {error.strerror or error}. Choose a folder you may write to with --out."
         ) from error
 
 
+@dataclass(frozen=True)
+class Held:
+    """A run folder whose lock this process holds."""
+
+    folder: Path
+    handle: int
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Wrap every write: refuse a folder that is no longer the locked one, and explain what fails."""
+        self.check()
+        try:
+            yield
+        except OSError as error:
+            self.check()
+            if error.errno is None:  # already a sentence
+                raise
+            raise explain_full_disk(self.folder, error) from error
+
+    def check(self) -> None:
+        """Raise if the folder was deleted, moved or replaced. Its name would lead to another folder, or to none."""
+        try:
+            there = os.stat(self.folder / LOCK, follow_symlinks=False)
+        except OSError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self.handle)):
+            raise FileNotFoundError(
+                f"{self.folder} was deleted, moved or replaced during the run (its {LOCK} is gone), so nothing more "
+                "was written. If you moved it, continue with: eqprop resume NEW_FOLDER"
+            )
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[Held]:
     """Hold the folder's lock. The system releases it when the process ends, however it ends."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no run folder {folder}.")
+    for name in FILES:
+        refuse_link(folder / name)
     try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = open_lock(folder / LOCK)
     except OSError as error:
         raise type(error)(f"Cannot write to {folder}: {error.strerror or error}.") from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
+        if not take_lock(handle, folder / LOCK, wait=False):
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             raise BlockingIOError(
                 f"{folder} is being written by another process ({owner}). Wait until it ends, or stop it."
-            ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+            )
+        # A second hard link could be someone else's file.
+        if os.fstat(handle).st_nlink == 1:
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
         _clear_unfinished(folder)
-        yield
+        yield Held(folder, handle)
     finally:
         os.close(handle)
 
 
 def _clear_unfinished(folder: Path) -> None:
     """Remove temporary files left by a process that was killed while writing."""
-    for name in (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT):
+    for name in FILES:
         for part in folder.glob(f".{name}.*.part"):
             part.unlink(missing_ok=True)
 
@@ -118,10 +150,10 @@ def _clear_unfinished(folder: Path) -> None:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Read a JSON object, or raise an error that says what is wrong with the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path.parent} has no {path.name}, {what}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); expected JSON: {what}. Restore it from a copy.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: expected a JSON object, {what}. Restore it from a copy.")
@@ -131,7 +163,14 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 def sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions that wrote to the folder, oldest first: provenance and engines."""
     path = folder / ENVIRONMENT
-    return list(read_json(path, "the environment").get("sessions", [])) if path.exists() else []
+    found = read_json(path, "the environment").get("sessions", []) if path.exists() else []
+    if not isinstance(found, list) or not all(isinstance(s, dict) and _are_dicts(s) for s in found):
+        raise ValueError(f"{path} is damaged: expected a list of sessions with provenance. Restore it from a copy.")
+    return found
+
+
+def _are_dicts(session: dict[str, Any]) -> bool:
+    return all(isinstance(session.get(name), dict) for name in ("provenance", "engines"))
 
 
 def last_session(folder: Path) -> dict[str, Any] | None:
@@ -140,13 +179,15 @@ def last_session(folder: Path) -> dict[str, Any] | None:
 
 def note_session(folder: Path, before: list[dict[str, Any]], session: dict[str, Any]) -> None:
     """Write the environment: earlier sessions, then this one."""
-    write_json(folder / ENVIRONMENT, {"sessions": [*before, session]})
+    write_json(folder / ENVIRONMENT, {"sessions": [*before, session]}, parents=False)
 
 
 def explain_full_disk(folder: Path, error: OSError) -> OSError:
     """The same error, saying what is safe and what to do."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return type(error)(
         error.errno,
-        f"Could not save to {folder}: {error.strerror or error}. Earlier checkpoints are intact; free some space, then "
-        f"continue with: eqprop resume {folder}",
+        f"Could not save to {folder}: {error.strerror or error}. Earlier checkpoints are intact; "
+        f"{'free some space' if full else 'make the folder writable again'}, then continue with: eqprop resume "
+        f"{folder}",
     )

@@ -5,21 +5,34 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from eqprop.training.checkpoint import Checkpoint, has_checkpoint, read_checkpoint, write_checkpoint
-from eqprop.training.folder import explain_full_disk, note_session, sessions
-from eqprop.training.metrics import Line, Metrics
+from eqprop.engines import Tally
+from eqprop.training.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    DamagedError,
+    has_checkpoint,
+    read_checkpoint,
+    set_aside,
+    survivors,
+    write_checkpoint,
+)
+from eqprop.training.folder import Held, note_session, sessions
+from eqprop.training.metrics import Line, Metrics, compare_lines, parse_line, to_text
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
 from eqprop.training.watch import Progress, Watch, counted
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised after a signal, once the run is saved. `exit_code` is the shell's: 130 for SIGINT, 143 for SIGTERM."""
+    """Raised after a signal, once the run is saved.
+
+    `exit_code` is the shell's: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -27,9 +40,10 @@ class Stopped(KeyboardInterrupt):
 
 
 class Interruption:
-    """Graceful shutdown: inside the block, SIGINT and SIGTERM only set `signal`; a second Ctrl-C interrupts at once.
+    """Graceful shutdown: inside the block, SIGINT, SIGTERM and SIGHUP only set `signal`.
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    A second Ctrl-C interrupts at once. A SIGHUP that is ignored, as under nohup, stays ignored. Does nothing outside
+    the main thread, where Python allows no handlers.
     """
 
     def __init__(self) -> None:
@@ -38,8 +52,9 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._wish)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(
@@ -48,7 +63,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _wish(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
@@ -85,71 +100,151 @@ class _PutOff(Exception):
     """Raised to postpone measuring to the next session."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What one session runs.
+
+    engine      use it instead of the recorded one
+    only        train only these estimators
+    restart     start estimators again whose checkpoint is lost or damaged
+    """
+
+    engine: str | None = None
+    only: Sequence[str] | None = None
+    restart: bool = False
+
+
 class Loop:
     """Trains a plan in a run folder and reports to a watch."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, interruption: Interruption) -> None:
-        self.plan, self.folder, self.watch, self.interruption = plan, folder, watch, interruption
-        self.metrics = Metrics(folder)
+    def __init__(self, plan: Plan, held: Held, watch: Watch, interruption: Interruption) -> None:
+        self.plan, self.held, self.folder, self.watch, self.interruption = plan, held, held.folder, watch, interruption
+        self.metrics = Metrics(self.folder)
         self.legs = plan.legs()
 
-    def run(self, session: dict[str, Any], engine: str | None = None, only: Sequence[str] | None = None) -> None:
+    def run(self, session: dict[str, Any], turn: Turn) -> None:
         """Train every unfinished leg. Raises Stopped after a signal.
 
-        `session` is written to the environment, with the engine of each estimator. `engine` replaces the one a leg
-        started with. `only` selects estimators.
+        `session` is written to the environment, with the engine of each estimator.
         """
-        self._drop_later_lines()
+        # Without the tensors, which are read again one leg at a time.
+        reached = {leg: _bare(self._reached(leg, turn.restart)) for leg in self.legs}
+        self._settle_metrics(reached)
         before = sessions(self.folder)
-        wanted = [leg for leg in self.legs if only is None or leg.estimator in only]
-        left = [leg for leg in wanted if not self._is_finished(leg)]
+        wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
+        left = [leg for leg in wanted if not _is_finished(reached[leg])]
         for n, leg in enumerate(left):
-            trainer = self._open(leg, engine)
+            trainer = self._open(leg, turn)
             session["engines"][leg.estimator] = trainer.engine.name
-            try:
+            with self.held.writing():
                 note_session(self.folder, before, session)
-            except OSError as error:
-                raise explain_full_disk(self.folder, error) from error
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
             self._train(trainer, len(left) - n - 1)
 
-    def _is_finished(self, leg: Leg) -> bool:
-        place = self.folder / leg.folder
-        return has_checkpoint(place) and read_checkpoint(place).finished
-
-    def _drop_later_lines(self) -> None:
-        """Drop metrics newer than the checkpoints, which training writes again. Verifies every checkpoint first."""
-        reached = {}
-        for leg in self.legs:
-            place = self.folder / leg.folder
-            checkpoint = self._read(place) if has_checkpoint(place) else None
-            for trial in leg.trials:
-                reached[leg.estimator, trial] = 0 if checkpoint is None else checkpoint.position.epoch
-        self.metrics.keep(lambda line: line["epoch"] <= reached.get((line["estimator"], line["trial"]), 0))
-
-    def _open(self, leg: Leg, engine: str | None) -> Trainer:
-        place = self.folder / leg.folder
-        if not has_checkpoint(place):
-            trainer = Trainer(self.plan, leg, engine)
-            self._save(trainer)
-            return trainer
-        checkpoint = self._read(place)
-        return Trainer(self.plan, leg, engine or checkpoint.engine, checkpoint)
-
-    def _read(self, place: Path) -> Checkpoint:
-        checkpoint = read_checkpoint(place)
-        if checkpoint.run != self.plan.identity:
+    def _reached(self, leg: Leg, restart: bool) -> Checkpoint | None:
+        """The verified checkpoint of a leg, None if it has not started. Raises if it is lost or damaged."""
+        try:
+            checkpoint = self._read(leg)
+        except DamagedError as error:
+            if not restart:
+                raise self._with_restart(leg, error) from error
+            self._start_again(leg, error)
+            return None
+        if checkpoint is not None and checkpoint.run != self.plan.identity:
             raise ValueError(
-                f"The checkpoint in {place} does not match experiment.json. One of them was changed or copied from "
-                "another run: restore it, or start a new run."
+                f"The checkpoint in {self.folder / leg.folder} does not match experiment.json. One of them was changed "
+                "or copied from another run: restore it, or start a new run."
             )
         return checkpoint
 
+    def _read(self, leg: Leg) -> Checkpoint | None:
+        place = self.folder / leg.folder
+        if not has_checkpoint(place):
+            self._check_not_lost(leg)
+            return None
+        checkpoint = read_checkpoint(place)
+        position, trials = checkpoint.position, len(leg.trials)
+        known = checkpoint.tally.keys() == set(Tally.names()) and all(
+            len(counts) == trials for counts in checkpoint.tally.values()
+        )
+        if not known or position.epoch > self.plan.experiment.epochs or position.iteration > self.plan.iterations:
+            raise DamagedError(
+                f"{place / CHECKPOINT} does not fit its run of {counted(self.plan.experiment.epochs, 'epoch')} and "
+                f"{counted(trials, 'trial')}. Restore it from a copy."
+            )
+        return checkpoint
+
+    def _check_not_lost(self, leg: Leg) -> None:
+        """Raise if a leg without checkpoint.json was trained: to start it anew would delete what is left of it."""
+        place = self.folder / leg.folder
+        left = survivors(place)
+        lines = self.metrics.of(leg, self.plan.experiment.epochs)
+        if left or lines:
+            what = left[0] if left else f"{counted(len(lines), 'line')} of metrics"
+            raise DamagedError(
+                f"{place / CHECKPOINT} is missing, but {leg.estimator} was trained: {what} of it "
+                f"{'remains' if left or len(lines) == 1 else 'remain'}. Restore it from a copy."
+            )
+
+    def _with_restart(self, leg: Leg, error: DamagedError) -> DamagedError:
+        return DamagedError(
+            f"{error} Nothing has been changed. To train {leg.folder} again from the beginning, and keep what is left "
+            f"of it in {leg.folder}.old: eqprop resume {self.folder} --restart"
+        )
+
+    def _start_again(self, leg: Leg, error: DamagedError) -> None:
+        place = self.folder / leg.folder
+        with self.held.writing():
+            kept = f"; what was left is in {set_aside(place).name}" if place.is_dir() else ""
+        self.watch.warn(f"{error} Training {leg.folder} again from the beginning{kept}.")
+
+    def _settle_metrics(self, reached: Mapping[Leg, Checkpoint | None]) -> None:
+        """Drop lines newer than the checkpoints, which training writes again; repair what does not match them."""
+        settled: list[Line] = []
+        for leg, checkpoint in reached.items():
+            if checkpoint is not None:
+                settled += self._settled(leg, checkpoint)
+        if sorted(map(to_text, settled)) != sorted(map(to_text, self.metrics.lines)):
+            with self.held.writing():
+                self.metrics.replace(settled)
+
+    def _settled(self, leg: Leg, checkpoint: Checkpoint) -> list[Line]:
+        """The lines of a leg up to its checkpoint, which holds a copy unless an earlier version wrote it."""
+        found = self.metrics.of(leg, checkpoint.position.epoch)
+        wrong = compare_lines(found, leg, checkpoint.to_dict())
+        if not wrong:
+            return found
+        where = f"{self.metrics.path} does not match the checkpoint of {leg.folder}: lines: {', '.join(wrong)}"
+        if checkpoint.lines is None:
+            once = list({to_text(line): line for line in found}.values())
+            if compare_lines(once, leg, checkpoint.to_dict()):
+                raise ValueError(f"{where}. Restore it from a copy, or start a new run.")
+            found = once
+        else:
+            found = [parse_line(text, f"{self.folder / leg.folder / CHECKPOINT}") for text in checkpoint.lines]
+        self.watch.warn(f"{where}. It was repaired from the checkpoint.")
+        return found
+
+    def _open(self, leg: Leg, turn: Turn) -> Trainer:
+        checkpoint = self._reached(leg, turn.restart)
+        if checkpoint is not None:
+            try:
+                return Trainer(self.plan, leg, turn.engine or checkpoint.engine, checkpoint)
+            except DamagedError as error:
+                if not turn.restart:
+                    raise self._with_restart(leg, error) from error
+                self._start_again(leg, error)
+                own = self.metrics.of(leg, self.plan.experiment.epochs)
+                with self.held.writing():
+                    self.metrics.replace([line for line in self.metrics.lines if line not in own])
+        trainer = Trainer(self.plan, leg, turn.engine)
+        self._save(trainer)
+        return trainer
+
     def _save(self, trainer: Trainer) -> None:
-        try:
-            write_checkpoint(self.folder / trainer.leg.folder, trainer.checkpoint())
-        except OSError as error:
-            raise explain_full_disk(self.folder, error) from error
+        lines = tuple(map(to_text, self.metrics.of(trainer.leg, trainer.position.epoch)))
+        with self.held.writing():
+            write_checkpoint(self.folder / trainer.leg.folder, replace(trainer.checkpoint(), lines=lines))
 
     def _train(self, trainer: Trainer, legs_after: int) -> None:
         pace, saved = Pace(), time.monotonic()
@@ -181,10 +276,8 @@ class Loop:
         except _PutOff:
             self._stop_if_asked(trainer)
             raise AssertionError("a postponed measurement stops the run") from None
-        try:
+        with self.held.writing():
             self.metrics.append(lines)
-        except OSError as error:
-            raise explain_full_disk(self.folder, error) from error
         self._save(trainer)
         trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
         self._warn_unsettled(trained, trainer.model.bipartite)
@@ -229,6 +322,14 @@ class Loop:
                 f"{lines[0]['estimator']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the "
                 f"free phases had not settled (worst residual {worst:.2g}). {advice}"
             )
+
+
+def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    return None if checkpoint is None else replace(checkpoint, weights={}, optimizer={}, start={})
+
+
+def _is_finished(checkpoint: Checkpoint | None) -> bool:
+    return checkpoint is not None and checkpoint.finished
 
 
 def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:

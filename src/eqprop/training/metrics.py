@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import named_experiment
-from eqprop.files import write_text
-from eqprop.training.checkpoint import has_checkpoint, read_checkpoint
+from eqprop.files import read_bytes, write_text
+from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
 from eqprop.training.folder import METRICS
-from eqprop.training.plan import Plan, read_description
+from eqprop.training.plan import Leg, Plan, read_description
 
 Line = dict[str, Any]
 """estimator, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
@@ -37,34 +38,129 @@ class Metrics:
         self.lines.extend(lines)
         self._write()
 
-    def keep(self, wanted: Callable[[Line], bool]) -> None:
-        """Drop other lines: those written after the checkpoint that the run resumes from."""
-        kept = [line for line in self.lines if wanted(line)]
-        if len(kept) < len(self.lines):
-            self.lines = kept
+    def replace(self, lines: list[Line]) -> None:
+        if lines != self.lines:
+            self.lines = lines
             self._write()
 
+    def of(self, leg: Leg, until: int) -> list[Line]:
+        """A leg's lines up to this epoch."""
+        return [line for line in self.lines if belongs(line, leg) and line["epoch"] <= until]
+
     def _write(self) -> None:
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+        write_text(self.path, "".join(to_text(line) + "\n" for line in self.lines), parents=False)
+
+
+def to_text(line: Line) -> str:
+    return json.dumps(line)
+
+
+def belongs(line: Line, leg: Leg) -> bool:
+    return line["estimator"] == leg.estimator and line["trial"] in leg.trials
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+NUMBERS = (
+    "test_error",
+    "train_error",
+    "train_error_measured",
+    "loss",
+    "residual_mean",
+    "residual_worst",
+    "unsettled",
+    "seconds",
+)
+
+
+def _wrong_field(line: Any) -> str | None:
+    """The first field of a line that is missing or has another type than it should; None if all are right."""
+    if not isinstance(line, dict):
+        return "the object"
+    if not isinstance(line.get("estimator", line.get("method")), str):
+        return "estimator"
+    for name in ("trial", "seed", "epoch"):
+        if not isinstance(line.get(name), int) or isinstance(line[name], bool):
+            return name
+    for name in NUMBERS:
+        if name not in line or not _is_number(line[name]):
+            return name
+    stopped = line.get("diverged", "")
+    return None if stopped is None or isinstance(stopped, dict) else "diverged"
+
+
+def parse_line(text: str, where: str) -> Line:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is damaged ({error}); expected JSON. Remove that line.") from error
+    wrong = _wrong_field(line)
+    if wrong is not None:
+        raise ValueError(f"{where} is damaged: {wrong} is missing or not as expected in a line of metrics. Remove it.")
+    return dict(line)
 
 
 def read_metrics(folder: Path) -> list[Line]:
     path = folder / METRICS
     if not path.exists():
         return []
-    lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}, is damaged ({error}); expected JSON. Remove that line."
-            ) from error
-        lines.append(line)
+    try:
+        texts = read_bytes(path).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); expected JSON lines. Restore it from a copy.") from error
+    lines = [parse_line(text, f"{path}, line {number},") for number, text in enumerate(texts, start=1)]
     if any("method" in line for line in lines):
         names = _old_estimators(folder)
-        lines = [{"estimator": names[line.pop("method")], **line} if "method" in line else line for line in lines]
+        lines = [_renamed(line, names, path) if "method" in line else line for line in lines]
     return lines
+
+
+def _renamed(line: Line, names: Mapping[str, str], path: Path) -> Line:
+    old = line.pop("method")
+    if old not in names:
+        raise ValueError(f"{path} has a line of {old!r}, which this run did not train. Remove that line.")
+    return {"estimator": names[old], **line}
+
+
+def expected_epochs(trial: int, head: Mapping[str, Any]) -> range:
+    """The epochs of which a trial has a line, given its checkpoint: all, or those until it diverged."""
+    reached = int(head["position"]["epoch"])
+    stopped = head["diverged"].get(str(trial))
+    return range(1, 1 + (reached if stopped is None else min(reached, stopped["epoch"])))
+
+
+def compare_lines(found: Sequence[Line], leg: Leg, head: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a leg's lines up to its checkpoint, in words; empty if nothing is."""
+    counts = Counter((line["trial"], line["epoch"]) for line in found)
+    expected = {(trial, epoch) for trial in leg.trials for epoch in expected_epochs(trial, head)}
+    missing, extra = sum(1 for key in expected if not counts[key]), sum(1 for key in counts if key not in expected)
+    twice = sum(1 for n in counts.values() if n > 1)
+    wrong = [f"{n} {what}" for n, what in ((missing, "missing"), (twice, "duplicated"), (extra, "too many")) if n]
+    if wrong or head.get("lines") is None:
+        return wrong
+    saved = set(head["lines"])
+    changed = sum(1 for line in found if to_text(line) not in saved)
+    return [f"{changed} changed"] if changed else []
+
+
+def check_lines(folder: Path) -> None:
+    """Raise unless metrics.jsonl holds exactly the lines of each estimator and trial that its checkpoints count.
+
+    Without a checkpoint there is nothing to compare with.
+    """
+    described = read_description(folder)
+    heads = {leg: read_head(folder / leg.folder) for leg in described.legs() if has_checkpoint(folder / leg.folder)}
+    # After the checkpoints: a run in progress writes its lines first.
+    lines = Metrics(folder)
+    for leg, head in heads.items():
+        wrong = compare_lines(lines.of(leg, head["position"]["epoch"]), leg, head)
+        if wrong:
+            raise ValueError(
+                f"{lines.path} does not match the checkpoint in {leg.folder}: lines of {leg.estimator}: "
+                f"{', '.join(wrong)}. Restore it from a copy, or repair it with: eqprop resume {folder}"
+            )
 
 
 def _old_estimators(folder: Path) -> dict[str, str]:

@@ -142,6 +142,15 @@ def leg_folder(estimator: str, trial: int, settings: Settings, old: bool = False
     return name if settings.stacked or settings.trials == 1 else f"{name}-{trial}"
 
 
+def all_legs(settings: Settings, old: bool = False) -> list[Leg]:
+    """One estimator after the other; its trials together if stacked, else one by one."""
+    trials = tuple(range(settings.trials))
+    groups = [trials] if settings.stacked else [(trial,) for trial in trials]
+    return [
+        Leg(name, group, leg_folder(name, group[0], settings, old)) for name in settings.estimators for group in groups
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Everything a run needs.
@@ -170,14 +179,7 @@ class Plan:
         return len(self.images.train_x) // self.experiment.batch
 
     def legs(self) -> list[Leg]:
-        """One estimator after the other; its trials together if stacked, else one by one."""
-        trials = tuple(range(self.settings.trials))
-        groups = [trials] if self.settings.stacked else [(trial,) for trial in trials]
-        return [
-            Leg(name, group, leg_folder(name, group[0], self.settings, self.old))
-            for name in self.settings.estimators
-            for group in groups
-        ]
+        return all_legs(self.settings, self.old)
 
     def network(self, trials: tuple[int, ...]) -> Dynamics:
         """Build these trials' networks with their initial weights, stacked if there are several."""
@@ -378,6 +380,9 @@ class Described:
     def changes(self) -> list[str]:
         """Differences from the paper's settings."""
         return list(self.content.get("changes_from_paper") or [])
+
+    def legs(self) -> list[Leg]:
+        return all_legs(self.settings, self.old)
 
     def folder_of(self, estimator: str, trial: int) -> str:
         return leg_folder(estimator, trial, self.settings, self.old)

@@ -17,10 +17,18 @@ from eqprop.estimators import EP, Estimator, Signs, random_sign
 from eqprop.models import CrossEntropy, unstack, unstack_readout
 from eqprop.relax import NotFiniteError, Relaxation
 from eqprop.state import State
-from eqprop.training.checkpoint import Checkpoint, Position, restore_start, saved_start, source_of
+from eqprop.training.checkpoint import (
+    Checkpoint,
+    DamagedError,
+    Position,
+    check_weights,
+    restore_start,
+    saved_start,
+    source_of,
+)
 from eqprop.training.evaluate import Measure
 from eqprop.training.metrics import Line
-from eqprop.training.plan import Leg, Plan, make_optimizer, make_start
+from eqprop.training.plan import ELEMENTWISE, Leg, Plan, make_optimizer, make_start
 
 EXPLODED = 1e6
 """A residual above this means an exploding state, even if it is finite: bounded nets have residuals of at most 1."""
@@ -44,6 +52,9 @@ def diagnose(problem: Problem, begun: State | None, estimator: Estimator) -> str
         return str(error)
     except ArithmeticError as error:
         return f"{error} {ADVICE}"
+    except (ValueError, RuntimeError) as error:
+        # Checks of the model and estimator passed before the run: now they fail at numbers that are out of bounds.
+        return f"The gradient is not finite, and its checks fail ({error}) {ADVICE}"
     where = _largest_layer(model, free)
     names = {p: name for name, p in model.named_parameters()}
     for p, grad in grads.items():
@@ -129,7 +140,9 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self.position.epoch >= self.plan.experiment.epochs or self.all_diverged
+        # An epoch in which all trials diverged still has to be closed, which writes why.
+        closed = self.position.iteration == 0
+        return self.position.epoch >= self.plan.experiment.epochs or (self.all_diverged and closed)
 
     @property
     def all_diverged(self) -> bool:
@@ -161,10 +174,19 @@ class Trainer:
         self.seconds += seconds
         self.epoch_seconds += seconds
 
+    @torch.no_grad()
+    def _finite(self) -> list[bool]:
+        """Whether the weights are finite, per trial."""
+        good = torch.ones(len(self.leg.trials), dtype=torch.bool, device=self.x.device)
+        for _, p in self._parameters():
+            good &= torch.isfinite(p).reshape(len(good), -1).all(1)
+        return good.tolist()
+
     def _look_for_divergence(self, counts: dict[str, list[float]], first: int) -> None:
+        finite = self._finite()
         for r, trial in enumerate(self.leg.trials):
             bad, worst = counts["bad"][r], counts["worst"][r]
-            if trial in self.diverged or (bad < 0 and not worst > EXPLODED):
+            if trial in self.diverged or (bad < 0 and not worst > EXPLODED and finite[r]):
                 continue
             # A runner counts from its own start; a large but finite state is only noticed at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
@@ -352,13 +374,30 @@ class Trainer:
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        check_weights(checkpoint, self._weights())
         for r in range(len(self.leg.trials)):
             self._set_weights(r, checkpoint.weights)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self._restore_optimizer(checkpoint)
         restore_start(self.start, self.leg.trials, checkpoint)
         self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
         self.position = checkpoint.position
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
+
+    def _restore_optimizer(self, checkpoint: Checkpoint) -> None:
+        """Load the optimizer's state. PyTorch takes a state of other shapes, and fails at the first step."""
+        try:
+            self.optimizer.load_state_dict(checkpoint.optimizer)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DamagedError(f"The optimizer in the checkpoint does not fit: {error}.") from error
+        if self.plan.experiment.optimizer not in ELEMENTWISE:
+            return
+        for p, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
+                    raise DamagedError(
+                        f"The optimizer's {name} in the checkpoint has shape {tuple(value.shape)}; expected "
+                        f"{tuple(p.shape)}, like its parameter. Restore it from a copy."
+                    )
 
     def _restore_counts(self, checkpoint: Checkpoint) -> None:
         """Restore the runner's counts of the unfinished epoch, and which networks it had frozen."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from eqprop.experiments.experiment import label
+from eqprop.files import refuse_link
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan
 
@@ -134,9 +135,11 @@ class Events(Watch):
 
     def begin(self, plan: Plan, folder: Path) -> None:
         self.folder = folder / "tensorboard"
+        refuse_link(self.folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         self.end()
+        refuse_link(self.folder / leg.folder)
         # Make readers hide events newer than the checkpoint that the run resumes from.
         self.writer = self.writer_class(str(self.folder / leg.folder), purge_step=epoch + 1)
 

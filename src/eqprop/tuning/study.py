@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eqprop.files import open_lock, take_lock
 from eqprop.training.folder import LOCK
 
 try:
@@ -129,9 +130,9 @@ class Seeded(BaseSampler):
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Lock the folder: one worker at a time, the others wait."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = open_lock(folder / LOCK)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        take_lock(handle, folder / LOCK, wait=True)
         yield
     finally:
         os.close(handle)
