@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from helpers.browser import Browser, find_browser
+from helpers.browser import Browser
 from helpers.pages import page_maker
 from torch import Tensor
 from typer.testing import CliRunner
@@ -25,7 +24,7 @@ from eqprop.dynamics import set_nudge_site
 from eqprop.experiments.io import to_dict
 from eqprop.models import Layered
 from eqprop.relax import Phase, relax
-from eqprop.report.play import VERDICTS, dequantised, render, stored, write_play
+from eqprop.report.play import VERDICTS, dequantised, render, stored
 
 AGREE = 1e-6
 """How far a number of the page may be from the library's, relative to the largest of its layer or parameter."""
@@ -38,21 +37,6 @@ def images() -> Images:
 
 def digit(example: dict[str, Any]) -> Tensor:
     return images().test_x[example["index"]][None]
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_play(tmp_path_factory.mktemp("play"))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    chromium = Browser(program)
-    yield chromium
-    chromium.close()
 
 
 def test_the_page_stands_alone_and_is_small() -> None:

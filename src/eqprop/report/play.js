@@ -312,6 +312,7 @@ const Play = (() => {
   }
   function finished() {
     drawn();
+    if (drawing.some((v) => v > 0)) answer(Net.best(end(), net.n0));
     settling.start();
     choosePixel();
     nudging.play(false);
@@ -520,7 +521,7 @@ const Play = (() => {
     cells($("turns-hidden"), s.subarray(10), 8, heat, 2);
     showBars($("turns-outputs"), s.subarray(0, 10));
     plot($("turns-chart"), {
-      title: `output ${turns.shown[0]} (solid) and hidden neuron ${turns.shown[1] - 10} (dashed)`,
+      title: `output ${turns.shown[0]} (solid), hidden ${turns.shown[1] - 10} (dashed)`,
       curves: turns.shown.map((n, k) => ({ kind: kinds[k], values: turns.states.slice(0, t + 1).map((state) => state[n]) })),
       last: TURNS, cursor: t, low: 0, high: 1, ticks: [[0, "0"], [1, "1"]],
     });
