@@ -211,7 +211,7 @@ def slide(browser: Browser, name: str, to: str) -> str:
 def test_sliders_move_the_curves_and_the_verdict(browser: Browser, page: Path) -> None:
     open_page(browser, page)
     curve = "document.querySelector('#chart-W01 path.ep').getAttribute('d')"
-    assert "β is too large" in text(browser, "verdict")
+    assert "The nudge is too strong: lower β" in text(browser, "verdict")
     before = browser.run(curve)
     said = slide(browser, "beta", "Home")
     assert said.startswith("Holds: EP's updates are BPTT's gradients.")
@@ -220,11 +220,11 @@ def test_sliders_move_the_curves_and_the_verdict(browser: Browser, page: Path) -
     solid = browser.run("document.querySelector('#chart-W01 path.bptt').getAttribute('d')")
     points = [[float(v) for v in d[1:].replace("L", " ").split()] for d in (solid, browser.run(curve))]
     assert points[1] == pytest.approx(points[0], abs=1.5), "dashed lies on solid"
-    assert "Not settled yet" in slide(browser, "T", "Home")
+    assert "The free phase is too short" in slide(browser, "T", "Home")
     assert browser.run("Play.settings().K") <= browser.run("Play.settings().T")
     slide(browser, "T", "End")
     assert slide(browser, "K", "End").startswith("Holds")
-    assert "β is too large" in slide(browser, "beta", "End")
+    assert "The nudge is too strong: lower β" in slide(browser, "beta", "End")
     assert browser.run("Play.study().ep.length") == 60
 
 
@@ -236,7 +236,7 @@ def test_the_prototypical_nets_are_judged_by_their_nudge(browser: Browser, page:
         change = f"k.value = '{kind}'; k.dispatchEvent(new Event('change'))"
         browser.run(f"(k => {{ {change} }})(document.getElementById('kind')); Play.judgeNow()")
         said[kind] = text(browser, "verdict")
-    assert "bypasses σ'" in said["prototypical outside"]
+    assert "The nudge bypasses squash" in said["prototypical outside"]
     assert said["prototypical inside"].startswith("Holds:")
     assert said["energy-based"].startswith("Holds:")
 

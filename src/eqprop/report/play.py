@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from eqprop.files import write_text
+from eqprop.gdu.verdict import CAUSES
 from eqprop.models import Layered
 from eqprop.provenance import __version__
 
@@ -20,23 +21,25 @@ HERE = Path(__file__).parent
 NETS = HERE / "play-nets.json"
 
 OUTCOMES = {"holds approximately": "Holds approximately.", "fails": "Does not hold."}
-VERDICTS = {
+HOLDS = {
     "holds": "Holds: EP's updates are BPTT's gradients.",
     "silent": "No synapse carries a signal: there is nothing to learn here.",
-    "T": "Not settled yet: a neuron still moves by {residual} per step. Raise T.",
-    "beta": "β is too large: lower it.",
-    "nudge-site": "The nudge bypasses σ' at the outputs, which BPTT sees. Put it inside σ, or choose the energy-based "
-    "net.",
-    "two-cycle": "The state goes back and forth: there is no steady state to compare at.",
-    "never-settles": "The free phase does not settle: there is no steady state to compare at.",
 }
+REMEDIES = {
+    "T": ": a neuron still moves by {residual} per step. Raise T.",
+    "beta": ": lower β.",
+    "nudge-site": ": BPTT sees σ' at the outputs, EP does not. Put the nudge inside σ, or choose the energy-based net.",
+    "two-cycle": ": there is no steady state to compare at.",
+    "never-settles": ": there is no steady state to compare at.",
+}
+VERDICTS = HOLDS | {cause: CAUSES[cause] + remedy for cause, remedy in REMEDIES.items()}
 """What the page says of a comparison: by outcome where the property holds or nothing moves, else by cause, which is
-the change that would bring EP's updates nearest to BPTT's gradients."""
+the change that would bring EP's updates nearest to BPTT's gradients. A cause has the words the doctor has for it."""
 
 
 @cache
 def stored() -> dict[str, Any]:
-    """The nets, digits and provenance that docs/make_play_nets.py writes."""
+    """The nets, digits and provenance that docs/build/play_nets.py writes."""
     content: dict[str, Any] = json.loads(NETS.read_text(encoding="utf-8"))
     return content
 
