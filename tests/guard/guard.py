@@ -5,7 +5,9 @@
 
 `record` writes what this checkout does. `check` compares two such records: hashes of weights must be equal where both
 were made on one processor with one torch, numbers must agree to ten digits, and keys must be those of the table
-renamed.json beside this file, applied to the earlier ones. That table names as well what changed on purpose: `weights`
+renamed.json beside this file, applied to the earlier ones. There too: numbers at the level of rounding (1e-12 and
+below) that moved when differences came before sums, a key that said what its parent's key says now, and the weights
+whose last bits that change of sums moved. That table names as well what changed on purpose: `weights`
 lists the EP weights of the engines that leave the update to the model, which since takes differences before it sums.
 Hashes depend on the processor: record before and after a change on one machine.
 """
