@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -90,8 +90,12 @@ class PrimitiveDynamics(Dynamics):
 
     `squash` acts before the nudge (the sigma of the prototypical nets), `project` after it (the clip of the
     energy-based nets). With `nudge_site` "inside" the nudge enters squash's argument instead: F = squash(dPhi/ds +
-    push), which is squash of the gradient of Phi - beta l. EP's synapses then match BPTT's exactly as beta -> 0 for
-    any squash with a symmetric derivative, in particular any elementwise one.
+    push), which is squash of the gradient of Phi - beta l. Without `project`, EP's synapses then match BPTT's exactly
+    as beta -> 0 for any squash with a symmetric derivative: an elementwise one, or softmax. With `project` after it
+    that holds only if the derivative of the two together is symmetric, as it is if both are elementwise; softmax
+    followed by a clip is not.
+
+    Parameters must act through Phi: one that only squash or project reads (a trainable gain) gets no gradient by EP.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -174,6 +178,20 @@ class PrimitiveDynamics(Dynamics):
         found = zip(parameters.items(), grads, strict=True)
         return {name: torch.zeros_like(p) if g is None else g for (name, p), g in found}
 
+    def outside_phi(self, x: Tensor) -> list[str]:
+        """The trainable parameters that a step reads and Phi does not: EP gives them the gradient 0."""
+        learned = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        if type(self).primitive is PrimitiveDynamics.primitive:  # formulas alone
+            return []
+        with torch.enable_grad():
+            s = self.init_state(x)
+            seen = [
+                {name for name, g in zip(learned, _reads(f, learned.values()), strict=True) if g is not None}
+                for f in (self._primitive_checked(x, s), *self.step(self.drive(x), s))
+            ]
+        by_phi, by_step = seen[0], set().union(*seen[1:])
+        return [name for name in learned if name in by_step - by_phi]
+
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
         phi = self.primitive(x, s)
         expected = s[0].shape[: self.sample_dims(x)]
@@ -195,6 +213,12 @@ class PrimitiveDynamics(Dynamics):
         if self.nudge_site == "inside":
             return self.project(self.squash(add(inputs, push)))
         return self.project(add(self.squash(inputs), push))
+
+
+def _reads(f: Tensor, parameters: Iterable[nn.Parameter]) -> Sequence[Tensor | None]:
+    """df/dtheta by parameter, None where f does not depend on it."""
+    inputs = tuple(parameters)
+    return derivative(f.sum(), inputs) if f.requires_grad and inputs else (None,) * len(inputs)
 
 
 def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:

@@ -8,11 +8,10 @@ from functools import cache
 
 import pytest
 import torch
-from helpers.ailing_nets import AILING, F64, HEALTHY, SAMPLES, Case, Draw
-from torch import Tensor
+from helpers.ailing_nets import AILING, HEALTHY, Case
 
 import eqprop
-from eqprop import BPTT, EP, SquaredError
+from eqprop import EP
 from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
 from eqprop.models import stack
 
@@ -138,46 +137,6 @@ def test_a_number_that_is_not_finite_is_named() -> None:
     found = ask(case)
     assert found.cause == "bad-numbers"
     assert "1 of 18 elements of W01" in found.verdict
-
-
-def test_softmax_as_squash_with_the_nudge_inside_is_exact() -> None:
-    """The derivative of softmax is symmetric though it is not diagonal; a clip behind it breaks that."""
-    exact, clipped = Softmax(clip=False), Softmax(clip=True)
-    x = Draw(0).uniform(SAMPLES, 3, low=-2.0, high=2.0)
-    y = torch.eye(3, dtype=F64)[torch.arange(SAMPLES) % 3]
-    gaps = []
-    for model in (exact, clipped):
-        ep, bptt = (e.gradient(model, SquaredError(), x, y)[1] for e in (EP(400, 200, beta=1e-5), BPTT(400, 200)))
-        gaps.append(max(float((ep[p] - g).norm() / g.norm()) for p, g in bptt.items()))
-    assert gaps[0] < 1e-4
-    assert gaps[1] > 0.1
-
-
-class Softmax(eqprop.PrimitiveDynamics):
-    """Phi = s V x + s W s / 2, F = softmax(dPhi/ds), clipped to [0, 0.4] where asked."""
-
-    nudge_site = "inside"
-
-    def __init__(self, clip: bool) -> None:
-        super().__init__()
-        draw = Draw(3)
-        W = draw.normal(3, 3)
-        self.W = torch.nn.Parameter(0.3 * (W + W.T))
-        self.V = torch.nn.Parameter(draw.normal(3, 3))
-        self.clip = clip
-
-    def init_state(self, x: Tensor) -> eqprop.State:
-        return (x.new_zeros(len(x), 3),)
-
-    def primitive(self, x: Tensor, s: eqprop.State) -> Tensor:
-        (v,) = s
-        return 0.5 * ((v @ self.W) * v).sum(-1) + (v * (x @ self.V.T)).sum(-1)
-
-    def squash(self, s: eqprop.State) -> eqprop.State:
-        return (torch.softmax(s[0], -1),)
-
-    def project(self, s: eqprop.State) -> eqprop.State:
-        return (s[0].clamp(0.0, 0.4),) if self.clip else s
 
 
 def test_stacked_networks_and_frozen_ones_are_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +121,8 @@ class Estimator(ABC):
     def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
         """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
         free, grads = self.gradient(model, cost, x, y, state)
+        if self.orientation < 0 and isinstance(model, PrimitiveDynamics):  # updates are derivatives of Phi
+            warn_outside_phi(model, x)
         add_to_grad(grads)
         return free
 
@@ -154,6 +158,25 @@ def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch
             f"The nudge has strength {strength:.1e} (beta times the step), which {str(dtype).removeprefix('torch.')} "
             f"rounds away; expected {least:.0e} or more. Raise beta, or compute in float64."
         )
+
+
+_LOOKED_AT: WeakSet[Dynamics] = WeakSet()
+_WARNED_OF: set[tuple[type, str]] = set()
+
+
+def warn_outside_phi(model: PrimitiveDynamics, x: Tensor) -> None:
+    """Warn of parameters that EP cannot train, once per class and parameter; look at each model once."""
+    if model in _LOOKED_AT:
+        return
+    _LOOKED_AT.add(model)
+    for name in model.outside_phi(x):
+        if (type(model), name) not in _WARNED_OF:
+            _WARNED_OF.add((type(model), name))
+            warnings.warn(
+                f"Phi of {type(model).__name__} does not read the parameter {name}, so EP gives it the gradient 0. "
+                "Move it into Phi, train it by BPTT or RBP, or freeze it with requires_grad_(False).",
+                stacklevel=3,
+            )
 
 
 def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:

@@ -219,6 +219,7 @@ def run(
         seed=setup.seed,
         schedule=setup.schedule,
         progress=progress,
+        voice="command line",
     )
     of = setup.problem
     report = compare(of.model, of.cost, of.x, of.y, setup.T, setup.K, setup.beta, options)

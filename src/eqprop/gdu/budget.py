@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eqprop.gdu.metrics import Convention, Distance, Group
+from eqprop.gdu.verdict import Diagnosis
 
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding")
 HOLDS, ALIGNED, FAR = 0.05, 0.5, 0.75
@@ -15,14 +16,16 @@ ALIGNED or an RMSE above FAR (directions may agree, sizes do not), or if asymmet
 the theorem's condition is then broken, not approximated. In between it holds approximately."""
 
 MEANING = {
-    "residual": "the free phase has not come to rest: raise T",
-    "finite_beta": "beta is not small: lower it",
-    "output_slope": "the nudge bypasses sigma' at the output, which BPTT sees",
-    "asymmetry": "the Jacobian of the transition is not symmetric, so it does not derive from a primitive function",
-    "rounding": "updates of this size are lost in rounding: raise beta, or use float64",
-    "unsettled": "samples that have not settled: drop them (--drop-unsettled), or update the layers of a prototypical "
-    "net alternately (--schedule alternating)",
+    "residual": "which a longer free phase lowers",
+    "finite_beta": "which shrinks with beta",
+    "output_slope": "the nudge bypassing sigma' at the output, which BPTT sees",
+    "asymmetry": "the Jacobian of the transition not being symmetric",
+    "rounding": "which a larger beta or float64 lowers",
+    "unsettled": "made by samples that have not settled",
 }
+"""What each part is, in the words of a sentence that goes on."""
+BEHIND_SQUASH = "which squash makes between neurons and the synapses do not feel"
+"""Asymmetry in the neurons of a net with a primitive."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,14 @@ def parts_of(
 
 
 def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance], convention: Convention) -> str:
-    """Whether the synapses have the GDU property, by the thresholds of `HOLDS`."""
+    """Whether the synapses have the GDU property, by the thresholds of `HOLDS`.
+
+    A parameter of any kind that EP leaves at 0 and BPTT does not breaks it.
+    """
     measured = [d.metrics(convention) for g, d in whole.items() if g.kind == "synapses"]
     live = [m for m in measured if m.rmse is not None]
+    if left_at_zero(whole):
+        return "fails"
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
         return "holds"
     turned = any(m.cosine is None or m.cosine < ALIGNED or (m.rmse or 0.0) > FAR for m in live)
@@ -112,20 +120,43 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
     return "fails" if turned or broken else "holds approximately"
 
 
-def sentence(outcome: str, neurons: Parts, synapses: Parts) -> str:
-    """One sentence on what limits the match of the synapses, and of the neurons if that differs."""
+def left_at_zero(whole: Mapping[Group, Distance]) -> list[str]:
+    """Parameters that EP gives nothing at all and BPTT something."""
+    return [g.name for g, d in whole.items() if g.kind != "neurons" and d.one_sided()]
+
+
+def sentence(outcome: str, neurons: Parts, synapses: Parts, diagnosis: Diagnosis | None, has_primitive: bool) -> str:
+    """The verdict: what limits the match, the remedy if it needs one, and whether learning suffers.
+
+    `diagnosis` is the doctor's, of these phases on these samples; None where the property holds and nobody asked.
+    """
     first, second = synapses.largest(), neurons.largest()
+    if diagnosis is not None and diagnosis.finding is not None:
+        limit = "" if first is None else f" For {_part('synapses', synapses, first, MEANING[first[0]])}."
+        return f"The GDU property {outcome}. {diagnosis.finding.text(diagnosis.voice)}{limit}"
     if first is None:
         return f"The GDU property {outcome}; no synapse carries a signal, so there is no error to explain."
-    text = f"The GDU property {outcome}: {_part('synapses', synapses, first)}"
+    text = f"The GDU property {outcome}: for {_part('synapses', synapses, first, MEANING[first[0]])}"
     if second is not None and second[0] != first[0]:
-        text += f"; {_part('neurons', neurons, second)}"
-    return text + "."
+        squashed = second[0] == "asymmetry" and has_primitive
+        text += f"; for {_part('neurons', neurons, second, BEHIND_SQUASH if squashed else MEANING[second[0]])}"
+    if diagnosis is None:
+        return f"{text}. Nothing has to change."
+    return f"{text}. {_harmless(diagnosis)}"
 
 
-def _part(what: str, parts: Parts, largest: tuple[str, float]) -> str:
+def _harmless(diagnosis: Diagnosis) -> str:
+    """Why a mismatch does no harm, and what would lessen it."""
+    less = "" if diagnosis.restless is None else f" {diagnosis.restless.remedy(diagnosis.voice)}"
+    return (
+        f"Learning does not suffer from it: {diagnosis.passed['gradient']}, the sums over all K steps that a training "
+        f"follows, while the RMSE counts every element and step alike, however small.{less}"
+    )
+
+
+def _part(what: str, parts: Parts, largest: tuple[str, float], meaning: str) -> str:
     name, value = largest
-    return f"for {what} (mean RMSE {parts.rmse:.1e}) the largest part is {name} ({value:.1e}), {MEANING[name]}"
+    return f"{what} (mean RMSE {parts.rmse:.1e}) the largest part is {name} ({value:.1e}), {meaning}"
 
 
 def _mean(values: list[float | None]) -> float | None:

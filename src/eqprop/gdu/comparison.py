@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,16 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
 from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
-from eqprop.gdu.free import FreePhase, check_settling, release, settle
+from eqprop.gdu.doctor import OF_GRADIENT, examine
+from eqprop.gdu.free import FreePhase, NeverSettlesError, check_settling, release, settle
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius
 from eqprop.gdu.lockstep import Comparison, Moment, dissect, pair
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, groups, measure
+from eqprop.gdu.patient import Patient, Symptoms
 from eqprop.gdu.report import KINDS, Report, Residual, Trace, concentration, follow
-from eqprop.relax import Schedule
+from eqprop.gdu.rest import settles
+from eqprop.gdu.verdict import Finding, Voice
+from eqprop.relax import NotFiniteError, Schedule
 
 STEP_COST = 25
 """Approximate cost of a process step in free steps, for the progress bar."""
@@ -36,6 +41,7 @@ class Options:
     seed            of the random probes and of the traced elements
     schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate
     progress        called periodically with the fraction done
+    voice           whose terms the verdict's remedies use: "python" or "command line"
     """
 
     drop_unsettled: bool = False
@@ -45,6 +51,7 @@ class Options:
     seed: int = 0
     schedule: Schedule = "synchronous"
     progress: Callable[[float], None] | None = None
+    voice: Voice = "python"
 
 
 def compare(
@@ -55,9 +62,12 @@ def compare(
     began, worked = time.perf_counter(), time.process_time()
     _check(model, x, T, K, beta)
     progress = _Progress(options.progress, T, K)
-    free = settle(model, x, T, K, options.tolerance, progress.free, options.schedule)
-    cost.check(free.end.state, y)
-    check_settling(free, T, options.tolerance)
+    ep = EP(T, K, options.schedule, beta=beta)
+    patient = Patient(model, cost, x, y, ep, Symptoms(voice=options.voice))
+    with _explained(patient):
+        free = settle(model, x, T, K, options.tolerance, progress.free, options.schedule)
+        cost.check(free.end.state, y)
+        check_settling(free, T, options.tolerance)
     batch = _Batch(model, cost, x, y, free, K, beta)
     chosen = _chosen(free, options.drop_unsettled)
     every = groups(model, free.end.state)
@@ -81,7 +91,7 @@ def compare(
         ),
         **_by_kind(whole, options.convention),
         settled=None if whole is settled else _by_kind(settled, options.convention),
-        budget=_budget(batch, whole, settled, options),
+        budget=_budget(batch, whole, settled, options, patient.at_end(free.end).only(chosen)),
         release=release(batch.steady(), T, options.tolerance, options.schedule),
         concentration=concentration(batch.whole()),
         sample=sample,
@@ -89,6 +99,17 @@ def compare(
         seconds=time.perf_counter() - began,
         cpu_seconds=time.process_time() - worked,
     )
+
+
+@contextmanager
+def _explained(patient: Patient) -> Iterator[None]:
+    """Add what the doctor says of a free phase that has no rest."""
+    try:
+        yield
+    except (NeverSettlesError, NotFiniteError) as error:
+        if isinstance(found := settles(patient), Finding):
+            raise type(error)(f"{error} {found.text(patient.symptoms.voice)}") from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -172,7 +193,9 @@ def _measure(
     return both, both
 
 
-def _budget(batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Distance], options: Options) -> Budget:
+def _budget(
+    batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Distance], options: Options, patient: Patient
+) -> Budget:
     steady = batch.steady()
     around = Linearised(batch.model, steady.x, steady.free.state)
     product, rows = flat_product(around), flat(around.s)
@@ -181,6 +204,7 @@ def _budget(batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Di
         parts_of(kind, whole, settled, options.convention, has_primitive) for kind in ("neurons", "synapses")
     )
     outcome = outcome_of(whole, settled, options.convention)
+    diagnosis = None if outcome == "holds" else examine(patient, OF_GRADIENT)
     return Budget(
         neurons=neurons,
         synapses=synapses,
@@ -188,7 +212,7 @@ def _budget(batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Di
         spectral_radius=spectral_radius(product, rows, options.seed),
         saturated=saturated(around, options.seed),
         outcome=outcome,
-        verdict=sentence(outcome, neurons, synapses),
+        verdict=sentence(outcome, neurons, synapses, diagnosis, has_primitive),
     )
 
 

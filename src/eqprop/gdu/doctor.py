@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -60,6 +60,10 @@ TOO_LITTLE, WORTHWHILE = 1e-4, 1e-2
 than the second."""
 
 
+Checks = dict[str, Callable[[Patient], Finding | str]]
+"""A check returns what it measured, or the cause it found."""
+
+
 def doctor(
     model: Dynamics,
     cost: Cost,
@@ -91,23 +95,27 @@ def _one_sign(ep: EP) -> EP:
     return ep.with_sign(1) if ep.nudging == "random-sign" else ep
 
 
-def examine(patient: Patient) -> Diagnosis:
-    """Check after check, up to the first that fails."""
+def examine(patient: Patient, only: Collection[str] | None = None) -> Diagnosis:
+    """Check after check, or only those named, up to the first that fails."""
     _check(patient)
     voice = patient.symptoms.voice
     passed: dict[str, str] = {}
-    for name, check in BEFORE.items():
+    for name, check in _wanted(BEFORE, only).items():
         if isinstance(found := check(patient), Finding):
             return Diagnosis(found, passed, voice=voice)
         passed[name] = found
     if isinstance(rest := settles(patient), Finding):
         return Diagnosis(rest, passed, voice=voice)
     passed["settles"], patient = rest.note, rest.patient
-    for name, check in AFTER.items():
+    for name, check in _wanted(AFTER, only).items():
         if isinstance(found := check(patient), Finding):
             return Diagnosis(found, passed, voice=voice)
         passed[name] = found
-    return Diagnosis(None, passed, patient.remarks(), voice=voice)
+    return Diagnosis(None, passed, patient.remarks(), voice=voice, restless=rest.closer)
+
+
+def _wanted(checks: Checks, only: Collection[str] | None) -> Checks:
+    return {name: check for name, check in checks.items() if only is None or name in only}
 
 
 def _check(patient: Patient) -> None:
@@ -387,7 +395,8 @@ def _attracts(p: Patient) -> Finding | str:
 
 
 def _read_by_phi(p: Patient) -> Finding | str:
-    names = unread(p.wide)
+    model = p.wide.model
+    names = model.outside_phi(p.wide.x) if isinstance(model, PrimitiveDynamics) else []
     learned = [name for name in names if bool(p.exact[name].any())]
     if learned:
         size = max(float(p.exact[name].norm()) for name in learned)
@@ -397,21 +406,7 @@ def _read_by_phi(p: Patient) -> Finding | str:
             advice="Move it into Phi (a gain inside squash becomes a factor of the weights), train it by BPTT or RBP, "
             "or freeze it with requires_grad_(False).",
         )
-    return "Phi reads every parameter" if not names else f"no one else reads {', '.join(names)} either"
-
-
-def unread(problem: Problem) -> list[str]:
-    """Parameters that Phi does not depend on; none for a model without Phi."""
-    model = problem.model
-    if not isinstance(model, PrimitiveDynamics):
-        return []
-    learned = trainable(model)
-    with torch.enable_grad():
-        phi = model.primitive(problem.x, model.init_state(problem.x)).sum()
-    if not phi.requires_grad:
-        return list(learned)
-    grads = torch.autograd.grad(phi, tuple(learned.values()), allow_unused=True)
-    return [name for name, g in zip(learned, grads, strict=True) if g is None]
+    return "Phi reads every parameter that has a gradient"
 
 
 def _symmetric(p: Patient) -> Finding | str:
@@ -571,7 +566,6 @@ def _optimizer(p: Patient, model: nn.Module, factor: float) -> torch.optim.Optim
     return torch.optim.SGD(groups)
 
 
-Checks = dict[str, Callable[[Patient], Finding | str]]
 BEFORE: Checks = {
     "numbers": _numbers,
     "repeatable": _repeatable,
@@ -597,3 +591,6 @@ AFTER: Checks = {
     "rates": _rates,
 }
 """In turn, before and after the free phase is known to settle; the first that fails is the cause."""
+OF_GRADIENT = ("formulas", "attracts", "phi", "symmetric", "rounding", "beta", "nudge", "gradient")
+"""Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
+with them."""

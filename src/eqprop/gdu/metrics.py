@@ -101,6 +101,10 @@ class Distance:
         self.cum_ee.addcmul_(e, e)
         self.steps += 1
 
+    def one_sided(self) -> bool:
+        """Whether f is zero throughout and g is not."""
+        return not bool(self.ff.any()) and bool(self.gg.any())
+
     def finite(self) -> bool:
         return bool(torch.isfinite(self.ee).all())
 

@@ -46,7 +46,7 @@ FAINT = 1e-6
 """A parameter whose gradient is below this share of the largest is not looked at."""
 EXPLODED = 1e6
 """A neuron beyond this has left every bound."""
-MOST_STEPS, MOST_TERMS, MOST_WORK = 40_000, 4_000, 2e11
+MOST_STEPS, MOST_TERMS, MOST_WORK = 40_000, 4_000, 1e11
 """The longest walk in search of a rest, in steps and in multiplications, and the longest series."""
 DENSE = 64
 """Neurons up to which the Jacobian is written out."""
@@ -154,7 +154,7 @@ class Patient(Problem):
 
     def series_of(self, push: State, K: int) -> Series:
         move = flat(self.around.product(tuple(torch.zeros_like(v) for v in push), push))
-        sums = neumann(self.product, move, K)
+        sums = neumann(self.product, move, K, min(MOST_TERMS, self.most_steps))
         if sums.grows:
             return Series({}, {}, sums.terms, grows=True)
         short, complete = (_learned(self.around, unflat(rows, self.rest)) for rows in (sums.short, sums.complete))
@@ -188,8 +188,16 @@ class Patient(Problem):
     def most_steps(self) -> int:
         return most_steps(self)
 
+    def at_end(self, free: Relaxation) -> Patient:
+        """The same, with a free phase that has been run already."""
+        found = replace(self)
+        found.__dict__["free"] = free
+        return found
+
     def only(self, samples: Tensor) -> Patient:
-        """Some of the samples, by mask."""
+        """Some of the samples, by mask; the same if they are all."""
+        if bool(samples.all()):
+            return self
         state = self.symptoms.state
         kept = None if state is None else tuple(layer[samples] for layer in state)
         return replace(self, x=self.x[samples], y=self.y[samples], symptoms=replace(self.symptoms, state=kept))
@@ -283,9 +291,9 @@ class Sums(NamedTuple):
     grows: bool
 
 
-def neumann(product: Product, move: Tensor, K: int) -> Sums:
+def neumann(product: Product, move: Tensor, K: int, most: int = MOST_TERMS) -> Sums:
     first, total, short, n = float(move.abs().max()), move, move, 1
-    while n < MOST_TERMS and (n < K or float(move.abs().max()) > 1e-7 * float(total.abs().max())):
+    while n < max(most, K) and (n < K or float(move.abs().max()) > 1e-7 * float(total.abs().max())):
         move = product(move)
         if not float(move.abs().max()) < 1e3 * max(first, 1e-300):
             return Sums(short, total, n, grows=True)

@@ -15,7 +15,7 @@ from eqprop.gdu.verdict import Finding, nice, percent
 from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import State, distance, first_bad_layer, layer_name
 
-LONGER = (4, 64)
+LONGER = (4, 32)
 """Free phases, in units of T: to see whether the residual falls, and the longest that is tried."""
 SHORTEST = 50
 """What counts as T there, where T is smaller."""
@@ -28,10 +28,11 @@ TIE = "Tie the feedback to the forward weights (its transpose), or give the net 
 
 @dataclass(frozen=True)
 class Settled:
-    """A free phase that is good enough: what was measured, and the samples that rest."""
+    """A free phase that is good enough: what was measured, the samples that rest, and what would bring it closer."""
 
     note: str
     patient: Patient
+    closer: Finding | None = None
 
 
 def settles(p: Patient) -> Finding | Settled:
@@ -52,13 +53,13 @@ def _restless(p: Patient, found: Finding) -> Finding | Settled:
     if gap <= GAP:
         residual = float(p.free.residual.max())
         note = f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
-        return Settled(note, p)
+        return Settled(note, p, found)
     return replace(found, shown_by=f"{found.shown_by}, and the gradient of {name} is off by {percent(gap)}")
 
 
 def _few_restless(p: Patient, found: Finding) -> Finding | Settled:
     """What it costs the gradient that some samples never rest; the others go on by themselves."""
-    far = march(p, p.free.state, LONGER[-1] * max(p.ep.T, SHORTEST), 0.0).state
+    far = march(p, p.free.state, LONGER[0] * max(p.ep.T, SHORTEST), 0.0).state
     with torch.no_grad():
         rests = distance(p.model.transition(p.x, far), far, 1) < settled_below(p.x.dtype, None)
     if not bool(rests.any()) or bool(rests.all()):
@@ -71,7 +72,7 @@ def _few_restless(p: Patient, found: Finding) -> Finding | Settled:
     if isinstance(rest, Finding):
         return rest
     note = f"{int((~rests).sum())} of {len(p.x)} samples never settle, which moves the gradient by {gap:.1%}; the rest "
-    return Settled(note + rest.note, rest.patient)
+    return Settled(note + rest.note, rest.patient, found)
 
 
 def find_rest(p: Patient, tolerance: float) -> Finding:

@@ -92,6 +92,7 @@ class Diagnosis:
     finding     the first cause, or None for a net that has none of those looked for
     passed      the checks before it and what each measured
     remarks     what is not as the theorem has it, yet does no harm
+    restless    what would bring the free phase closer to its rest, where its gradient does not suffer
     seconds     wall time
     """
 
@@ -100,6 +101,7 @@ class Diagnosis:
     remarks: tuple[str, ...] = ()
     seconds: float = 0.0
     voice: Voice = "python"
+    restless: Finding | None = None
 
     @property
     def healthy(self) -> bool:

@@ -1,0 +1,135 @@
+"""The verdict of `gdu.compare` on models of a user's own: the right cause, a remedy that cures, no false alarm."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from helpers.ailing_nets import AILING, HEALTHY, SAMPLES, Draw
+from helpers.nets import batch, toy
+from torch import Tensor
+
+from eqprop import EP, SquaredError, doctor, from_primitive, from_transition, gdu
+from eqprop.gdu import NeverSettlesError, Options
+from eqprop.gdu.report import Report
+from eqprop.state import State
+
+COST = SquaredError()
+QUIET = Options(shown=0)
+
+
+def of(name: str, **other: Any) -> Report:
+    """The comparison on a planted cause, at its own settings and few steps."""
+    case = (AILING | HEALTHY)[name](5)
+    options = Options(shown=0, **other)
+    K = min(case.ep.K, case.ep.T, 40)
+    return gdu.compare(case.model, case.cost, case.x, case.y, case.ep.T, K, float(case.ep.beta), options)
+
+
+def test_a_slow_hopfield_net_is_given_a_longer_free_phase_that_cures_it() -> None:
+    report = of("slow_hopfield")
+    assert report.budget.outcome != "holds"
+    assert "The free phase is too short" in report.verdict
+    assert "drop" not in report.verdict
+    assert "alternating" not in report.verdict
+    T = int(re.search(r"EP\(T=(\d+), ...\)", report.verdict)[1])
+    case = AILING["slow_hopfield"](5)
+    cured = gdu.compare(case.model, COST, case.x, case.y, T, 20, case.ep.beta, QUIET)
+    assert cured.budget.outcome == "holds"
+
+
+def test_remedies_are_options_on_the_command_line() -> None:
+    verdict = of("phase_too_short", voice="command line").verdict
+    assert re.search(r"Use --T \d+", verdict)
+    assert "EP(" not in verdict
+
+
+def test_predictive_coding_that_overshoots_is_given_half_its_step() -> None:
+    case = AILING["step_overshoots"](5)
+    verdict = gdu.compare(case.model, COST, case.x, case.y, 100, 20, 0.02, QUIET).verdict
+    assert re.search(r"The step is too large.*Use eps=0\.15 in the model", verdict)
+
+
+def test_where_no_sample_settles_the_error_says_what_does() -> None:
+    model = from_transition(lambda x, s, theta: (1.0 - s[0] * theta["w"],), {"w": torch.ones(2)}, (2,))
+    with pytest.raises(NeverSettlesError, match=r"None of the 4.*goes back and forth.*s \+ 0\.5 \(F\(s\) - s\)"):
+        gdu.compare(model, COST, torch.rand(4, 3), torch.rand(4, 2), 100, 20, 0.02, QUIET)
+
+
+def test_a_step_that_explodes_is_given_half_of_itself() -> None:
+    with pytest.raises(ArithmeticError, match=r"The step is too large.*Use eps=0\.15 in the model"):
+        of("step_explodes")
+
+
+def readme_net() -> tuple[Tensor, Tensor, object]:
+    """The snippet of README.md."""
+
+    def phi(x: Tensor, s: State, theta: dict[str, Tensor]) -> Tensor:
+        s0, s1 = s
+        return ((s1 @ theta["W"].T) * s0).sum(-1) + (x * s1).sum(-1)
+
+    draw = Draw(0)
+    model = from_primitive(phi, {"W": 0.3 * draw.normal(2, 3)}, layers=(2, 3), squash=torch.tanh)
+    return draw.uniform(SAMPLES, 3), draw.uniform(SAMPLES, 2, low=-0.5, high=0.5), model
+
+
+def test_a_net_given_by_its_primitive_is_not_told_that_it_has_none() -> None:
+    x, y, model = readme_net()
+    verdict = gdu.compare(model, COST, x, y, T=150, K=10, beta=0.01).verdict
+    assert "no primitive" not in verdict
+    assert "derive" not in verdict
+    assert "synapses do not feel" in verdict
+
+
+def test_a_success_asks_for_nothing() -> None:
+    model = toy()
+    report = gdu.compare(model, COST, *batch(model), T=400, K=6, beta=0.01)
+    assert report.budget.outcome == "holds"
+    assert report.verdict.endswith("Nothing has to change.")
+    assert "lower it" not in report.verdict
+
+
+def test_a_trained_net_that_fails_is_told_why_that_is_no_harm() -> None:
+    """Trained to nearly no error, its gradients are small and partly cancel; what is left is still followed."""
+    case = HEALTHY["healthy_trained"](5)
+    report = gdu.compare(case.model, COST, case.x, case.y, 60, 30, 0.05, QUIET)
+    assert report.budget.outcome != "holds"
+    assert "Learning does not suffer from it: EP's gradient has a cosine of 0." in report.verdict
+    assert "the signs agree" in report.verdict
+
+
+def test_a_parameter_that_phi_does_not_read_is_named() -> None:
+    report = of("parameter_outside_phi")
+    assert report.budget.outcome == "fails"
+    assert "Phi does not read a parameter: EP gives gain the gradient 0" in report.verdict
+    case = AILING["parameter_outside_phi"](5)
+    case.model.gain.requires_grad_(False)
+    frozen = gdu.compare(case.model, COST, case.x, case.y, 300, 60, 0.01, QUIET)
+    assert "gain" not in frozen.verdict
+
+
+def test_untied_feedback_is_named_as_such() -> None:
+    verdict = of("untied").verdict
+    assert "The Jacobian is not symmetric" in verdict
+    assert "transpose" in verdict
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_nets_are_not_accused(name: str) -> None:
+    verdict = of(name).verdict
+    assert "Use " not in verdict
+    assert "Nothing has to change" in verdict or "Learning does not suffer" in verdict
+
+
+def test_a_strong_nudge_is_given_a_weaker_one() -> None:
+    verdict = of("beta_too_large").verdict
+    assert re.search(r"The nudge is too strong.*Use EP\(beta=0\.\d+, ...\)", verdict)
+
+
+def test_the_same_words_come_from_the_doctor() -> None:
+    """One function words a finding, whoever asks."""
+    case = AILING["beta_too_large"](5)
+    asked = doctor(case.model, case.cost, case.x, case.y, EP(case.ep.T, case.ep.K, beta=case.ep.beta))
+    assert asked.verdict in of("beta_too_large").verdict
