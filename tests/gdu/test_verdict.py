@@ -131,5 +131,5 @@ def test_a_strong_nudge_is_given_a_weaker_one() -> None:
 def test_the_same_words_come_from_the_doctor() -> None:
     """One function words a finding, whoever asks."""
     case = AILING["beta_too_large"](5)
-    asked = doctor(case.model, case.cost, case.x, case.y, EP(case.ep.T, case.ep.K, beta=case.ep.beta))
+    asked = doctor(case.model, case.cost, case.x, case.y, EP(case.ep.T, 40, beta=case.ep.beta))
     assert asked.verdict in of("beta_too_large").verdict
