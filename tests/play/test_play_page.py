@@ -16,7 +16,7 @@ from helpers.browser import Browser
 from torch import Tensor
 from typer.testing import CliRunner
 
-from docs.build import play_nets
+from benchmarks import play_nets
 from eqprop import BPTT, EP, SquaredError, gdu
 from eqprop.cli import load_commands
 from eqprop.data import Images, mnist, one_hot
@@ -94,7 +94,7 @@ def test_the_stored_nets_are_those_of_the_script() -> None:
     assert set(made) == set(stored()["nets"])
     for name, experiment in made.items():
         assert stored()["nets"][name]["experiment"] == json.loads(json.dumps(to_dict(experiment)))
-    assert stored()["provenance"]["command"] == "python -m docs.build.play_nets"
+    assert stored()["provenance"]["command"] == "python -m benchmarks.play_nets"
 
 
 def test_a_quantised_weight_is_within_half_a_step() -> None:

@@ -39,7 +39,7 @@ the change that would bring EP's updates nearest to BPTT's gradients. A cause ha
 
 @cache
 def stored() -> dict[str, Any]:
-    """The nets, digits and provenance that docs/build/play_nets.py writes."""
+    """The nets, digits and provenance that benchmarks/play_nets.py writes."""
     content: dict[str, Any] = json.loads(NETS.read_text(encoding="utf-8"))
     return content
 

@@ -1,6 +1,6 @@
 """Train the two small nets of `eqprop play`, quantise them, and store them with the digits the page offers.
 
-python -m docs.build.play_nets [--runs FOLDER]       about five minutes on one core
+python -m benchmarks.play_nets [--runs FOLDER]       about five minutes on one core
 
 Writes src/eqprop/report/play-nets.json: weights as 8-bit integers with a scale per row, biases in float64, and beside
 them the experiments, the errors measured before and after quantising, and where the numbers come from.
@@ -142,7 +142,7 @@ def main() -> None:
         "examples": [example(images, index) for index in chosen],
         "back_and_forth": example(images, back_and_forth(dequantised(nets["prototypical"]), images)),
         "data": {"name": "MNIST, test set", "licence": "CC BY-SA 3.0", "sha256": images.sha256},
-        "provenance": {**provenance(), "command": "python -m docs.build.play_nets"},
+        "provenance": {**provenance(), "command": "python -m benchmarks.play_nets"},
     }
     write_json(NETS, content)
     print(NETS)
