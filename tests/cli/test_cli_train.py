@@ -50,7 +50,7 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
         *("--schedule", "alternating", "--train-error-every", 1, "--json", tmp_path / "result.json"),
     )
     assert code == 0, err
-    assert "small (own)" in out
+    assert "small (own, alternating) on data" in out
     assert str(run) in out.replace("\n", "")
     assert "ep epoch 2/2: test" in err
     summary = json.loads((tmp_path / "result.json").read_text())
@@ -213,8 +213,8 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     words = ("reproduce", "table1", "--out", out, "--trials", 2, "--data", place / "data")
     code, text, err = call(*words, "--epochs", 2)
     assert code == 0, err
-    assert "P-1h (paper, data)" in text
-    assert ",none," in (out / "table.csv").read_text(), "data of the user's own earn no verdict"
+    assert "P-1h (paper, changed, data)" in text
+    assert ",other data," in (out / "table.csv").read_text(), "data of the user's own earn no verdict"
     for file in (
         "report.html",
         "table.csv",
@@ -293,7 +293,7 @@ def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatc
     code, out, err = call(*words)
     assert code == 0, err
     assert "GDU property" in out
-    assert "P-1h (paper)" in out
+    assert "P-1h (paper, changed)" in out
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert 'id="gdu"' in page
     assert "BPTT train" in page
@@ -380,7 +380,7 @@ def test_several_watches_hear_the_same(tmp_path: Path, capsys: pytest.CaptureFix
     train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Several(Lines(sys.stderr), Lines(sys.stdout)))
     out, err = capsys.readouterr()
     assert out == err
-    assert "small (own), ep, 1 trial, 1 epoch of 20 iterations on cpu" in out
+    assert "small (own) on few, ep, 1 trial, 1 epoch of 20 iterations on cpu" in out
     assert [duration(s) for s in (5, 300, 7500)] == ["5 s", "5 min", "2 h 05 min"]
 
 

@@ -16,22 +16,56 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
+import torch
 from helpers.browser import Browser, find_browser
-from helpers.training_runs import SMALL, few_images
+from helpers.training_runs import SMALL, few_images, whole_mnist
 
+from eqprop import Dynamics
+from eqprop.cli.common import show_result
 from eqprop.data import Images
-from eqprop.data.images import MNIST_DIGEST
+from eqprop.data.images import MNIST_DIGEST, is_mnist
+from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.paper import PAPER, named_experiment
+from eqprop.models import Layered
 from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
-from eqprop.report.runs import collect, rows, to_csv, to_latex
+from eqprop.report.runs import Run, collect, read_run, rows, to_csv, to_latex
 from eqprop.training import train
 from eqprop.training.metrics import read_metrics
 
 
 def as_mnist(images: Images) -> Images:
-    """Under the checksum of MNIST, which is what a paper's number stands beside."""
+    """Under the checksum of MNIST, which alone does not make it MNIST."""
     return replace(images, sha256=MNIST_DIGEST)
+
+
+def whole_run(place: Path, error: float, epochs: int | None = None, preset: str = "paper", **changes: Any) -> Run:
+    """A made-up run of P-1h on the whole of MNIST that ended with this error."""
+    folder = place / f"{preset}-{error}-{epochs}-{len(changes)}"
+    experiment = named_experiment("P-1h", preset).override(**changes)
+    train(experiment, folder, data=few_images(40, 10), epochs=1, T=1, K=1)
+    described = json.loads((folder / "experiment.json").read_text())
+    described["experiment"].update(T=experiment.T, K=experiment.K, epochs=experiment.epochs)
+    described["changes_from_paper"] = [str(c) for c in experiment.changes(PAPER["P-1h"])]
+    described["data"] = {"name": "mnist", "set": "mnist", "directory": None, "sha256": MNIST_DIGEST}
+    described["data"] |= {"training_samples": 60_000, "test_samples": 10_000}
+    (folder / "experiment.json").write_text(json.dumps(described))
+    line = json.loads((folder / "metrics.jsonl").read_text())
+    line |= {"epoch": epochs or experiment.epochs, "test_error": error}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return read_run(folder)
+
+
+def described_as(run: Run, **data: Any) -> Run:
+    """The same run with another description of its data."""
+    content = {**run.described.content, "data": {**run.described.data, **data}}
+    return replace(run, described=replace(run.described, content=content))
+
+
+def verdict(run: Run) -> tuple[str, bool]:
+    """The word, and whether the paper's number stands beside the run."""
+    (row,) = rows([run])
+    return row.verdict, row.paper_result is not None
 
 
 PIXEL = base64.b64decode(
@@ -96,7 +130,7 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(folder: Path) -> None:
         train_last = [x["train_error"] for x in lines if x["estimator"] == estimator and x["epoch"] == 4]
         assert len(last) == 3
         shown = f"{mean(last):.2f} ± {stdev(last):.2f} ({mean(train_last):.2f})"
-        assert shown in page.rows[f"small (own) {estimator}"], page.rows
+        assert shown in page.rows[f"small (own, few) {estimator}"], page.rows
     drawn = next(d for d in page.data if len(d["series"][0]["points"]) == 4)
     assert [s["label"] for s in drawn["series"]] == ["EP test", "EP train", "BPTT test", "BPTT train"]
     for one in drawn["series"]:
@@ -108,13 +142,109 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(folder: Path) -> None:
             assert point["trials"] == 3
 
 
-def test_the_papers_numbers_and_what_is_not_as_printed_stand_beside_ours(folder: Path) -> None:
-    page = read((folder / "report.html").read_text(encoding="utf-8"))
-    row = page.rows["P-1h (paper) ep"]
-    assert "2.00 ± 0.13 (0.20)" in row
-    assert "T 8 instead of 30, K 4 instead of 10, epochs 2 instead of 30" in row
-    assert "other settings" in row
-    assert "reproduced" not in row.replace("not reproduced", "")
+def test_what_is_not_as_printed_stands_beside_ours_and_the_papers_number_does_not(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    row = read(text).rows["P-1h (paper, changed, few) ep"]
+    for named in ("784-512-10", "T 8 instead of 30, K 4 instead of 10, epochs 2 instead of 30", "|few|"):
+        assert named in row, named
+    assert "data few instead of mnist, trained on 400 samples, tested on 100 samples" in row
+    assert "other data" in row
+    assert "2.00" not in row
+    assert "reproduced" not in row
+    assert "784-512-10 on few, 1 trial, T 8 instead of 30" in text, "the curves say it too"
+
+
+def test_the_papers_number_and_the_changes_of_a_preset_stand_beside_a_whole_run(tmp_path: Path) -> None:
+    whole_run(tmp_path, 1.9)
+    whole_run(tmp_path, 2.0, preset="authors")
+    written = write_report(tmp_path)
+    page = read(written.page.read_text(encoding="utf-8"))
+    printed, authors = page.rows["P-1h (paper) ep"], page.rows["P-1h (authors) ep"]
+    for row in (printed, authors):
+        assert "2.00 ± 0.13 (0.20)|reproduced" in row
+        assert "|mnist|" in row
+    assert "instead of" not in printed
+    assert "T 40 instead of 30, K 15 instead of 10, init default instead of glorot" in authors
+    csv_rows = list(csv.DictReader(io.StringIO(written.csv.read_text())))
+    assert [r["reproduced"] for r in csv_rows] == ["yes", "yes"]
+    assert {(r["model"], r["data"], r["training_samples"], r["test_samples"]) for r in csv_rows} == {
+        ("784-512-10", "mnist", "60000", "10000")
+    }
+    panel = panel_of(collect(tmp_path).runs[0])
+    (ax,) = error_curves([panel]).axes
+    dotted = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
+    assert dotted == [PAPER["P-1h"].paper_results["ep"].test]
+
+
+def dots(n: int) -> Images:
+    """n images of one dot each, which any net tells apart."""
+    labels = torch.arange(n) % 10
+    pixels = torch.nn.functional.one_hot(labels * 70, 784).float()
+    return Images(pixels, labels, pixels, labels, (28, 28), 10, "dots", MNIST_DIGEST)
+
+
+def test_the_word_is_not_given_for_a_perfect_error_on_other_data(tmp_path: Path) -> None:
+    result = train("P-1h", tmp_path / "fake", data=dots(200), epochs=1, T=2, K=1)
+    (row,) = rows([read_run(tmp_path / "fake")])
+    assert (row.verdict, row.paper_result) == ("other data", None)
+    # Nor where the rest is as printed: the checksum came with the tensors.
+    fake = described_as(whole_run(tmp_path, 0.0), name="dots", set=None)
+    assert verdict(fake) == ("other data", False)
+    assert fake.title == "P-1h (paper, dots)"
+    assert "data dots instead of mnist" in fake.changes
+    assert result.summary["data"]["name"] == "dots"
+    assert (result.summary["data"]["training_samples"], result.summary["model"]) == (200, "784-512-10")
+    assert "T 2 instead of 30" in result.summary["changes_from_paper"]
+
+
+def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp_path: Path) -> None:
+    whole = whole_run(tmp_path, 1.9)
+    assert verdict(whole) == ("yes", True)
+    fashion = described_as(whole, name="fashion-mnist", set="fashion-mnist", sha256="other")
+    assert verdict(fashion) == ("other data", False)
+    assert fashion.title == "P-1h (paper, fashion-mnist)"
+    for count in ("training_samples", "test_samples"):
+        assert verdict(described_as(whole, **{count: 9_000})) == ("other settings", False)
+    assert verdict(replace_experiment(whole, epochs=29)) == ("other settings", False)
+    assert verdict(replace_experiment(whole, architecture=LayeredNet((10, 256, 784)))) == ("other settings", False)
+    assert verdict(replace_experiment(whole, seed=7)) == ("yes", True)
+
+
+def replace_experiment(run: Run, **fields: Any) -> Run:
+    return replace(run, described=replace(run.described, experiment=replace(run.experiment, **fields)))
+
+
+def test_a_network_of_ones_own_has_the_name_of_its_function(tmp_path: Path) -> None:
+    def wide_net(seed: int) -> Dynamics:
+        return Layered((10, 30, 784), seed=seed)
+
+    result = train("P-1h", tmp_path / "run", data=few_images(40, 10), model=wide_net, epochs=1, T=2, K=1)
+    run = read_run(tmp_path / "run")
+    assert (run.experiment.name, run.experiment.preset) == ("wide_net", "own")
+    assert run.title == "wide_net (own, few)"
+    assert verdict(run) == ("none", False)
+    assert (result.summary["name"], result.summary["preset"]) == ("wide_net", "own")
+    assert "wide_net" in result.summary["model"]
+    page = write_report(tmp_path / "run").page.read_text(encoding="utf-8")
+    assert "P-1h" not in page.partition('<section id="settings">')[0]
+
+
+def test_the_terminal_names_data_model_and_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = train("P-1h", tmp_path / "run", data=few_images(40, 10), epochs=1, T=2, K=1)
+    show_result(result.summary, result.folder)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "P-1h (paper, changed) on few" in told
+    assert "Model: 784-512-10; T 2 instead of 30; K 1 instead of 10; epochs 1 instead of 30" in told
+    assert "2.00" not in told
+
+
+def test_mnist_is_known_by_its_content() -> None:
+    whole = whole_mnist()
+    assert is_mnist(whole)
+    assert is_mnist(replace(whole, train_x=whole.train_x.double(), test_x=whole.test_x.double()))
+    assert not is_mnist(replace(whole, train_x=whole.train_x * 0.5))
+    assert not is_mnist(replace(whole, test_x=whole.train_x[:10_000], test_y=whole.train_y[:10_000]))
+    assert not is_mnist(as_mnist(few_images()))
 
 
 def test_the_table_as_csv_and_latex(folder: Path) -> None:
@@ -130,35 +260,23 @@ def test_the_table_as_csv_and_latex(folder: Path) -> None:
     assert float(found[3]["test_error_mean"]) == pytest.approx(mean(last))
     assert float(found[3]["test_error_std"]) == pytest.approx(stdev(last))
     assert found[0]["test_error_std"] == "", "one trial has no deviation"
-    assert found[0]["paper_test_error_mean"] == "2.0"
+    assert found[0]["paper_test_error_mean"] == ""
+    assert {(r["data"], r["training_samples"], r["test_samples"]) for r in found} == {("few", "400", "100")}
     latex = (folder / "table.tex").read_text()
-    assert latex.count(r"\\") == 6
-    assert rf"small (own) & BPTT & ${mean(last):.2f} \pm {stdev(last):.2f}$" in latex
+    assert latex.count(r"\\") == 8
+    assert rf"small (own, few) & few & BPTT & ${mean(last):.2f} \pm {stdev(last):.2f}$" in latex
+    assert "P-1h (paper, changed, few): 784-512-10; T 8 instead of 30" in latex
 
 
 def test_a_row_is_reproduced_only_as_its_preset_says(tmp_path: Path) -> None:
     """Verdicts from made-up metrics of whole runs: mean + 2 deviations of the paper is the limit."""
 
-    def verdict(preset: str, error: float, epochs: int = 30, **changes: Any) -> str:
-        place = tmp_path / f"{preset}{error}{epochs}{len(changes)}"
-        run = place / "run"
-        experiment = named_experiment("P-1h", preset).override(**changes)
-        train(experiment, run, data=as_mnist(few_images(40, 10)), epochs=1, T=1, K=1)
-        plain = json.loads((run / "experiment.json").read_text())
-        plain["experiment"].update(T=experiment.T, K=experiment.K, epochs=experiment.epochs)
-        plain["data"].update(training_samples=60_000)
-        (run / "experiment.json").write_text(json.dumps(plain))
-        line = json.loads((run / "metrics.jsonl").read_text())
-        (run / "metrics.jsonl").write_text(json.dumps({**line, "epoch": epochs, "test_error": error}) + "\n")
-        (row,) = rows(collect(place).runs)
-        return row.verdict
-
-    assert verdict("paper", 2.26) == "yes"
-    assert verdict("paper", 1.5) == "yes"
-    assert verdict("paper", 2.27) == "no"
-    assert verdict("authors", 2.1) == "yes"
-    assert verdict("paper", 2.0, epochs=29) == "unfinished"
-    assert verdict("paper", 2.0, beta=0.2) == "other settings"
+    assert verdict(whole_run(tmp_path, 2.26)) == ("yes", True)
+    assert verdict(whole_run(tmp_path, 1.5)) == ("yes", True)
+    assert verdict(whole_run(tmp_path, 2.27)) == ("no", True)
+    assert verdict(whole_run(tmp_path, 2.1, preset="authors")) == ("yes", True)
+    assert verdict(whole_run(tmp_path, 2.0, epochs=29)) == ("unfinished", True)
+    assert verdict(whole_run(tmp_path, 2.0, beta=0.2)) == ("other settings", False)
 
 
 def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
@@ -227,7 +345,7 @@ FIGURE = "#curves figure:nth-of-type(2)"
 @pytest.mark.browser
 def test_in_a_browser_the_hover_shows_the_values_of_the_metrics(browser: Browser, folder: Path) -> None:
     browser.open(folder / "report.html")
-    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own)"
+    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own, few)"
     assert browser.run(f"document.querySelector('{FIGURE} .tip').hidden")
     left, top, width, height = place_of(browser, f"{FIGURE} .chart")
     browser.point_at(left + 0.99 * width, top + height / 2)
@@ -315,8 +433,8 @@ def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
         ]
         assert list(drawn.get_ydata()) == pytest.approx(expected)
     assert len(own.collections) == 2, "a band for the test error of each estimator"
-    dotted = [line.get_ydata()[0] for line in row.get_lines() if line.get_linestyle() == ":"]
-    assert dotted == [PAPER["P-1h"].paper_results[m].test for m in ("ep", "bptt")]
+    assert not [line for line in row.get_lines() if line.get_linestyle() == ":"], "its settings are not the paper's"
+    assert "784-512-10 on few; T 8 instead of 30" in " ".join(row.get_xlabel().split())
     assert len(row.collections) == 0, "one trial has no deviation"
 
 

@@ -21,6 +21,7 @@ from eqprop.data.images import MNIST_DIGEST
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.io import to_dict
 from eqprop.experiments.literature import BEYOND, LITERATURE
 from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.models import Layered, stack
@@ -286,6 +287,12 @@ def test_list_and_page_show_them(tmp_path: Path, images: Images) -> None:
     train("initialised-ep", tmp_path / "run", data=as_mnist, epochs=1, architecture=FIRST.architecture)
     page = write_report(tmp_path / "run").page.read_text()
     assert "initialised-ep (paper" in page
+    assert ">2.19<" not in page, "neither network nor data are the paper's"
+    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    described["experiment"] = to_dict(named_experiment("initialised-ep"))
+    described["data"] |= {"set": "mnist", "training_samples": 60_000, "test_samples": 10_000}
+    (tmp_path / "run" / "experiment.json").write_text(json.dumps(described))
+    page = write_report(tmp_path / "run").page.read_text()
     assert ">2.19<" in page
     assert ">2.37 (0.15)<" in page
     assert "O&#x27;Connor, Gavves &amp; Welling 2019" not in page, "that row was trained and stands above"

@@ -280,7 +280,8 @@ def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None
 
 def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
     summary = train(SMALL, tmp_path / "run", data=images, epochs=2).summary
-    assert list(summary) == ["name", "preset", "engine", "device", "seconds", "estimators"]
+    named = ["name", "preset", "model", "data", "changes_from_paper"]
+    assert list(summary) == [*named, "engine", "device", "seconds", "estimators"]
     ep = summary["estimators"]["ep"]
     assert list(summary["estimators"]) == ["ep"]
     assert list(ep) == ["trials", "test_error_mean", "test_error_std", "train_error_mean"]

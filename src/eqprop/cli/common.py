@@ -298,17 +298,15 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 
 
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
-    """Show the result as a small table, next to the paper's."""
+    """Show the result as a small table, next to the paper's, with its data, model and changes."""
     from eqprop.report.runs import read_run
 
-    table = Table(
-        title=f"{summary['name']} ({summary['preset']}), engine {summary['engine']}, device {summary['device']}"
-    )
+    run = read_run(folder)
+    table = Table(title=f"{run.heading}, engine {summary['engine']}, device {summary['device']}")
     for heading in ("estimator", "test error", "train error", "paper: test", "paper: train"):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")
-    paper_results = read_run(folder).paper_results
     for estimator, result in summary["estimators"].items():
-        paper = paper_results.get(estimator)
+        paper = run.paper_results.get(estimator)
         table.add_row(
             estimator,
             spread(result["test_error_mean"], result["test_error_std"]),
@@ -318,6 +316,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         )
     console = new_console()
     console.print(table)
+    console.print("; ".join([f"Model: {run.model}", *run.changes]), highlight=False, markup=False, soft_wrap=True)
     for estimator, result in summary["estimators"].items():
         stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
         if stopped:

@@ -20,7 +20,7 @@ from rich.text import Text
 from eqprop.cli.common import new_console
 from eqprop.experiments.experiment import label
 from eqprop.training.metrics import Line
-from eqprop.training.plan import Leg, Plan
+from eqprop.training.plan import Leg, Plan, data_name
 from eqprop.training.watch import Progress, Watch, duration
 
 
@@ -47,7 +47,8 @@ class Display(Watch):
         self.plan = plan
         experiment, settings = plan.experiment, plan.settings
         phases = f"T={experiment.T} K={experiment.K} beta={experiment.beta}"
-        what = f" ({experiment.preset})  {experiment.architecture}  {phases}  {settings.device}  -> {folder}"
+        where = f"{settings.device}  -> {folder}"
+        what = f" ({experiment.preset}) on {data_name(plan.data)}  {experiment.architecture}  {phases}  {where}"
         self.console.print(Text.assemble((experiment.name, "bold"), what))
         self.live.start()
 

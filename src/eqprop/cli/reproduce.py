@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from rich.box import SIMPLE
+from rich.markup import escape
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
@@ -290,7 +291,17 @@ def _show(out: Path, written: Written) -> None:
 
 def results_table(found: Sequence[Row]) -> Table:
     """Our results next to the paper's, within 80 columns."""
-    table = Table(title="Test error, % (running train error)", box=SIMPLE, pad_edge=False, collapse_padding=True)
+    data = ", ".join(dict.fromkeys(row.run.data for row in found))
+    runs = {id(row.run): row.run for row in found}.values()
+    notes = [f"{run.title}: {'; '.join([run.model, *run.changes])}" for run in runs]
+    table = Table(
+        title=f"Test error on {data}, % (running train error)",
+        caption=escape("\n".join(notes)),
+        caption_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
         table.add_column(heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=True)
     for row in found:

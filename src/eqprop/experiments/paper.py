@@ -10,8 +10,8 @@ from eqprop.experiments.literature import BEYOND, BEYOND_AUTHORS
 from eqprop.messages import unknown
 
 PRESETS = ("paper", "authors", "tuned")
-TRAINING_SAMPLES = 60_000
-"""The size of MNIST's training set."""
+TRAINING_SAMPLES, TEST_SAMPLES = 60_000, 10_000
+"""The sizes of MNIST's two sets."""
 
 
 def _energy_based(*sizes: int) -> LayeredNet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
 TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """Percent, on a logarithmic axis."""
 WIDTH, HEIGHT = 3.4, 2.5
+NOTE_WIDTH = 64
+"""Characters per line of the note below a panel."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,13 @@ class Panel:
     title: str
     curves: Mapping[tuple[str, str], Sequence[Point]]
     paper_results: Mapping[str, PaperResult]
+    note: str = ""
 
 
 def panel_of(run: Run) -> Panel:
     curves = {(m, kind): run.curve(m, kind) for m in run.settings.estimators for kind in KINDS}
-    return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results)
+    note = "; ".join([f"{run.model} on {run.data}", *run.changes])
+    return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results, note)
 
 
 @drawn
@@ -137,6 +142,8 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
             ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
     low, high = _limits(panel)
     ax.set(title=as_text(panel.title), xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
+    if panel.note:
+        ax.set_xlabel("epoch\n" + as_text(textwrap.fill(panel.note, NOTE_WIDTH)), fontsize=7)
     ticks = [t for t in TICKS if low <= t <= high]
     ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
     ax.minorticks_off()

@@ -182,6 +182,7 @@ VERDICTS = {
     "yes": "reproduced",
     "no": "not reproduced",
     "unfinished": "unfinished",
+    "other data": "other data",
     "other settings": "other settings",
     "none": "",
 }
@@ -259,8 +260,10 @@ def _table(table: list[Row]) -> str:
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
         "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if its mean is "
-        "at most two of the paper’s standard deviations above the paper’s mean.</p>"
-        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>estimator</th><th>ours</th><th>paper</th>'
+        "at most two of the paper’s standard deviations above the paper’s mean. The paper’s number stands only "
+        "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
+        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'
+        "<th>ours</th><th>paper</th>"
         "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
         f"{body}{_literature(table)}</table></div></section>\n"
     )
@@ -273,7 +276,8 @@ def _literature(table: list[Row]) -> str:
         return ""
     found = [row for row in LITERATURE if row.experiment not in trained]
     lines = "".join(
-        f'<tr><th scope="row">{escape(row.source)}</th><td class="text">EP</td><td>–</td><td>{row.errors}</td>'
+        f'<tr><th scope="row">{escape(row.source)}</th><td class="text">mnist</td><td class="text">EP</td>'
+        f"<td>–</td><td>{row.errors}</td>"
         f'<td class="text soft">literature</td><td></td>'
         f"<td>{row.epochs}</td><td>{row.T}</td><td>{row.K or '–'}</td></tr>\n"
         for row in found
@@ -284,8 +288,7 @@ def _literature(table: list[Row]) -> str:
 def _rows_of_run(table: list[Row]) -> str:
     """One row per estimator, after the network and its differences from the paper."""
     run = table[0].run
-    changes = _differences(run)
-    note = f'<span class="note">{escape(changes)}</span>' if changes else ""
+    note = f'<span class="note">{escape(", ".join([run.model, *run.changes]))}</span>'
     name = f'<th scope="rowgroup" rowspan="{len(table)}">{escape(run.title)}{note}</th>'
     rows = "".join(_row(row, name if n == 0 else "") for n, row in enumerate(table))
     return f"<tbody>{rows}</tbody>\n"
@@ -295,7 +298,7 @@ def _row(row: Row, name: str) -> str:
     experiment, paper = row.run.experiment, row.paper_result
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
-        f'<td class="text">{escape(label(row.estimator))}</td>',
+        f'<td class="text">{escape(row.run.data)}</td><td class="text">{escape(label(row.estimator))}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
         f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
@@ -304,13 +307,6 @@ def _row(row: Row, name: str) -> str:
         f"<td>{experiment.T}</td><td>{experiment.K}</td>",
     ]
     return f'<tr data-row="{escape(row.run.title)} {escape(row.estimator)}">{name}{"".join(cells)}</tr>\n'
-
-
-def _differences(run: Run) -> str:
-    settings = run.settings
-    held = [f"tested on {settings.validation} held-out training samples"] if settings.validation else []
-    few = [f"trained on {settings.samples} samples"] if settings.samples else []
-    return ", ".join([*run.changes, *held, *few])
 
 
 def _point(test: Point | None, train: Point | None) -> str:
@@ -347,7 +343,8 @@ def _figure(run: Run, curves: list[Series]) -> str:
         f"<figure data-curves><h3>{escape(run.title)}</h3>"
         f"{draw(curves, epochs, run.title)}"
         f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
-        f"<figcaption>{escape(str(run.experiment.architecture))}, {trials} trial{'s' * (trials != 1)}</figcaption>"
+        f"<figcaption>{escape(run.model)} on {escape(run.data)}, {trials} trial{'s' * (trials != 1)}"
+        f"{escape(''.join(f', {change}' for change in run.changes))}</figcaption>"
         f'<script type="application/json">{data}</script></figure>'
     )
 

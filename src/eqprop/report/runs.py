@@ -6,17 +6,24 @@ import base64
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.experiments.experiment import Experiment, PaperResult, label
-from eqprop.experiments.paper import EXPERIMENTS, PRESETS, PRINTED, TRAINING_SAMPLES, printed_experiment
+from eqprop.experiments.paper import (
+    EXPERIMENTS,
+    PRESETS,
+    PRINTED,
+    TEST_SAMPLES,
+    TRAINING_SAMPLES,
+    printed_experiment,
+)
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, deviation, mean, read_metrics
-from eqprop.training.plan import Described, Settings, read_description
+from eqprop.training.plan import Described, Settings, data_name, read_description
 
 KINDS = {"test": "test_error", "train": "train_error"}
 """Kind of curve -> field of the metrics."""
@@ -51,39 +58,61 @@ class Run:
 
     @property
     def title(self) -> str:
+        """The experiment and its preset; what it does otherwise, and the data if it is not MNIST."""
+        other = [] if is_paper_data(self.described.data) else [self.data]
+        return f"{self.experiment.name} ({', '.join([*self._kind(), *other])})"
+
+    @property
+    def heading(self) -> str:
+        """The title with the data, whatever it is."""
+        return f"{self.experiment.name} ({', '.join(self._kind())}) on {self.data}"
+
+    def _kind(self) -> list[str]:
+        """The preset, and what it does otherwise in a word."""
         experiment = self.experiment
         said: list[str] = [experiment.preset]
         said += [] if experiment.schedule == "synchronous" else [experiment.schedule]
         said += [] if experiment.nudge_site == "outside" else [f"nudge {experiment.nudge_site}"]
         said += [] if experiment.cost == "squared-error" else [experiment.cost]
-        said += [self.other_data] if self.other_data else []
-        return f"{experiment.name} ({', '.join(said)})"
+        preset = _preset_of(experiment)
+        named = ("schedule", "nudge_site", "cost")
+        said += ["changed"] if preset and any(c.field not in named for c in experiment.changes(preset)) else []
+        return said
+
+    @property
+    def data(self) -> str:
+        """What the data is called."""
+        return data_name(self.described.data)
+
+    @property
+    def model(self) -> str:
+        return str(self.experiment.architecture)
 
     @property
     def paper_results(self) -> dict[str, PaperResult]:
-        """The paper's results for this row; empty for other data."""
+        """What the paper reports for this run, by estimator; nothing unless it is the paper's in everything."""
         printed = printed_experiment(self.experiment)
-        return {} if printed is None or self.other_data else dict(printed.paper_results)
-
-    @property
-    def other_data(self) -> str | None:
-        """The name of the data, if it is not the paper's."""
-        data = self.described.data
-        if data.get("sha256") == MNIST_DIGEST:
-            return None
-        return str(data.get("set") or data.get("name") or "other data")
+        return {} if printed is None or not self.is_papers else dict(printed.paper_results)
 
     @property
     def is_papers(self) -> bool:
-        """Whether data, architecture and settings are exactly those of one of the paper's presets."""
-        data, settings = self.described.data, self.settings
-        whole = data.get("training_samples") == TRAINING_SAMPLES and not (settings.validation or settings.samples)
-        preset = EXPERIMENTS.get(self.experiment.preset, {}).get(self.experiment.name)
-        return self.other_data is None and whole and preset is not None and not self.experiment.changes(preset)
+        return is_papers(self.experiment, self.settings, self.described.data)
 
     @property
     def changes(self) -> list[str]:
-        return self.described.changes
+        """Everything that is not as printed: settings, data, number of samples."""
+        settings, data = self.settings, self.described.data
+        found = list(self.described.changes)
+        if printed_experiment(self.experiment) is not None and not is_paper_data(data):
+            found.append(f"data {self.data} instead of mnist")
+        if settings.validation:
+            found.append(f"tested on {settings.validation} held-out training samples")
+        trained, tested = data.get("training_samples"), data.get("test_samples")
+        if settings.samples or trained != TRAINING_SAMPLES - settings.validation:
+            found.append(f"trained on {trained} samples")
+        if tested != TEST_SAMPLES and not settings.validation:
+            found.append(f"tested on {tested} samples")
+        return found
 
     def curve(self, estimator: str, kind: str) -> list[Point]:
         """Mean and deviation per epoch, over the trials that did not diverge."""
@@ -106,6 +135,28 @@ class Run:
         own = [line for line in self.lines if line["estimator"] == estimator]
         by_trial = [sum(line["seconds"] for line in own if line["trial"] == t) for t in {x["trial"] for x in own}]
         return max(by_trial, default=0.0) if self.settings.stacked else sum(by_trial)
+
+
+def is_papers(experiment: Experiment, settings: Settings, data: Mapping[str, Any]) -> bool:
+    """Whether data, architecture, sample counts, epochs and settings are exactly those of one of the paper's presets.
+
+    `data` is described as in experiment.json. Only then does a paper's number stand beside a run.
+    """
+    whole = (data.get("training_samples"), data.get("test_samples")) == (TRAINING_SAMPLES, TEST_SAMPLES)
+    part = settings.validation or settings.samples not in (None, TRAINING_SAMPLES)
+    preset = _preset_of(experiment)
+    return is_paper_data(data) and whole and not part and preset is not None and not experiment.changes(preset)
+
+
+def is_paper_data(data: Mapping[str, Any]) -> bool:
+    """Whether data as described in experiment.json is MNIST, by a checksum that the package took itself."""
+    by_package = "set" not in data or data["set"] == "mnist" or bool(data.get("directory"))
+    return by_package and data.get("sha256") == MNIST_DIGEST
+
+
+def _preset_of(experiment: Experiment) -> Experiment | None:
+    """The preset that an experiment says it is of, unchanged; None for one's own."""
+    return EXPERIMENTS.get(experiment.preset, {}).get(experiment.name)
 
 
 @dataclass(frozen=True)
@@ -178,7 +229,7 @@ def _mean(values: Sequence[float]) -> float:
     return found
 
 
-Verdict = Literal["yes", "no", "unfinished", "other settings", "none"]
+Verdict = Literal["yes", "no", "unfinished", "other data", "other settings", "none"]
 WITHIN = 2.0
 """A row is reproduced if it is at most this many of the paper's standard deviations above the paper's mean."""
 USUAL_STD = 0.1
@@ -199,12 +250,13 @@ class Row:
     @property
     def verdict(self) -> Verdict:
         """Whether full training with an unchanged preset reached the paper's number."""
-        if self.paper_result is None:
+        printed = printed_experiment(self.run.experiment)
+        if printed is None or self.estimator not in printed.paper_results:
             return "none"
+        if self.paper_result is None:
+            return "other settings" if is_paper_data(self.run.described.data) else "other data"
         if self.test is None or self.test.epoch < self.run.experiment.epochs:
             return "unfinished"
-        if not self.run.is_papers:
-            return "other settings"
         return "yes" if reproduced(self.test.mean, self.paper_result) else "no"
 
 
@@ -233,6 +285,10 @@ HEADINGS = (
     "name",
     "preset",
     "estimator",
+    "model",
+    "data",
+    "training_samples",
+    "test_samples",
     "test_error_mean",
     "test_error_std",
     "train_error_mean",
@@ -263,6 +319,9 @@ def to_csv(table: list[Row]) -> str:
                 _cell(experiment.name),
                 experiment.preset,
                 row.estimator,
+                row.run.model,
+                row.run.data,
+                *(_or_empty(row.run.described.data.get(key)) for key in ("training_samples", "test_samples")),
                 *(["", ""] if test is None else [test.mean, "" if test.std is None else test.std]),
                 "" if train is None else train.mean,
                 0 if test is None else test.trials,
@@ -284,15 +343,16 @@ def to_csv(table: list[Row]) -> str:
 def to_latex(table: list[Row]) -> str:
     """A table like the paper's: test mean and deviation, train error in parentheses."""
     lines = [
-        r"\begin{tabular}{@{}llccccccc@{}} \toprule",
-        r"& & \multicolumn{2}{c}{ours (error \%)} & \multicolumn{2}{c}{paper (error \%)} & $T$ & $K$ & Epochs \\",
-        r"\cmidrule(r){3-4}\cmidrule(r){5-6}",
-        r"& & Test & Train & Test & Train & & & \\ \midrule",
+        r"\begin{tabular}{@{}lllccccccc@{}} \toprule",
+        r"& & & \multicolumn{2}{c}{ours (error \%)} & \multicolumn{2}{c}{paper (error \%)} & $T$ & $K$ & Epochs \\",
+        r"\cmidrule(r){4-5}\cmidrule(r){6-7}",
+        r"& Data & & Test & Train & Test & Train & & & \\ \midrule",
     ]
     for row in table:
         experiment, paper = row.run.experiment, row.paper_result
         cells = [
-            _escape(f"{experiment.name} ({experiment.preset})"),
+            _escape(row.run.title),
+            _escape(row.run.data),
             _escape(label(row.estimator)),
             _spread(row.test),
             "--" if row.train is None else f"$({row.train.mean:.2f})$",
@@ -303,7 +363,15 @@ def to_latex(table: list[Row]) -> str:
             str(row.test.epoch if row.test else 0),
         ]
         lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    return "\n".join([*lines, *_latex_notes(table), r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex_notes(table: list[Row]) -> list[str]:
+    """The model of each run and what is not as printed, below the numbers."""
+    runs = {id(row.run): row.run for row in table}.values()
+    notes = ["; ".join([f"{run.title}: {run.model}", *run.changes]) for run in runs]
+    start = [r"\midrule"] if notes else []
+    return start + [rf"\multicolumn{{10}}{{@{{}}l@{{}}}}{{\footnotesize {_escape(note)}}} \\" for note in notes]
 
 
 def _spread(point: Point | None) -> str:
@@ -316,7 +384,7 @@ def _number(mean: float, std: float | None) -> str:
     return f"${mean:.2f}$" if std is None else rf"${mean:.2f} \pm {std:.2f}$"
 
 
-def _or_empty(value: float | None) -> float | str:
+def _or_empty(value: Any) -> float | str:
     return "" if value is None else value
 
 

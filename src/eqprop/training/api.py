@@ -34,6 +34,7 @@ from eqprop.training.metrics import Result, summarise
 from eqprop.training.plan import (
     Plan,
     Settings,
+    as_own,
     describe,
     given_data,
     identity,
@@ -109,7 +110,7 @@ def train(
     with _threads(settings):
         given = given_data(data)
         plan = make_plan(chosen, settings, read_images(given, settings), model, where_from(given))
-        folder = default_folder(chosen.name) if out is None else Path(out)
+        folder = default_folder(plan.experiment.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder) as held:
             _write(held, EXPERIMENT, plan.to_dict())
@@ -152,7 +153,8 @@ def resume(
     with _threads(here), locked(folder) as held:
         images = read_images(recorded_source(described.data) if data is None else given_data(data), here)
         _check_same_data(images, described.data, folder)
-        plan = Plan(described.experiment, here, images, model, identity(described.content), old=described.old)
+        source = described.data.get("set") or described.data.get("directory")
+        plan = Plan(described.experiment, here, images, model, identity(described.content), source, described.old)
         # Keep the engine the run started with, unless it moves to a device that engine may not support.
         moved = "auto" if here.device != settings.device else None
         return _work(plan, held, watch or Watch(), Turn(options.get("engine") or moved, only, restart))
@@ -172,6 +174,7 @@ def begin_or_resume(
         return train(experiment, folder, model=model, watch=watch, only=only, **options)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
     wanted, settings = resolve(experiment, {k: v for k, v in options.items() if k != "data"})
+    wanted = as_own(wanted, model)
     described = read_description(folder)
     there, recorded = described.experiment, described.settings
     other = [str(change) for change in wanted.changes(there)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import named_experiment
+from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
 from eqprop.files import read_bytes, write_text
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
 from eqprop.training.folder import METRICS
@@ -210,6 +210,9 @@ def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
     return {
         "name": plan.experiment.name,
         "preset": plan.experiment.preset,
+        "model": str(plan.experiment.architecture),
+        "data": {key: value for key, value in plan.data.items() if key != "directory"},
+        "changes_from_paper": plan.changes_from_paper,
         "engine": name_engines(engines),
         "device": plan.settings.device,
         "seconds": round(seconds, 3),
@@ -260,9 +263,6 @@ def deviation(values: Sequence[float]) -> float | None:
         return None
     centre = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
-
-
-TEST_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.data import Data, Images, as_images, content_digest, open_set, set_name, split_validation
-from eqprop.data.images import MNIST_DIGEST
+from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, Task, choose, engine_names
 from eqprop.experiments.architecture import Factory, OwnNet
@@ -218,14 +218,24 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of experiment.json."""
-        printed = printed_experiment(self.experiment)
         return {
             "format": FORMAT,
             "experiment": to_dict(self.experiment),
-            "changes_from_paper": None if printed is None else [str(c) for c in self.experiment.changes(printed)],
+            "changes_from_paper": self.changes_from_paper,
             "settings": asdict(self.settings),
-            "data": {**describe(self.images), **_whence(self.source)},
+            "data": self.data,
         }
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Name, checksum and counts of the data, and where it was read from."""
+        return {**describe(self.images), **_whence(self.source)}
+
+    @property
+    def changes_from_paper(self) -> list[str] | None:
+        """What is not as printed; None for an experiment of one's own."""
+        printed = printed_experiment(self.experiment)
+        return None if printed is None else [str(change) for change in self.experiment.changes(printed)]
 
 
 def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
@@ -290,9 +300,9 @@ def _at_most(what: str, n: int, there: int, held: str) -> int:
 
 
 def where_from(source: Images | str | Path | None) -> str | None:
-    """The recorded origin of data: the name of a set, or a path; None for tensors."""
+    """The recorded origin of data: the name of a set, or a path; None for tensors that are not MNIST's."""
     if isinstance(source, Images):
-        return None
+        return "mnist" if is_mnist(source) else None
     name = set_name(source)
     return str(Path(str(source)).resolve()) if name is None else name
 
@@ -300,6 +310,11 @@ def where_from(source: Images | str | Path | None) -> str | None:
 def _whence(source: str | None) -> dict[str, str | None]:
     name = None if source is None else set_name(source)
     return {"set": name, "directory": source if name is None else None}
+
+
+def data_name(data: Mapping[str, Any]) -> str:
+    """What a run's data is called, from its experiment.json."""
+    return str(data.get("set") or data.get("name") or "data without a name")
 
 
 def recorded_source(data: Mapping[str, Any]) -> str | None:
@@ -317,8 +332,7 @@ def make_plan(
     experiment: Experiment, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
 ) -> Plan:
     """Check that experiment, data and engine fit together, and decide whether to stack trials."""
-    if own is not None and not isinstance(experiment.architecture, OwnNet):
-        experiment = experiment.override(architecture=OwnNet(_name(own)))
+    experiment = as_own(experiment, own)
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
     _check_lines(experiment, settings)
     plan = Plan(experiment, settings, images, own, source=source)
@@ -351,6 +365,21 @@ def _check_lines(experiment: Experiment, settings: Settings) -> None:
             f"{len(settings.estimators)} estimators x {settings.trials} trials x {experiment.epochs} epochs are "
             f"{lines} lines of metrics; at most {MOST_LINES} are kept. Lower the trials or the epochs."
         )
+
+
+def as_own(experiment: Experiment, own: Factory | None) -> Experiment:
+    """The experiment for a network of one's own: under the name of its function, with no preset and no paper result."""
+    if own is None or isinstance(experiment.architecture, OwnNet):
+        return experiment
+    source = _name(own)
+    name = source.rpartition(".")[2]
+    return replace(
+        experiment,
+        name=name if name.isidentifier() else "own",
+        architecture=OwnNet(source),
+        preset="own",
+        paper_results={},
+    )
 
 
 def identity(content: Mapping[str, Any]) -> str:

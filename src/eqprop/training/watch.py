@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from eqprop.experiments.experiment import label
 from eqprop.files import refuse_link
 from eqprop.training.metrics import Line
-from eqprop.training.plan import Leg, Plan
+from eqprop.training.plan import Leg, Plan, data_name
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ class Lines(Watch):
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
         length = f"{counted(self.epochs, 'epoch')} of {counted(plan.iterations, 'iteration')}"
         self._say(
-            f"{plan.experiment.name} ({plan.experiment.preset}), {', '.join(settings.estimators)}, {trials}, "
-            f"{length} on {settings.device} -> {folder}"
+            f"{plan.experiment.name} ({plan.experiment.preset}) on {data_name(plan.data)}, "
+            f"{', '.join(settings.estimators)}, {trials}, {length} on {settings.device} -> {folder}"
         )
+        self._say("; ".join([str(plan.experiment.architecture), *(plan.changes_from_paper or ())]))
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
