@@ -17,12 +17,33 @@ from typing import Any, NamedTuple
 import torch
 
 from eqprop.cache import code_folder, store_code, stored_code
+from eqprop.engines.cpu.flags import COMMON, NEEDS, PREBUILT, PRECISIONS
 
 SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
 """If set to anything but 0, the engine behaves as if there were no compiler."""
 
+# setup.py reads the constants from here on as literals: building a wheel must not import torch.
+UNITS = ("layered", "conv")
+PRECISIONS: dict[str, tuple[str, ...]] = {"float32": (), "float64": ("-DREAL_DOUBLE",)}
+
 COMMON = ("-std=gnu11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+
+LEVELS = {
+    "x86-64-v4": ("-O2", "-march=x86-64-v4", "-mprefer-vector-width=512"),
+    "x86-64-v3": ("-O2", "-march=x86-64-v3"),
+}
+"""Of the libraries in a wheel, the fastest first: AVX-512 and AVX2."""
+
+NEEDS = {
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"),
+    "x86-64-v3": ("avx2", "fma", "bmi2"),
+}
+"""What a processor must have for a level, as /proc/cpuinfo names it."""
+
+PREBUILT = "prebuilt"
+"""The folder of a wheel's libraries, beside csrc."""
+
 TUNINGS = (
     ("-O2", "-march=native", "-mprefer-vector-width=512"),
     ("-O2", "-march=native"),
@@ -49,24 +70,46 @@ class Library(NamedTuple):
 
 @functools.cache
 def library(unit: str, dtype: torch.dtype) -> Library:
-    """Load a unit ("layered" or "conv") in float32 or float64. The first call per machine and version compiles it."""
+    """Load a unit ("layered" or "conv") in float32 or float64. From the wheel if it is there.
+
+    Otherwise the first call per machine and version compiles it.
+    """
+    path = _prebuilt(unit, dtype) or _compiled(unit, dtype)
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoLibraryError(f"the compiled kernels {path} could not be loaded ({error}).") from error
+    functions = [getattr(loaded, f"{unit}_{name}") for name in Library._fields]
+    for function in functions:
+        function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
+    return Library(*functions)
+
+
+def _prebuilt(unit: str, dtype: torch.dtype) -> Path | None:
+    """The fastest library of this unit that came with the package and that the processor can run."""
+    precision = str(dtype).removeprefix("torch.")
+    for level, needed in NEEDS.items():
+        path = SOURCES.with_name(PREBUILT) / f"{unit}-{precision}-{level}.so"
+        if path.is_file() and _features().issuperset(needed):
+            return path
+    return None
+
+
+def _features() -> frozenset[str]:
+    return frozenset(word for line in _processor().splitlines() if line.startswith("flags") for word in line.split())
+
+
+def _compiled(unit: str, dtype: torch.dtype) -> Path:
+    """The library of this unit in the cache, compiled if it is not there or damaged."""
     command = find_compiler()
-    defines = ("-DREAL_DOUBLE",) if dtype == torch.float64 else ()
-    arguments = (*COMMON, *defines, str(SOURCES / f"{unit}.c"))
+    arguments = (*COMMON, *PRECISIONS[str(dtype).removeprefix("torch.")], str(SOURCES / f"{unit}.c"))
     try:
         target = code_folder() / f"{unit}-{_fingerprint(command, arguments)}.so"
         if stored_code(target) is None:
             store_code(target, _compile(command, arguments, target.parent))
     except OSError as error:
         raise NoLibraryError(f"compiled kernels cannot be kept: {error}") from error
-    try:
-        loaded = ctypes.CDLL(str(target))
-    except OSError as error:
-        raise NoLibraryError(f"the compiled kernels {target} could not be loaded ({error}).") from error
-    functions = [getattr(loaded, f"{unit}_{name}") for name in Library._fields]
-    for function in functions:
-        function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p]
-    return Library(*functions)
+    return target
 
 
 def find_compiler() -> tuple[str, ...]:
