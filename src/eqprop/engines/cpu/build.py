@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from eqprop.cache import code_folder, store_code, stored_code
-from eqprop.engines.cpu.flags import COMMON, NEEDS, PREBUILT, PRECISIONS
 
 SOURCES = Path(__file__).with_name("csrc")
 NO_COMPILER = "EQPROP_NO_COMPILER"
