@@ -36,6 +36,8 @@ from eqprop import (
     relax,
 )
 from eqprop.cost import Nudge
+from eqprop.models.connections import Conv, Dense
+from eqprop.models.network import Network
 from eqprop.state import State, subtract
 
 SAMPLES, T, K, BETA = 20, 40, 8, 0.1
@@ -61,6 +63,14 @@ MODELS: dict[str, Dynamics] = {
     "prototypical": prototypical(3, "sigmoid"),
     "two maps": convolutional(input_shape=(1, 28, 28), channels=(8, 4), kernel=5),
     "three maps, no pooling": convolutional(input_shape=(1, 12, 12), channels=(5, 4, 3), padding=1, pool=1),
+    "graph with maps": Network(
+        (1, 12, 12),
+        {"out": 3, "h2": (4, 6, 6), "h1": (3, 12, 12)},
+        [Conv("x", "h1", padding=1), Conv("h1", "h2", padding=1, pool=2), Dense("h2", "out"), Dense("h1", "out")],
+        "hard-sigmoid",
+        init="default",
+        seed=0,
+    ),
     "own primitive": own(),
     "own transition": asymmetric(),
 }

@@ -93,7 +93,7 @@ STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
 TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """Percent, on a logarithmic axis."""
 WIDTH, HEIGHT = 3.4, 2.5
-NOTE_WIDTH = 64
+NOTE_WIDTH = 52
 """Characters per line of the note below a panel."""
 
 
@@ -164,7 +164,9 @@ def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> Non
     handles += [Line2D([], [], color=GREY, linestyle=STYLES[kind], label=f"{kind} error") for kind in STYLES]
     if with_paper:
         handles.append(Line2D([], [], color=GREY, linestyle=":", label="the paper's test error"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), int(figure.get_figwidth())), fontsize=8
+    )
 
 
 def write_figure(path: Path, files: dict[str, bytes]) -> None:
