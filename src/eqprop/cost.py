@@ -70,6 +70,13 @@ class Cost(nn.Module):
         """Class scores, (B, classes); the largest is the prediction. By default the output layer."""
         return s[0]
 
+    def implicit_target(self, y: Tensor) -> Tensor:
+        """The y of l = 1/2 |s0 - y|^2, towards which an implicit nudge solves; other costs have none."""
+        raise TypeError(
+            f"{type(self).__name__} has no implicit nudge: only for the squared error does its step have a known "
+            "solution. Use nudge_site='inside', or SquaredError."
+        )
+
     def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
         """The batch mean of dl/dtheta at fixed s, for the parameters of the model and of the cost  [eq:aux2]."""
         seen = (*theta.values(), *self.parameters()) if self.parametric else tuple(self.parameters())
@@ -92,6 +99,9 @@ class SquaredError(Cost):
 
     def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
         return (s[0] - y, *(None for _ in s[1:]))
+
+    def implicit_target(self, y: Tensor) -> Tensor:
+        return y
 
     def check(self, s: State, y: Tensor) -> None:
         s0 = s[0]
@@ -157,6 +167,22 @@ class Nudge:
         """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""
         strength = -self.beta * factor
         return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
+
+    def implicit(self, output: Tensor, factor: float) -> tuple[Tensor, float | Tensor]:
+        """The target and the strength beta * factor of an implicit nudge of this output."""
+        target, strength = self.cost.implicit_target(self.y), self.beta * factor
+        if isinstance(strength, complex) or output.is_complex():
+            raise TypeError("The implicit nudge is not analytic, so beta must be real. Use nudge_site='inside'.")
+        # A tensor on a GPU is not looked at: that would wait for the device.
+        least = strength if not isinstance(strength, Tensor) else 0.0 if strength.is_cuda else float(strength.min())
+        if least <= -1.0:
+            raise ValueError(
+                f"The implicit nudge has no unique solution at beta = {least / factor:g}: 1 + beta must be positive. "
+                "Use a smaller beta (with symmetric nudging it is also taken negative), or nudge_site='inside'."
+            )
+        shaped = _over_samples(strength, output)
+        assert not isinstance(shaped, complex), "refused above"
+        return target, shaped
 
 
 def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | complex | Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,10 @@ Drive = Any
 """The part of a step that depends on x and the parameters but not on s; returned by `Dynamics.drive`."""
 
 
-NudgeSite = Literal["outside", "inside"]
-"""Where the nudge enters F = squash(dPhi/ds): after squash, or in its argument."""
+NudgeSite = Literal["outside", "inside", "implicit"]
+"""Where the nudge enters F = squash(dPhi/ds): after squash, in its argument, or there but at the new state."""
+
+NUDGE_SITES: tuple[NudgeSite, ...] = get_args(NudgeSite)
 
 
 class Dynamics(nn.Module):
@@ -66,6 +69,23 @@ class Dynamics(nn.Module):
             "depend only on each other. Use schedule='synchronous'."
         )
 
+    def sweep(self, layers: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of layers, by number, that a sweep updates in turn, in the order of the free phase.
+
+        By default odd and even layers where they depend only on each other, else layer by layer; the output is in the
+        last group. `layers` is how many there are.
+        """
+        if not self.bipartite:
+            return tuple((n,) for n in reversed(range(layers)))
+        return tuple(group for group in (tuple(range(1, layers, 2)), tuple(range(0, layers, 2))) if group)
+
+    def group_step(
+        self, drive: Drive, s: State, layers: Collection[int], push: Sequence[Tensor | None] | None = None
+    ) -> State:
+        """F(x, s) + push for some layers; the others are unchanged. By default they are taken from a whole step."""
+        new = self.step(drive, s, push)
+        return tuple(new[n] if n in layers else layer for n, layer in enumerate(s))
+
     @property
     def layer_names(self) -> tuple[str, ...] | None:
         """The paper's names of the layers; None means s0, s1, ..."""
@@ -94,6 +114,9 @@ class PrimitiveDynamics(Dynamics):
     as beta -> 0 for any squash with a symmetric derivative: an elementwise one, or softmax. With `project` after it
     that holds only if the derivative of the two together is symmetric, as it is if both are elementwise; softmax
     followed by a clip is not.
+
+    "implicit" is the nudge inside with the cost taken at the new output: o = squash(dPhi/do + beta (y - o)), solved at
+    each step. Both have the same fixed points.
 
     Parameters must act through Phi: one that only squash or project reads (a trainable gain) gets no gradient by EP.
     """
@@ -142,6 +165,10 @@ class PrimitiveDynamics(Dynamics):
     def gradient(self, drive: Drive, s: State) -> State:
         """dPhi/ds at s, given the result of `drive`."""
         return self.autodiff_gradient(drive, s)
+
+    def group_gradient(self, drive: Drive, s: State, layers: Collection[int]) -> State:
+        """dPhi/ds for some layers; what it returns for the others is not used. By default all of dPhi/ds."""
+        return self.gradient(drive, s)
 
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """The batch mean of dPhi/dtheta(x, s_plus) - dPhi/dtheta(x, s_minus), by parameter name  [eq:delta-ep]."""
@@ -207,12 +234,106 @@ class PrimitiveDynamics(Dynamics):
 
     def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
         """project(squash(dPhi/ds) + push), or project(squash(dPhi/ds + push)) with the nudge inside."""
-        inputs = self.gradient(drive, s)
+        return self._moved(self.gradient(drive, s), push)
+
+    def group_step(
+        self, drive: Drive, s: State, layers: Collection[int], push: Sequence[Tensor | None] | None = None
+    ) -> State:
+        if type(self).step is not PrimitiveDynamics.step:
+            return super().group_step(drive, s, layers, push)
+        new = self._moved(self.group_gradient(drive, s, layers), push)
+        return tuple(new[n] if n in layers else layer for n, layer in enumerate(s))
+
+    def _moved(self, inputs: State, push: Sequence[Tensor | None] | None) -> State:
         if push is None:
             return self.project(self.squash(inputs))
-        if self.nudge_site == "inside":
-            return self.project(self.squash(add(inputs, push)))
-        return self.project(add(self.squash(inputs), push))
+        if self.nudge_site == "outside":
+            return self.project(add(self.squash(inputs), push))
+        return self.project(self.squash(add(inputs, push)))
+
+    @property
+    def output_bounds(self) -> tuple[float, float] | None:
+        """The numbers between which squash clamps the output, infinite for the identity; None if it does not clamp."""
+        return None if self.squashes else (-math.inf, math.inf)
+
+    def implicit_step(
+        self, drive: Drive, s: State, target: Tensor, strength: float | Tensor, layers: Collection[int] | None = None
+    ) -> State:
+        """A step in which the output solves o = squash(dPhi/do + strength (target - o)), before projection."""
+        chosen = range(len(s)) if layers is None else layers
+        inputs = self.group_gradient(drive, s, chosen)
+        new = self.squash(inputs)
+        if 0 in chosen:
+
+            def sigma(v: Tensor) -> Tensor:
+                return self.squash((v, *inputs[1:]))[0]
+
+            new = (solve_implicit(sigma, inputs[0], target, strength, self.output_bounds), *new[1:])
+        new = self.project(new)
+        return tuple(new[n] if n in chosen else layer for n, layer in enumerate(s))
+
+
+NEWTON = 60
+"""Steps of the safeguarded Newton iteration; a smooth sigma needs about six, a kink a few more."""
+
+
+def solve_implicit(
+    sigma: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    target: Tensor,
+    strength: float | Tensor,
+    bounds: tuple[float, float] | None = None,
+) -> Tensor:
+    """The o with o = sigma(inputs + strength (target - o)), element by element.
+
+    It is unique where 1 + strength sigma' > 0: `strength` is checked to be above -1, and slopes are taken to be 1 at
+    most. Where sigma clamps between bounds it is the clamp of (inputs + strength target)/(1 + strength); otherwise it
+    is found by Newton's iteration, kept inside a bracket.
+    """
+    if bounds is not None:
+        free = (inputs + strength * target) / (1.0 + strength)
+        return free if bounds == (-math.inf, math.inf) else free.clamp(*bounds)
+    o = sigma(inputs)
+    least = torch.as_tensor(1.0 + strength).clamp(max=1.0).to(o)
+    reach = (o - sigma(inputs + strength * (target - o))).abs() / least
+    low, high = o - reach, o + reach
+    rounding = (
+        8.0
+        * torch.finfo(o.dtype).eps
+        * (1.0 + torch.as_tensor(strength).abs().to(o))
+        * (1.0 + inputs.abs() + target.abs())
+    )
+    for _ in range(NEWTON):
+        value, slope = _with_slope(sigma, inputs + strength * (target - o))
+        error, steepness = o - value, 1.0 + strength * slope
+        low, high = torch.where(error <= 0.0, o, low), torch.where(error >= 0.0, o, high)
+        guess = o - error / steepness
+        # Where Newton's step does not halve the error, the middle of the bracket is next.
+        left = (guess - sigma(inputs + strength * (target - guess))).abs()
+        new = torch.where(left <= 0.5 * error.abs(), guess, 0.5 * (low + high))
+        found = error.abs() <= rounding
+        o = torch.where(found, o, new)
+        if not o.is_cuda:  # on a GPU to look would be to wait for the device
+            _check_unique(steepness)
+            if bool(found.all()):
+                break
+    return o
+
+
+def _check_unique(steepness: Tensor) -> None:
+    if not bool((steepness > 0.0).all()):
+        raise ArithmeticError(
+            "The implicit nudge has no unique solution here: 1 + beta sigma' is not positive. It needs an elementwise "
+            "sigma that grows, with slopes up to 1. Use nudge_site='inside', or a smaller beta."
+        )
+
+
+def _with_slope(sigma: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        leaf = v.detach().requires_grad_()
+        value = sigma(leaf)
+        (slope,) = derivative(value.sum(), (leaf,))
+    return value.detach(), torch.zeros_like(v) if slope is None else slope
 
 
 def _reads(f: Tensor, parameters: Iterable[nn.Parameter]) -> Sequence[Tensor | None]:
@@ -223,11 +344,11 @@ def _reads(f: Tensor, parameters: Iterable[nn.Parameter]) -> Sequence[Tensor | N
 
 def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
     """Set where the nudge of the second phase enters this model's step."""
-    if where not in ("outside", "inside"):
-        raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' sigma.")
+    if where not in NUDGE_SITES:
+        raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' sigma, or 'implicit'.")
     name = type(model).__name__
     if not isinstance(model, PrimitiveDynamics):
-        if where == "inside":
+        if where != "outside":
             raise TypeError(
                 f"{name} is defined by its transition only, so there is no sigma to put the nudge inside. Define it by "
                 "a primitive and a squash (eqprop.from_primitive), or use nudge_site='outside'."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Nudge
-from eqprop.dynamics import Drive, Dynamics
+from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
-Schedule = Literal["synchronous", "alternating"]
+Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+SWEEPS: tuple[Schedule, ...] = ("sweeps", "sweeps-same")
+"""Schedules that update the groups of `Dynamics.sweep` in turn, in the nudged phase too."""
+
 Stop = Literal["never", "settled"]
 
 SETTLED = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -34,10 +37,14 @@ class Phase:
                 those of the synchronous dynamics at T, and the odd ones those at T - 1. Nets with two or more
                 convolutions are the exception: their inverse pooling uses the arg-max of the layer's own state, so
                 the two schedules may diverge and settle in different fixed points of F.
+                "sweeps": each t updates one group of `Dynamics.sweep`, ending with the last; a nudged phase runs the
+                groups in reverse, beginning with the last. EP then matches BPTT through the same updates one by one.
+                "sweeps-same": the nudged phase runs them in the same order, beginning with the first.
     stop        "never": T steps. "settled": stop when no neuron of any sample moved by more than `still`. With
                 still = 0, the default, that is a bitwise fixed point, and all T steps would give the same.
     tolerance   the residual below which a sample counts as settled; None: 1e-6 in float64, 1e-4 in float32.
     checked     whether to check the last state for NaN and infinity (which waits for the device).
+    then        of a free phase in sweeps: how many updates follow that are not part of it, which shifts the groups
     """
 
     T: int
@@ -46,12 +53,15 @@ class Phase:
     tolerance: float | None = None
     still: float = 0.0
     checked: bool = True
+    then: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.T, int) or self.T < 0:
             raise ValueError(f"T is {self.T!r}; expected a whole number of steps, 0 or more.")
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}; expected 'synchronous' or 'alternating'.")
+            raise ValueError(
+                f"schedule is {self.schedule!r}; expected 'synchronous' or 'alternating', 'sweeps' or 'sweeps-same'."
+            )
         if self.stop not in ("never", "settled"):
             raise ValueError(f"stop is {self.stop!r}; expected 'never' or 'settled'.")
         if self.tolerance is not None and self.tolerance <= 0.0:
@@ -107,15 +117,18 @@ def relax(
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
     drive = model.drive(x)
-    step = stepper(model, drive, nudge)
+    step = Stepper(model, drive, nudge)
+
+    groups = model.sweep(len(start)) if phase.schedule in SWEEPS else ()
+    origin = phase.T + phase.then if nudge is None else 0
 
     def advance(t: int, s: State) -> State:
         if phase.schedule == "alternating":
             return model.half_step(drive, s, (phase.T - 1 - t) % 2)
-        return step(s)
+        return step(s, turn(groups, t - origin, phase.schedule))
 
-    # A half-update changes only half of the layers, so it takes two to see that nothing moves.
-    span = 2 if phase.schedule == "alternating" else 1
+    # An update of one group changes only its layers, so it takes a whole sweep to see that nothing moves.
+    span = 2 if phase.schedule == "alternating" else len(groups) or 1
     recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
     for t in range(phase.T):
         recent.append(advance(t, recent[-1]))
@@ -139,23 +152,59 @@ def autocast_on(x: Tensor) -> bool:
     return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
 
 
-def stepper(model: Dynamics, drive: Drive, nudge: Nudge | None) -> Callable[[State], State]:
-    """s -> F(x, s), or s -> F(x, s) - beta dl/ds."""
-    if nudge is None:
-        return lambda s: model.step(drive, s)
-    theta = dict(model.named_parameters())
-    return lambda s: model.step(drive, s, nudge.push(s, theta, model.nudge_scale))
+def turn(groups: tuple[tuple[int, ...], ...], t: int, schedule: Schedule) -> tuple[int, ...] | None:
+    """The group that update t changes, t counted from the end of the free phase: its last update is -1.
+
+    In sweeps the nudged phase mirrors the free one, update t repeating -1 - t. None, for all layers, without groups.
+    """
+    if not groups:
+        return None
+    return groups[(-1 - t if t >= 0 and schedule == "sweeps" else t) % len(groups)]
 
 
-def trajectory(model: Dynamics, x: Tensor, s: State, K: int, nudge: Nudge | None = None) -> Iterator[State]:
-    """s_0 = s, s_1, ..., s_K, one at a time, free or nudged  [eq:1st-phase, eq:2nd-phase]."""
+def turns(model: Dynamics, layers: int, schedule: Schedule, times: Iterable[int]) -> list[tuple[int, ...] | None]:
+    """The group of each update, t counted from the end of the free phase; None for all layers."""
+    groups = model.sweep(layers) if schedule in SWEEPS else ()
+    return [turn(groups, t, schedule) for t in times]
+
+
+class Stepper:
+    """s -> F(x, s), or s -> F(x, s) - beta dl/ds; of some layers, the others unchanged, or of all."""
+
+    def __init__(self, model: Dynamics, drive: Drive, nudge: Nudge | None) -> None:
+        self.model, self.drive, self.nudge = model, drive, nudge
+        self.theta = {} if nudge is None else dict(model.named_parameters())
+        self.implicit = nudge is not None and isinstance(model, PrimitiveDynamics) and model.nudge_site == "implicit"
+
+    def __call__(self, s: State, layers: tuple[int, ...] | None = None) -> State:
+        model, drive, nudge = self.model, self.drive, self.nudge
+        if self.implicit:
+            assert nudge is not None
+            assert isinstance(model, PrimitiveDynamics)
+            target, strength = nudge.implicit(s[0], model.nudge_scale)
+            return model.implicit_step(drive, s, target, strength, layers)
+        push = None if nudge is None else nudge.push(s, self.theta, model.nudge_scale)
+        return model.step(drive, s, push) if layers is None else model.group_step(drive, s, layers, push)
+
+
+def trajectory(
+    model: Dynamics,
+    x: Tensor,
+    s: State,
+    groups: int | Sequence[tuple[int, ...] | None],
+    nudge: Nudge | None = None,
+) -> Iterator[State]:
+    """s_0 = s, s_1, ..., one at a time, free or nudged  [eq:1st-phase, eq:2nd-phase].
+
+    `groups` is how many steps to take, or the layers that each of them updates (see `turns`).
+    """
     # No gradient is recorded during a step; between steps the caller's grad mode applies.
     with torch.no_grad():
-        step = stepper(model, model.drive(x), nudge)
+        step = Stepper(model, model.drive(x), nudge)
     yield s
-    for _ in range(K):
+    for layers in [None] * groups if isinstance(groups, int) else groups:
         with torch.no_grad():
-            s = step(s)
+            s = step(s, layers)
         yield s
 
 

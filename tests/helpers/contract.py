@@ -107,7 +107,7 @@ def the_push_comes_after_squash_and_before_projection(case: Case) -> None:
         drive = model.drive(case.x)
         if isinstance(model, PrimitiveDynamics):
             inputs = model.gradient(drive, s)
-            inside = model.nudge_site == "inside"
+            inside = model.nudge_site != "outside"
             expected = model.project(model.squash(add(inputs, push)) if inside else add(model.squash(inputs), push))
         else:
             expected = add(model.transition(case.x, s), push)

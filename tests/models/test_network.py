@@ -40,7 +40,7 @@ def pieces_agree(net: Network, x: Tensor) -> None:
         drive = net.drive(x)
         whole = net.gradient(drive, s)
         close(whole, net.autodiff_gradient(x, s))
-        for group in net.sweep:
+        for group in net.sweep(len(s)):
             part = net.group_gradient(drive, s, group)
             close(part, tuple(whole[n] if n in group else v for n, v in enumerate(s)))
         close(net.contrast(x, s, other), net.autodiff_contrast(x, s, other))
@@ -244,7 +244,7 @@ def test_no_neighbours_share_a_colour(net: Network) -> None:
     for c in net.connections:
         if "x" != c.pre != c.post:
             assert not any(c.pre in group and c.post in group for group in net.groups), str(c)
-    assert sorted(n for group in net.sweep for n in group) == list(range(len(net.names)))
+    assert sorted(n for group in net.sweep(len(net.names)) for n in group) == list(range(len(net.names)))
     assert "out" in net.groups[-1]
 
 

@@ -29,7 +29,7 @@ from eqprop.cli.common import (
 )
 from eqprop.cost import Cost, Problem
 from eqprop.data.images import check_device
-from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
+from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER
 from eqprop.gdu.free import Release
@@ -37,7 +37,6 @@ from eqprop.gdu.report import Concentration
 from eqprop.messages import unknown
 from eqprop.relax import SCHEDULES, Schedule
 
-NUDGE_SITES = ("outside", "inside")
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
 """Defaults for your own model."""
 

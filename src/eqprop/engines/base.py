@@ -24,7 +24,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators import EP, Estimator, Nudging, Signs
 from eqprop.messages import unknown
 from eqprop.models import Convolutional, Layered
-from eqprop.relax import Phase, Relaxation
+from eqprop.relax import SWEEPS, Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
 
@@ -187,6 +187,9 @@ class Engine(ABC):
     updates: bool = False
     """Whether it updates parameters itself, by SGD without options such as momentum."""
 
+    reference: bool = False
+    """Whether it runs the reference time loop, and so every schedule and nudge site."""
+
     starts: tuple[StartName, ...] = ("zero",)
     """Supported starting points of free phases in training (see `eqprop.starts`)."""
 
@@ -211,6 +214,10 @@ class Engine(ABC):
         if task.start not in self.starts:
             return f"its free phases begin at {' or '.join(self.starts)}, and the task's start is {task.start}."
         estimator = task.estimator
+        if not self.reference and estimator is not None and estimator.schedule in SWEEPS:
+            return f"it has no sweeps, and the schedule is {estimator.schedule}."
+        if not self.reference and getattr(task.model, "nudge_site", "outside") == "implicit":
+            return "it has no implicit nudge."
         if self.estimators and estimator is not None and type(estimator) not in self.estimators:
             return f"it computes {_listed(self.estimators)}, and the estimator is {type(estimator).__name__}."
         if self.nudgings and isinstance(estimator, EP) and estimator.nudging not in self.nudgings:

@@ -85,6 +85,7 @@ class EagerRunner(Runner):
 
 class Eager(Engine):
     name = "eager"
+    reference = True
     starts = ("zero", "persistent", "initialised")
 
     @full_precision()

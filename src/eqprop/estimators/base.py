@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem
-from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.relax import Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
+from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
+from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
 from eqprop.state import State, per_sample, subtract
 
 Factor = float | complex | Tensor
@@ -69,7 +69,15 @@ class Estimator(ABC):
         self.free_phase()
 
     def free_phase(self, T: int | None = None) -> Phase:
-        return Phase(self.T if T is None else T, self.schedule, self.stop, self.tolerance, checked=self.checked)
+        """The free phase, or its first T steps."""
+        steps = self.T if T is None else T
+        then = self.T - steps if self.schedule in SWEEPS else 0
+        return Phase(steps, self.schedule, self.stop, self.tolerance, checked=self.checked, then=then)
+
+    def nudged_phase(self) -> Phase:
+        """The second phase of the forms of EP: in sweeps where the free phase is, else synchronous."""
+        schedule = self.schedule if self.schedule in SWEEPS else "synchronous"
+        return Phase(self.K, schedule, checked=self.checked)
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         """Raise ValueError if this estimator does not support the model or the cost. Most support all."""
@@ -235,15 +243,22 @@ def merge(
     return out
 
 
-def transition_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> tuple[State, dict[str, Tensor]]:
+def transition_vjp(
+    model: Dynamics, x: Tensor, s: State, v: State, group: tuple[int, ...] | None = None
+) -> tuple[State, dict[str, Tensor]]:
     """(dF/ds)^T v per sample, and the batch mean of (dF/dtheta)^T v  [eq:bptt-state, eq:bptt-param]."""
     parameters = trainable(model)
     with torch.enable_grad():
         leaves = tuple(layer.detach().requires_grad_() for layer in s)
-        out = model.step(model.drive(x), leaves)
+        out = advance(model, model.drive(x), leaves, group)
         grads = pull_back(out, (*leaves, *parameters.values()), v)
     synapses = batch_mean(model, x, s, dict(zip(parameters, grads[len(s) :], strict=True)))
     return grads[: len(s)], synapses
+
+
+def advance(model: Dynamics, drive: Drive, s: State, group: tuple[int, ...] | None) -> State:
+    """F(x, s) of a group of layers, or of all."""
+    return model.step(drive, s) if group is None else model.group_step(drive, s, group)
 
 
 def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool = False) -> tuple[Tensor, ...]:

@@ -14,12 +14,14 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
     Estimator,
     Step,
+    advance,
     batch_mean,
     pull_back,
     trainable,
     transition_vjp,
 )
-from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory
+from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory, turns
+from eqprop.state import State
 
 
 @final
@@ -28,6 +30,7 @@ class BPTT(Estimator):
     """dL/dtheta of L = l(s_T, y), through exactly the last K of the T steps  [eq:total-gradient].
 
     With schedule="alternating" the first T - K steps alternate; the K differentiated steps are synchronous.
+    With "sweeps" all T updates are in turn and the last K of them are differentiated.
     """
 
     def __post_init__(self) -> None:
@@ -43,14 +46,15 @@ class BPTT(Estimator):
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         model, x, parameters = problem.model, problem.x, trainable(problem.model)
+        order = turns(model, len(free.state), self.schedule, range(-self.K, 0))
         with torch.enable_grad():
             drive = model.drive(x)
             s = free.state
-            for _ in range(self.K):
-                s = model.step(drive, s)
+            for group in order:
+                s = advance(model, drive, s, group)
         end = relax(model, x, Phase(0, tolerance=self.tolerance, checked=False), s)
         if self.checked:
-            check_finite(model, end.state, lambda: trajectory(model, x, free.state, self.K), free.steps)
+            check_finite(model, end.state, lambda: trajectory(model, x, free.state, order), free.steps)
         with torch.no_grad():
             nabla = problem.pull(end.state)
         sums = dict(zip(parameters, pull_back(s, tuple(parameters.values()), nabla), strict=True))
@@ -58,7 +62,10 @@ class BPTT(Estimator):
         return whole, batch_mean(model, x, end.state, sums)
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
-        """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state]."""
+        """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state].
+
+        In sweeps nabla_s(t) is that of the layers which update T - t changed, and zero for the others.
+        """
         if len(free.trail) < self.K:
             raise ValueError(
                 f"The free phase kept {len(free.trail)} states; BPTT's process needs the last K={self.K} before the "
@@ -67,7 +74,14 @@ class BPTT(Estimator):
         cost.check(free.state, y)
         with torch.no_grad():
             nabla = Problem(model, cost, x, y).pull(free.state)
-        for t in range(self.K):
-            earlier, synapses = transition_vjp(model, x, free.trail[-1 - t], nabla)
-            yield Step(nabla, synapses)
+        order = turns(model, len(free.state), self.schedule, range(-1, -1 - self.K, -1))
+        for t, group in enumerate(order):
+            earlier, synapses = transition_vjp(model, x, free.trail[-1 - t], nabla, group)
+            yield Step(_of(nabla, group), synapses)
             nabla = earlier
+
+
+def _of(nabla: State, group: tuple[int, ...] | None) -> State:
+    if group is None:
+        return nabla
+    return tuple(v if n in group else torch.zeros_like(v) for n, v in enumerate(nabla))

@@ -15,7 +15,7 @@ from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
-from eqprop.relax import Relaxation, check_finite, trajectory
+from eqprop.relax import Relaxation, check_finite, trajectory, turns
 from eqprop.state import State
 
 
@@ -75,8 +75,8 @@ class ContinualEP(Estimator):
         moving = {name: p.detach().clone().requires_grad_() for name, p in trainable(model).items()}
         s = free.state
         visited = [s]
-        for _ in range(self.K):
-            s, step = with_values((model,), (moving,), partial(self._advance, model, x, s, nudge))
+        for group in turns(model, len(s), self.schedule, range(self.K)):
+            s, step = with_values((model,), (moving,), partial(self._advance, model, x, s, nudge, group))
             visited += [s] if self.checked else []
             with torch.no_grad():
                 for name, change in step.synapses.items():
@@ -85,7 +85,9 @@ class ContinualEP(Estimator):
         if self.checked:
             check_finite(model, s, lambda: iter(visited), kind="nudged step")
 
-    def _advance(self, model: Dynamics, x: Tensor, s: State, nudge: Nudge) -> tuple[State, Step]:
+    def _advance(
+        self, model: Dynamics, x: Tensor, s: State, nudge: Nudge, group: tuple[int, ...] | None
+    ) -> tuple[State, Step]:
         """A nudged step at the current parameters, and EP's update there."""
-        _, new = trajectory(model, x, s, 1, nudge)
+        _, new = trajectory(model, x, s, [group], nudge)
         return new, update(model, x, s, new, 1.0 / (self.beta * model.nudge_scale))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, by_network, check_resolved, difference, minus_sum, update
-from eqprop.relax import Phase, Relaxation, relax, trajectory
+from eqprop.relax import Relaxation, relax, trajectory, turns
 from eqprop.state import State
 
 
@@ -162,7 +162,7 @@ class EP(Estimator):
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
         """The sum of all updates, from its two ends  [eq:ep-grad]."""
         batch = SideBySide(problem, self._betas)
-        nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(free.state), batch.nudge)
+        nudged = relax(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
         ends = batch.split(nudged.state)
         plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
         unit = self._unit(model)
@@ -180,7 +180,8 @@ class EP(Estimator):
         model, x = problem.model, problem.x
         batch = SideBySide(problem, self._betas)
         unit = self._unit(model)
-        for s, new in pairwise(trajectory(model, batch.x, batch.repeat(free.state), self.K, batch.nudge)):
+        order = turns(model, len(free.state), self.schedule, range(self.K))
+        for s, new in pairwise(trajectory(model, batch.x, batch.repeat(free.state), order, batch.nudge)):
             pairs = zip(batch.split(s), batch.split(new), strict=True)
             parts = [update(model, x, before, after, unit) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)

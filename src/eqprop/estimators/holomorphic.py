@@ -17,7 +17,7 @@ from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
-from eqprop.relax import NotFiniteError, Phase, Relaxation, relax, stepper, trajectory
+from eqprop.relax import NotFiniteError, Phase, Relaxation, Stepper, relax, trajectory, turns
 from eqprop.state import State
 
 ADVICE = (
@@ -65,7 +65,7 @@ def _first_wrong(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) ->
             phi = model.primitive(x, leaves)
             if not _is_analytic(phi, (*leaves, *trainable(model).values())):
                 return "The primitive"
-        new = stepper(model, model.drive(x), Nudge(cost, y, 0.1))(leaves)
+        new = Stepper(model, model.drive(x), Nudge(cost, y, 0.1))(leaves)
         # A different weight per neuron, so that errors do not cancel.
         total = sum((layer * (1.0 + v.detach())).sum() for layer, v in zip(new, leaves, strict=True))
         assert isinstance(total, Tensor), "there is at least one layer"
@@ -145,7 +145,7 @@ class HolomorphicEP(Estimator):
         x, s = complex_of(x), tuple(map(complex_of, s))
         betas, weights = zip(*self.circle(), strict=True)
         batch = SideBySide(Problem(model, cost, x, complex_of(y)), betas)
-        nudged = relax(model, batch.x, Phase(self.K, checked=self.checked), batch.repeat(s), batch.nudge)
+        nudged = relax(model, batch.x, self.nudged_phase(), batch.repeat(s), batch.nudge)
         contrasts = [model.contrast(x, end, s) for end in batch.split(nudged.state)]
         units = [-weight / model.nudge_scale for weight in weights]
         return {name: _real_sum(units, [c[name].detach() for c in contrasts]) for name in contrasts[0]}
@@ -157,16 +157,18 @@ class HolomorphicEP(Estimator):
         units = [weight / model.nudge_scale for weight in weights]
         batch = SideBySide(Problem(model, cost, complex_of(x), complex_of(y)), betas)
         s = batch.repeat(tuple(map(complex_of, free.state)))
-        for _ in range(self.K):
-            s, parts = in_complex((model, cost), partial(_advance, model, complex_of(x), batch, s))
+        for group in turns(model, len(s), self.schedule, range(self.K)):
+            s, parts = in_complex((model, cost), partial(_advance, model, complex_of(x), batch, s, group))
             neurons = tuple(_real_sum(units, layer) for layer in zip(*(p.neurons for p in parts), strict=True))
             names = parts[0].synapses
             yield Step(neurons, {name: _real_sum(units, [p.synapses[name] for p in parts]) for name in names})
 
 
-def _advance(model: Dynamics, x: Tensor, batch: SideBySide, s: State) -> tuple[State, list[Step]]:
+def _advance(
+    model: Dynamics, x: Tensor, batch: SideBySide, s: State, group: tuple[int, ...] | None
+) -> tuple[State, list[Step]]:
     """A nudged step of every copy, and each copy's update before division by its beta."""
-    _, new = trajectory(model, batch.x, s, 1, batch.nudge)
+    _, new = trajectory(model, batch.x, s, [group], batch.nudge)
     pairs = zip(batch.split(s), batch.split(new), strict=True)
     return new, [update(model, x, before, after, 1.0) for before, after in pairs]
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Step, trainable, transition_vjp
-from eqprop.relax import Relaxation
+from eqprop.relax import Relaxation, Schedule, turns
 from eqprop.state import State, subtract
 
 
-def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int) -> Iterator[Step]:
+def limit_steps(
+    model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int, schedule: Schedule = "synchronous"
+) -> Iterator[Step]:
     """Delta_s(t) and Delta_theta(t) in the limit beta -> 0, t = 0, ..., K-1  [lemma:ep].
 
     The limit is exact, without finite differences: forward-mode differentiation of the second phase along beta at
@@ -24,8 +26,8 @@ def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxat
     cost.check(free.state, y)
     s = free.state
     tangent = tuple(torch.zeros_like(layer) for layer in s)
-    for _ in range(K):
-        new, new_tangent = _advance(model, cost, x, y, s, tangent)
+    for group in turns(model, len(s), schedule, range(K)):
+        new, new_tangent = _advance(Problem(model, cost, x, y), s, tangent, group)
         moved = subtract(new_tangent, tangent)
         if isinstance(model, PrimitiveDynamics):
             synapses = _contrast_tangent(model, x, (new, new_tangent), (s, tangent))
@@ -36,17 +38,18 @@ def limit_steps(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxat
 
 
 @torch.no_grad()
-def _advance(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State, tangent: State) -> tuple[State, State]:
+def _advance(problem: Problem, s: State, tangent: State, group: tuple[int, ...] | None) -> tuple[State, State]:
     """F(x, s) and its derivative along beta: J tangent - dl/ds, squash and projection included.
 
     The nudge is passed to the step with value 0 and tangent -dl/ds, so it is differentiated wherever the model
     applies it.
     """
-    pull = Problem(model, cost, x, y).pull(s)
+    model, pull = problem.model, problem.pull(s)
     with forward_ad.dual_level():
         dual = tuple(forward_ad.make_dual(v, d) for v, d in zip(s, tangent, strict=True))
         push = tuple(forward_ad.make_dual(torch.zeros_like(p), -p) for p in pull)
-        out = [forward_ad.unpack_dual(v) for v in model.step(model.drive(x), dual, push)]
+        drive, layers = model.drive(problem.x), range(len(s)) if group is None else group
+        out = [forward_ad.unpack_dual(v) for v in model.group_step(drive, dual, layers, push)]
         new = tuple(v.primal.detach().clone() for v in out)
         moved = tuple(torch.zeros_like(v.primal) if v.tangent is None else v.tangent.detach().clone() for v in out)
     return new, moved

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
+from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
 from eqprop.experiments.architecture import LARGEST, Architecture, Factory, InitName, OwnNet, check_types
 from eqprop.messages import shown, unknown
@@ -95,7 +95,8 @@ class Experiment:
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
     estimator       the default estimator, a key of ESTIMATORS; random signs are drawn from the seed
     points          on the circle of "ep-holomorphic"
-    nudge_site      where the nudge enters a prototypical net: "outside" sigma, as in the paper, or "inside"
+    nudge_site      where the nudge enters a prototypical net: "outside" sigma, as in the paper, "inside", or
+                    "implicit", at the new output
     cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, with weights Wout and
                     bout (see `eqprop.CrossEntropy`)
     optimizer       any class of torch.optim by name, with optimizer_options
@@ -120,11 +121,11 @@ class Experiment:
     batch: int = setting("Mini-batch size.", 20)
     init: InitName = setting("Initial weights: glorot or default (PyTorch's).", "glorot")
     seed: int = setting("Seed of trial 0; trial r uses seed + r.", 0)
-    schedule: Schedule = setting("Free phase: synchronous or alternating.", "synchronous")
+    schedule: Schedule = setting("synchronous; alternating free phase; or sweeps.", "synchronous")
     stop: Stop = setting("Stop early: never, or settled (same bits).", "never")
     estimator: EstimatorName = "ep"
     points: int = setting("Points on the circle of ep-holomorphic.", 4)
-    nudge_site: NudgeSite = setting("Nudge outside sigma, as in the paper, or inside.", "outside")
+    nudge_site: NudgeSite = setting("Nudge outside sigma, as in the paper, inside, or implicit.", "outside")
     cost: CostName = setting("squared-error, or cross-entropy of a softmax readout.", "squared-error")
     optimizer: str = setting("Any class of torch.optim.", "SGD")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class Experiment:
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
-        _check_choice("nudge_site", self.nudge_site, ("outside", "inside"))
+        _check_choice("nudge_site", self.nudge_site, NUDGE_SITES)
         _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)

@@ -42,7 +42,7 @@ from eqprop.dynamics import PrimitiveDynamics
 from eqprop.estimators import BPTT, EP, RBP
 from eqprop.estimators.base import Step, update
 from eqprop.gdu.linearised import Linearised
-from eqprop.relax import Relaxation, stepper
+from eqprop.relax import Relaxation, Stepper
 from eqprop.state import State, detach, scale, subtract
 
 
@@ -127,7 +127,7 @@ def drift_steps(case: Comparison) -> Iterator[Step]:
     model, x = case.model, case.x
     unit = 1.0 / (case.beta * model.nudge_scale)
     with torch.no_grad():
-        step = stepper(model, model.drive(x), None)
+        step = Stepper(model, model.drive(x), None)
     s = case.free.state
     for _ in range(case.K):
         with torch.no_grad():
@@ -186,7 +186,7 @@ def first_push(case: Comparison) -> State:
 
 def slope_excess(around: Linearised, push: State) -> State | None:
     """N (1 - D) p: the excess of the first move because the nudge bypasses squash; None if it is zero."""
-    if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge_site == "inside":
+    if not isinstance(around.model, PrimitiveDynamics) or around.model.nudge_site != "outside":
         return None
     excess = subtract(push, around.squashed(push))
     return around.product(_zeros(push), excess) if any(bool(layer.any()) for layer in excess) else None

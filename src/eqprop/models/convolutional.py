@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple, final
 
@@ -212,7 +212,10 @@ class Convolutional(PrimitiveDynamics):
     def gradient(self, drive: ConvDrive, s: State) -> State:
         return self._gradient(drive, s, range(len(s)))
 
-    def _gradient(self, drive: ConvDrive, s: State, wanted: Sequence[int]) -> State:
+    def group_gradient(self, drive: ConvDrive, s: State, layers: Collection[int]) -> State:
+        return self._gradient(drive, s, layers)
+
+    def _gradient(self, drive: ConvDrive, s: State, wanted: Collection[int]) -> State:
         """dPhi/ds for the wanted layers; the others are returned unchanged."""
         flat, maps = self.split(s)
         chain = (*flat, maps[0].flatten(-3))
@@ -246,6 +249,10 @@ class Convolutional(PrimitiveDynamics):
         pooled = responses[n - 1]
         assert pooled is not None, "computed for every wanted layer"
         return conv_transpose(unpool(maps[n - 1], pooled, self.pool), self.filters(n - 1)[0], self.padding)
+
+    @property
+    def output_bounds(self) -> tuple[float, float] | None:
+        return self.activation.bounds
 
     def squash(self, s: State) -> State:
         return tuple(self.activation(layer) for layer in s)

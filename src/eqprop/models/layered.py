@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Literal, final
 
@@ -143,11 +143,20 @@ class Layered(PrimitiveDynamics):
     def squashes(self) -> bool:
         return not self.energy_based
 
+    @property
+    def output_bounds(self) -> tuple[float, float] | None:
+        return super().output_bounds if self.energy_based else self.activation.bounds
+
     def squash(self, s: State) -> State:
         return s if self.energy_based else tuple(self.activation(layer) for layer in s)
 
     def project(self, s: State) -> State:
         return tuple(layer.clamp(0.0, 1.0) for layer in s) if self.clip else s
+
+    def group_gradient(self, drive: Sequence[Tensor | None], s: State, layers: Collection[int]) -> State:
+        if self.energy_based:
+            return self.gradient(drive, s)
+        return tuple(self.inputs(drive, s, n) if n in layers else layer for n, layer in enumerate(s))
 
     def half_step(self, drive: Sequence[Tensor | None], s: State, parity: int) -> State:
         return tuple(

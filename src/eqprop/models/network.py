@@ -120,8 +120,10 @@ class Network(PrimitiveDynamics):
         return not self.energy_based
 
     @property
-    def sweep(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the layers of each group, in the order of the free phase."""
+    def output_bounds(self) -> tuple[float, float] | None:
+        return super().output_bounds if self.energy_based else self.activations[0].bounds
+
+    def sweep(self, layers: int) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(self._places[name] for name in group) for group in self.groups)
 
     def shape(self, layer: str) -> Shape:

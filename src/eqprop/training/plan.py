@@ -337,9 +337,10 @@ def make_plan(
     _check_lines(experiment, settings)
     plan = Plan(experiment, settings, images, own, source=source)
     model = experiment.build(0, plan.dtype, own)
-    if getattr(model, "nudge_site", experiment.nudge_site) != experiment.nudge_site:
+    site = getattr(model, "nudge_site", experiment.nudge_site)
+    if site != experiment.nudge_site:
         # The user's own network declares its nudge site.
-        experiment = experiment.override(nudge_site="inside")
+        experiment = experiment.override(nudge_site=site)
         plan = replace(plan, experiment=experiment)
     _check_shapes(plan, model)
     if experiment.batch > len(images.train_x):

@@ -19,7 +19,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import trainable
 from eqprop.experiments.experiment import Experiment
-from eqprop.relax import Phase, Schedule, prepare, relax
+from eqprop.relax import Phase, Schedule, prepare, relax, turns
 from eqprop.state import distance
 
 
@@ -100,13 +100,18 @@ class Batches:
 def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> Residuals:
     """|F(x, s_t) - s_t| per sample, t = 0, ..., longest, or until no bit changes  [eq:1st-phase]."""
     s, drive = prepare(model, x, None, None), model.drive(x)
+    order = turns(model, len(s), schedule, range(longest + 1))
     columns: list[Tensor] = []
     for t in range(longest + 1):
         new = model.step(drive, s)
         columns.append(distance(new, s, model.sample_dims(x)))
         if t % LOOK_EVERY == 0 and not float(columns[-1].max()) > 0.0:
             break
-        s = new if schedule == "synchronous" else model.half_step(drive, s, (t + 1) % 2)
+        group = order[t]
+        if schedule == "alternating":
+            s = model.half_step(drive, s, (t + 1) % 2)
+        else:
+            s = new if group is None else model.group_step(drive, s, group)
     table = torch.stack(columns).double()  # (t, B)
     if not bool(torch.isfinite(table).all()):
         raise ArithmeticError(

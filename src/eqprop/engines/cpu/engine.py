@@ -19,7 +19,7 @@ from eqprop.engines.cpu.binding import Net, net_of, networks_of, refuses_net, un
 from eqprop.engines.cpu.build import NoLibraryError, library
 from eqprop.estimators import BPTT, EP, Estimator, Signs
 from eqprop.models import Convolutional, Layered
-from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
+from eqprop.relax import SWEEPS, Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State, first_bad_layer
 
 CALL_SECONDS = 0.2
@@ -260,7 +260,7 @@ def _say_once(reason: str) -> None:
 
 def _serves(model: Dynamics, x: Tensor, phase: Phase) -> bool:
     """False for phases left to the reference engine: invalid ones, tolerant stops, mismatched stacks."""
-    impossible = phase.schedule == "alternating" and not model.bipartite
+    impossible = phase.schedule in SWEEPS or (phase.schedule == "alternating" and not model.bipartite)
     return networks_of(model, x) is not None and x.numel() > 0 and not impossible and phase.still == 0.0
 
 

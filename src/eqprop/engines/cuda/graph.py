@@ -107,6 +107,7 @@ class GraphRunner(EagerRunner):
 class Graph(Engine):
     name = "cuda-graph"
     device = "cuda"
+    reference = True
     starts = ("zero", "persistent", "initialised")
 
     def refuses_more(self, task: Task) -> str | None:
