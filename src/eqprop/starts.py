@@ -1,4 +1,4 @@
-"""Initial states of free phases: zero, the sample's last steady state, or a feed-forward net's prediction of it."""
+"""Initial states of free phases: zero, an earlier steady state, or a feed-forward net's prediction of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.state import State, per_sample
 
-StartName = Literal["zero", "persistent", "initialised"]
+StartName = Literal["zero", "persistent", "initialised", "carried"]
 """Where free phases begin in training; "zero" is the model's own `init_state`."""
 
 STARTS: tuple[str, ...] = get_args(StartName)
@@ -115,6 +115,40 @@ class Persistent(Start):
 
     def _neurons(self, layer: Tensor) -> torch.Size:
         return layer.shape[1:] if self.networks is None else layer.shape[2:]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"s{n}": layer for n, layer in enumerate(self.layers)}
+
+
+@final
+class Carried(Start):
+    """s_0 of the n-th sample of a mini-batch is the s_T of the n-th sample of the mini-batch before.
+
+    The samples are others, the state is one of the same net: with T large it is forgotten. A smaller mini-batch takes and
+    replaces the first states; the rest stay for the next. Samples outside training, such as a test set, start from zero.
+
+    model       one network, or several stacked; each keeps its own states
+    x           inputs as the model takes them; only their shape and type are looked at
+    batch       the size of a mini-batch
+    """
+
+    kind: ClassVar[StartName] = "carried"
+
+    @torch.no_grad()
+    def __init__(self, model: Dynamics, x: Tensor, batch: int) -> None:
+        lead = () if model.networks is None else (model.networks,)
+        self.dim = len(lead)
+        self.layers: State = tuple(v.clone() for v in model.init_state(x.new_zeros(*lead, batch, *x.shape[1:])))
+
+    def begin(self, x: Tensor, rows: Tensor) -> State:
+        return tuple(layer.narrow(self.dim, 0, rows.shape[-1]).clone() for layer in self.layers)
+
+    @torch.no_grad()
+    def end(self, x: Tensor, rows: Tensor, begun: State, reached: State) -> None:
+        good = finite_samples(reached, rows.dim())
+        for layer, old, new in zip(self.layers, begun, reached, strict=True):
+            layer.narrow(self.dim, 0, rows.shape[-1]).copy_(torch.where(per_sample(good, new), new, old))
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
     reference = True
-    starts = ("zero", "persistent", "initialised")
+    starts = ("zero", "persistent", "initialised", "carried")
 
     @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:

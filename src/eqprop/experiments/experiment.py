@@ -100,7 +100,7 @@ class Experiment:
     cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, with weights Wout and
                     bout (see `eqprop.CrossEntropy`)
     optimizer       any class of torch.optim by name, with optimizer_options
-    start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised"
+    start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised", "carried"
     initialiser_rate    learning rate of the feed-forward net of "initialised", above 0 and below 2
     output_bias     initial biases of the output layer; None: as drawn by `init`. BPTT gives no gradient to an output
                     that a clip or a hard sigmoid holds at 0 from the start (see docs/table1.md).
@@ -129,7 +129,7 @@ class Experiment:
     cost: CostName = setting("squared-error, or cross-entropy of a softmax readout.", "squared-error")
     optimizer: str = setting("Any class of torch.optim.", "SGD")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    start: StartName = setting("Initial states: zero, persistent or initialised.", "zero")
+    start: StartName = setting("Initial states: zero, persistent, initialised or carried.", "zero")
     initialiser_rate: float = setting("Rate of the initialiser, below 2.", 1.0)
     output_bias: float | None = setting("Initial biases of the outputs.", None)
     output_scale: float = setting("Factor on the outputs' initial weights.", 1.0)
@@ -228,7 +228,7 @@ class Experiment:
         else:
             model = self.architecture.build(self.init, seed, dtype)
         self._begin_outputs(model)
-        if self.nudge_site == "inside":  # a custom network may already have it there
+        if self.nudge_site != "outside":  # a custom network may already have it there
             set_nudge_site(model, self.nudge_site)
         return model
 

@@ -23,7 +23,7 @@ from eqprop.experiments.paper import printed_experiment
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.relax import Phase, relax
-from eqprop.starts import Initialised, Persistent, Start
+from eqprop.starts import Carried, Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
 from eqprop.training.folder import FORMAT, OLD_FORMAT, experiment_file, read_json
 
@@ -258,6 +258,8 @@ def make_start(experiment: Experiment, settings: Settings, model: Dynamics, x: T
         return Persistent(model, x, "cpu" if settings.states == "cpu" else None)
     if experiment.start == "initialised":
         return Initialised(model, x, experiment.initialiser_rate)
+    if experiment.start == "carried":
+        return Carried(model, x, experiment.batch)
     return None
 
 

@@ -216,7 +216,7 @@ class Cpu(Engine):
     models = (Layered, Convolutional)
     costs = (SquaredError,)
     estimators = (EP, BPTT)
-    starts = ("zero", "persistent", "initialised")
+    starts = ("zero", "persistent", "initialised", "carried")
 
     def refuses_more(self, task: Task) -> str | None:
         model = task.model

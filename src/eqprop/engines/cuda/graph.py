@@ -108,7 +108,7 @@ class Graph(Engine):
     name = "cuda-graph"
     device = "cuda"
     reference = True
-    starts = ("zero", "persistent", "initialised")
+    starts = ("zero", "persistent", "initialised", "carried")
 
     def refuses_more(self, task: Task) -> str | None:
         optimizer = task.optimizer
