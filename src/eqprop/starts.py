@@ -125,8 +125,9 @@ class Persistent(Start):
 class Carried(Start):
     """s_0 of the n-th sample of a mini-batch is the s_T of the n-th sample of the mini-batch before.
 
-    The samples are others, the state is one of the same net: with T large it is forgotten. A smaller mini-batch takes and
-    replaces the first states; the rest stay for the next. Samples outside training, such as a test set, start from zero.
+    The samples differ, but a state that the net has settled in is a better start than zero. A smaller mini-batch takes
+    and replaces the first states; the rest wait for the next. Samples outside training, such as a test set, start from
+    zero.
 
     model       one network, or several stacked; each keeps its own states
     x           inputs as the model takes them; only their shape and type are looked at

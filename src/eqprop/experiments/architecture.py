@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -13,7 +14,8 @@ import torch
 
 from eqprop.dynamics import Dynamics
 from eqprop.messages import shown, unknown
-from eqprop.models import Convolutional, Layered
+from eqprop.models import Connection, Convolutional, Layered, Network
+from eqprop.models.connections import CONNECTIONS
 from eqprop.models.convolutional import convolutional_parameters
 from eqprop.models.layered import layered_parameters
 from eqprop.state import LayerParameters
@@ -90,7 +92,7 @@ class LayeredNet:
         _check_weights(f"A net of sizes {shown(self.sizes)}", sum(a * b for a, b in pairwise(self.sizes)))
 
     @property
-    def layers(self) -> tuple[LayerParameters, ...]:
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
         """The names of each layer's parameters, output first."""
         return layered_parameters(len(self.sizes) - 1, self.bias)
 
@@ -140,7 +142,7 @@ class ConvolutionalNet:
         _check_weights(f"A net of channels {shown(self.channels)} and flat layers {shown(self.flat)}", weights)
 
     @property
-    def layers(self) -> tuple[LayerParameters, ...]:
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
         return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
@@ -179,7 +181,7 @@ class OwnNet:
     def __post_init__(self) -> None:
         check_types(self)
 
-    layers: ClassVar[tuple[LayerParameters, ...]] = ()
+    layer_parameters: ClassVar[tuple[LayerParameters, ...]] = ()
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
         raise ValueError(
@@ -195,9 +197,131 @@ class OwnNet:
         return f"own model {self.source}"
 
 
-Architecture = LayeredNet | ConvolutionalNet | OwnNet
+@dataclass(frozen=True)
+class GraphNet:
+    """Any layers, joined by any connections (see `eqprop.models.Network`).
+
+    layers          (name, shape) pairs, the output first; a table in a TOML file
+    connections     their fields and their kind: {"kind": "conv", "pre": "x", "post": "h1", "kernel": 3, ...}
+    activation      one for all layers, or by layer, "*" for those not named
+    groups          of layers that a sweep updates together; None: a colouring
+    """
+
+    input_shape: tuple[int, ...]
+    layers: tuple[tuple[str, int | tuple[int, ...]], ...]
+    connections: tuple[Mapping[str, Any], ...]
+    activation: str | Mapping[str, str] = "hard-sigmoid"
+    setting: Literal["energy-based", "prototypical"] = "prototypical"
+    eps: float | None = None
+    clip: bool = False
+    bias: bool = True
+    bias_gain: float = 1.0
+    groups: tuple[tuple[str, ...], ...] | None = None
+    kind: Literal["graph"] = "graph"
+
+    def __post_init__(self) -> None:
+        """Bring what a file holds, lists and tables, to one form; raise if it is something else."""
+        pairs = self.layers.items() if isinstance(self.layers, Mapping) else self.layers
+        set_field = partial(object.__setattr__, self)
+        set_field("input_shape", _sizes("input_shape", self.input_shape))
+        set_field("layers", tuple((name, _sizes(f"The layer {name}", n)) for name, n in _pairs(pairs)))
+        set_field("connections", tuple(dict(c) if isinstance(c, Mapping) else c for c in self.connections))
+        set_field("groups", None if self.groups is None else tuple(tuple(group) for group in self.groups))
+        self._check()
+
+    def _check(self) -> None:
+        for name, kind in (("eps", float | None), ("clip", bool), ("bias", bool), ("bias_gain", float)):
+            if not _has_type(getattr(self, name), kind):
+                raise ValueError(f"{name} is {shown(getattr(self, name))}; expected {_described(kind)}.")
+        named = {"*": self.activation} if isinstance(self.activation, str) else self.activation
+        if not isinstance(named, Mapping) or not all(isinstance(sigma, str) for sigma in named.values()):
+            raise ValueError(f"activation is {shown(self.activation)}; expected a name, or a table of names by layer.")
+        _check_weights(str(self), self._count())
+
+    def _count(self) -> int:
+        shapes = {name: n if isinstance(n, tuple) else (n,) for name, n in (*self.layers, ("x", self.input_shape))}
+        ends = [(c, shapes.get(c.pre), shapes.get(c.post)) for c in self._made()]
+        known = [(c, pre, post) for c, pre, post in ends if pre is not None and post is not None]
+        return sum(math.prod(w.shape) for c, pre, post in known for w in c.weights(pre, post).values())
+
+    def _made(self) -> list[Connection]:
+        return [_connection(values) for values in self.connections]
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return self.build("default", 0, torch.float32).layer_parameters
+
+    def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        return Network(
+            self.input_shape,
+            dict(self.layers),
+            self._made(),
+            self.activation,
+            setting=self.setting,
+            eps=self.eps,
+            clip=self.clip,
+            bias=self.bias,
+            groups=self.groups,
+            init=init,
+            bias_gain=self.bias_gain,
+            seed=seed,
+            dtype=dtype,
+        )
+
+    def without_output(self) -> GraphNet:
+        """A copy without the output layer and its connections."""
+        (output, _), *rest = self.layers
+        if not rest:
+            raise ValueError(f"The net has no layer but {output}, so a readout has nothing to read.")
+        left = tuple(c for c in self.connections if output not in (c.get("pre"), c.get("post")))
+        groups = self.groups and tuple(g for g in (tuple(n for n in g if n != output) for g in self.groups) if g)
+        named = self.activation
+        sigma = named if isinstance(named, str) else {name: a for name, a in named.items() if name != output}
+        return replace(self, layers=tuple(rest), connections=left, activation=sigma, groups=groups)
+
+    def __str__(self) -> str:
+        sizes = "-".join(str(n if isinstance(n, int) else n[0]) for _, n in reversed(self.layers))
+        return f"graph {sizes}, {len(self.connections)} connections"
+
+
+def _pairs(given: Any) -> list[tuple[str, Any]]:
+    pairs = [tuple(pair) for pair in given]
+    if any(len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
+        raise ValueError(f"layers is {shown(given)}; expected a table of sizes by name, the output first.")
+    return pairs  # type: ignore[return-value]
+
+
+def _sizes(what: str, given: Any) -> Any:
+    sizes = tuple(given) if isinstance(given, list | tuple) else given
+    if not _has_type(sizes, tuple[int, ...]) and not (_has_type(sizes, int) and sizes > 0):
+        raise ValueError(f"{what} is {shown(given)}; expected an integer above 0, or several in a list.")
+    return sizes
+
+
+def _connection(values: Mapping[str, Any]) -> Connection:
+    """A connection from its fields and its kind."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"A connection is {shown(values)}; expected a table with kind, pre and post.")
+    given = dict(values)
+    kind = given.pop("kind", "dense")
+    if kind not in CONNECTIONS:
+        raise ValueError(unknown("kind of connection", str(kind), CONNECTIONS))
+    known = [f.name for f in fields(CONNECTIONS[kind])]
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        raise ValueError(f"A connection of kind {kind}: {unknown('field', strange, known)}")
+    missing = [name for name in ("pre", "post") if name not in given and not (kind == "lateral" and name == "post")]
+    if missing:
+        raise ValueError(f"A connection of kind {kind} lacks {' and '.join(missing)}, the names of its layers.")
+    made = CONNECTIONS[kind](**given)
+    check_types(made)
+    return made
+
+
+Architecture = LayeredNet | ConvolutionalNet | GraphNet | OwnNet
 KINDS: dict[str, type[Any]] = {
     "layered": LayeredNet,
     "convolutional": ConvolutionalNet,
+    "graph": GraphNet,
     "own": OwnNet,
 }

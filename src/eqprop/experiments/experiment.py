@@ -243,7 +243,7 @@ class Experiment:
                 bias.fill_(self.output_bias)
 
     def _of_output_layer(self, model: Dynamics, setting: str, kind: Literal["weights", "biases"]) -> Tensor:
-        layers = self.architecture.layers if self.cost == "squared-error" else ()
+        layers = self.architecture.layer_parameters if self.cost == "squared-error" else ()
         name = None if not layers else layers[0].bias if kind == "biases" else layers[0].weights[0]
         found = dict(model.named_parameters()).get(name or "")
         if found is None:
@@ -312,10 +312,10 @@ class Experiment:
     def _read_out(self) -> Experiment:
         """A copy with a readout instead of the output layer; each layer's rates move to its replacement."""
         net = self.architecture.without_output()
-        was, now = self.architecture.layers, (READOUT, *net.layers)
+        was, now = self.architecture.layer_parameters, (READOUT, *net.layer_parameters)
         renamed: dict[str, str] = {}
         for old, new in zip(was, now, strict=bool(was)):
-            renamed |= dict(zip(old.weights, new.weights, strict=True))
+            renamed |= dict(zip(old.weights, new.weights, strict=False))  # a graph's output may have several
             renamed |= {old.bias: new.bias} if old.bias and new.bias else {}
         rates = {renamed.get(name, name): rate for name, rate in self.learning_rates.items()}
         return replace(self, cost="cross-entropy", architecture=net, learning_rates=rates)

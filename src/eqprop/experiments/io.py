@@ -152,7 +152,7 @@ def _architecture(values: Any, source: str) -> Architecture:
     _check_names(values, [f.name for f in fields(chosen)], f"{source}, architecture")
     try:
         net: Architecture = chosen(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{source}, architecture: {error}") from error
     return net
 
@@ -199,6 +199,9 @@ def _value(value: Any, name: str) -> str:
         return json.dumps(value).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, Mapping):
+        fields_ = ", ".join(f"{_key(k)} = {_value(v, f'{name}.{k}')}" for k, v in value.items() if v is not None)
+        return f"{{ {fields_} }}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v, name) for v in value) + "]"
     raise ValueError(f"{name} is {value!r}, which a TOML file cannot hold. Write the experiment as JSON instead.")

@@ -1,7 +1,7 @@
 """The paper's models (toy, fully connected layered, convolutional) and a softmax readout."""
 
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Conv, Dense, Lateral, Skip, Transposed
+from eqprop.models.connections import Connection, Conv, Dense, Lateral, Skip, Transposed, register
 from eqprop.models.convolutional import Convolutional
 from eqprop.models.layered import Layered
 from eqprop.models.network import Network
@@ -22,6 +22,7 @@ __all__ = [
     "Skip",
     "Toy",
     "Transposed",
+    "register",
     "stack",
     "stack_readouts",
     "unstack",
