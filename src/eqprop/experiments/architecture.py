@@ -288,11 +288,11 @@ def _pairs(given: Any) -> list[tuple[str, Any]]:
     pairs = [tuple(pair) for pair in given]
     if any(len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
         raise ValueError(f"layers is {shown(given)}; expected a table of sizes by name, the output first.")
-    return pairs  # type: ignore[return-value]
+    return pairs
 
 
 def _sizes(what: str, given: Any) -> Any:
-    sizes = tuple(given) if isinstance(given, list | tuple) else given
+    sizes: Any = tuple(given) if isinstance(given, list | tuple) else given
     if not _has_type(sizes, tuple[int, ...]) and not (_has_type(sizes, int) and sizes > 0):
         raise ValueError(f"{what} is {shown(given)}; expected an integer above 0, or several in a list.")
     return sizes
