@@ -143,6 +143,11 @@ def test_the_keyboard_draws_and_clears(browser: Browser, page: Path) -> None:
     wait(browser, "/reads 1/.test(document.getElementById('settled').innerText)")
     key(browser, "Delete")
     assert browser.run("Play.drawing().every((v) => v === 0)")
+    key(browser, " ")
+    key(browser, "Tab")
+    focus(browser, "paper")
+    key(browser, "ArrowUp", 5)
+    assert browser.run("Play.drawing().filter((v) => v > 0).length") <= 12, "leaving the paper lifts the pen"
 
 
 def test_the_settling_can_be_paused_stepped_and_replayed(browser: Browser, page: Path) -> None:
@@ -217,6 +222,7 @@ def test_sliders_move_the_curves_and_the_verdict(browser: Browser, page: Path) -
     assert said.startswith("Holds: EP's updates are BPTT's gradients.")
     assert browser.run(curve) != before
     assert text(browser, "beta-shown") == "0.0010"
+    assert browser.run("document.getElementById('beta').ariaValueText") == "0.0010", "not the slider's position"
     solid = browser.run("document.querySelector('#chart-W01 path.bptt').getAttribute('d')")
     points = [[float(v) for v in d[1:].replace("L", " ").split()] for d in (solid, browser.run(curve))]
     assert points[1] == pytest.approx(points[0], abs=1.5), "dashed lies on solid"

@@ -224,3 +224,14 @@ def test_the_page_computes_what_the_library_computes(browser: Browser, page: Pat
     assert found["verdict"]["outcome"] == report.budget.outcome
     if (cause := clear_cause(report)) is not None:
         assert found["verdict"]["cause"] == cause
+
+
+@pytest.mark.browser
+def test_a_net_that_goes_back_and_forth_is_named_so(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    script = """(() => {
+        const stored = JSON.parse(document.getElementById("stored").textContent);
+        const net = Net.make(stored.nets.prototypical), x = Net.pixels(stored.back_and_forth.uint8), y = Net.oneHot(1);
+        return Net.verdict(Net.study(net, x, y, {T: 100, K: 8, beta: 0.1}), y, 8, 0.1);
+    })()"""
+    assert browser.run(script) == {"outcome": "fails", "cause": "two-cycle"}

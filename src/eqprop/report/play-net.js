@@ -2,7 +2,9 @@
 /* The mathematics of the page, in float64: a net with one hidden layer, EP, BPTT and how far apart they are.
    A state is one array, the n0 outputs first, then the n1 hidden neurons. Names are those of the library. */
 const Net = (() => {
-  const HOLDS = 0.05, ALIGNED = 0.5, FAR = 0.75;
+  const HOLDS = 0.05,
+    ALIGNED = 0.5,
+    FAR = 0.75;
   const SETTLED = 1e-6;
 
   const sigma = (v) => 1 / (1 + Math.exp(2 - 4 * v));
@@ -21,14 +23,25 @@ const Net = (() => {
   function make(stored, site = "outside") {
     const [n0, n1, n2] = stored.sizes;
     return {
-      energyBased: stored.setting === "energy-based", eps: stored.eps, site, n0, n1, n2,
-      W01: dequantise(stored.weights.W01), W12: dequantise(stored.weights.W12),
-      b0: Float64Array.from(stored.biases.b0), b1: Float64Array.from(stored.biases.b1),
+      energyBased: stored.setting === "energy-based",
+      eps: stored.eps,
+      site,
+      n0,
+      n1,
+      n2,
+      W01: dequantise(stored.weights.W01),
+      W12: dequantise(stored.weights.W12),
+      b0: Float64Array.from(stored.biases.b0),
+      b1: Float64Array.from(stored.biases.b1),
     };
   }
 
   const copy = (net) => ({
-    ...net, W01: net.W01.slice(), W12: net.W12.slice(), b0: net.b0.slice(), b1: net.b1.slice(),
+    ...net,
+    W01: net.W01.slice(),
+    W12: net.W12.slice(),
+    b0: net.b0.slice(),
+    b1: net.b1.slice(),
   });
 
   const scaleOf = (net) => (net.energyBased ? net.eps : 1);
@@ -37,7 +50,8 @@ const Net = (() => {
 
   /* b1 + W12 r(x), which no step changes. */
   function drive(net, x) {
-    const r = visible(net, x), out = net.b1.slice();
+    const r = visible(net, x),
+      out = net.b1.slice();
     for (let j = 0; j < net.n1; j++) {
       let sum = 0;
       for (let p = 0, k = j * net.n2; p < net.n2; p++, k++) sum += net.W12[k] * r[p];
@@ -47,7 +61,8 @@ const Net = (() => {
   }
 
   function inputs(net, given, r) {
-    const { n0, n1, W01, b0 } = net, out = new Float64Array(n0 + n1);
+    const { n0, n1, W01, b0 } = net,
+      out = new Float64Array(n0 + n1);
     out.set(b0);
     out.set(given, n0);
     for (let i = 0; i < n0; i++) {
@@ -62,7 +77,9 @@ const Net = (() => {
 
   /* F(x, s), or with a nudge {beta, y} F(x, s) - beta dl/ds. */
   function step(net, given, s, nudge) {
-    const { n0, eps } = net, r = activity(net, s), total = inputs(net, given, r);
+    const { n0, eps } = net,
+      r = activity(net, s),
+      total = inputs(net, given, r);
     const push = (i) => nudge.beta * scaleOf(net) * (nudge.y[i] - s[i]);
     if (net.energyBased) {
       const out = s.map((v, n) => (1 - eps) * v + eps * slopeOf(r[n]) * total[n]);
@@ -77,7 +94,8 @@ const Net = (() => {
 
   /* The outputs (parity 0) or the hidden layer (parity 1) alone. */
   function halfStep(net, given, s, parity) {
-    const whole = step(net, given, s), out = s.slice();
+    const whole = step(net, given, s),
+      out = s.slice();
     const [from, to] = parity === 0 ? [0, net.n0] : [net.n0, s.length];
     out.set(whole.subarray(from, to), from);
     return out;
@@ -91,7 +109,9 @@ const Net = (() => {
     const states = [new Float64Array(net.n0 + net.n1)];
     for (let t = 0; t < T; t++) {
       const s = states[t];
-      states.push(schedule === "alternating" ? halfStep(net, given, s, (T - 1 - t) % 2) : step(net, given, s));
+      states.push(
+        schedule === "alternating" ? halfStep(net, given, s, (T - 1 - t) % 2) : step(net, given, s),
+      );
     }
     return states;
   }
@@ -100,7 +120,8 @@ const Net = (() => {
   function settle(net, given, states, K, most = 1500, rest = 1e-13) {
     const last = states.slice(-K - 1);
     for (let t = 0; t < most; t++) {
-      const s = last[last.length - 1], next = step(net, given, s);
+      const s = last[last.length - 1],
+        next = step(net, given, s);
       last.push(next);
       if (last.length > K + 1) last.shift();
       if (apart(next, s) < rest) return last.map(() => next);
@@ -116,16 +137,19 @@ const Net = (() => {
 
   /* One step of a process: neurons, W01, biases; W12 is the hidden biases' row times r(x). */
   const outer = (net, left, right, add) => {
-    const { n0, n1 } = net, out = new Float64Array(n0 * n1);
+    const { n0, n1 } = net,
+      out = new Float64Array(n0 * n1);
     for (let i = 0; i < n0; i++) for (let j = 0; j < n1; j++) out[i * n1 + j] = add(left, right, i, n0 + j);
     return out;
   };
 
   /* Delta(beta, t), t = 0 ... K-1. */
   function ep(net, states, beta) {
-    const unit = 1 / (beta * scaleOf(net)), found = [];
+    const unit = 1 / (beta * scaleOf(net)),
+      found = [];
     for (let t = 0; t + 1 < states.length; t++) {
-      const before = activity(net, states[t]), after = activity(net, states[t + 1]);
+      const before = activity(net, states[t]),
+        after = activity(net, states[t + 1]);
       found.push({
         neurons: states[t + 1].map((v, n) => (v - states[t][n]) * unit),
         biases: after.map((v, n) => (v - before[n]) / beta),
@@ -137,10 +161,14 @@ const Net = (() => {
 
   /* -nabla(t), t = 0 ... K-1, back along the last K + 1 states of a free phase. */
   function bptt(net, given, states, y, K) {
-    const { n0, n1, eps, W01 } = net, end = states.length - 1, found = [];
+    const { n0, n1, eps, W01 } = net,
+      end = states.length - 1,
+      found = [];
     let v = states[end].map((s, n) => (n < n0 ? y[n] - s : 0));
     for (let t = 0; t < K; t++) {
-      const s = states[end - 1 - t], r = activity(net, s), total = inputs(net, given, r);
+      const s = states[end - 1 - t],
+        r = activity(net, s),
+        total = inputs(net, given, r);
       const slope = net.energyBased ? r.map(slopeOf) : total.map((a) => slopeOf(sigma(a)));
       const a = v.map((value, n) => (net.energyBased ? eps : 1) * value * slope[n]);
       found.push({ neurons: v, biases: a, W01: outer(net, a, r, (p, q, i, j) => p[i] * q[j] + q[i] * p[j]) });
@@ -151,24 +179,39 @@ const Net = (() => {
           back[n0 + j] += W01[i * n1 + j] * a[i];
         }
       }
-      v = !net.energyBased ? back : back.map(
-        (b, n) => (1 - eps) * v[n] + eps * v[n] * curveOf(r[n]) * total[n] + slope[n] * b);
+      v = !net.energyBased
+        ? back
+        : back.map((b, n) => (1 - eps) * v[n] + eps * v[n] * curveOf(r[n]) * total[n] + slope[n] * b);
     }
     return found;
   }
 
   /* Mean over elements of |f - g| / max(|f|, |g|), norms over time; elements with no signal are left out. */
   function distance(f, g, read, from, to) {
-    let errors = 0, counted = 0, dot = 0, allF = 0, allG = 0;
+    let errors = 0,
+      counted = 0,
+      dot = 0,
+      allF = 0,
+      allG = 0;
     for (let n = from; n < to; n++) {
-      let ff = 0, gg = 0, ee = 0;
+      let ff = 0,
+        gg = 0,
+        ee = 0;
       for (let t = 0; t < f.length; t++) {
-        const a = read(f[t])[n], b = read(g[t])[n];
-        ff += a * a; gg += b * b; ee += (a - b) * (a - b); dot += a * b;
+        const a = read(f[t])[n],
+          b = read(g[t])[n];
+        ff += a * a;
+        gg += b * b;
+        ee += (a - b) * (a - b);
+        dot += a * b;
       }
-      allF += ff; allG += gg;
+      allF += ff;
+      allG += gg;
       const size = Math.max(ff, gg);
-      if (size > 0) { errors += Math.sqrt(ee / size); counted++; }
+      if (size > 0) {
+        errors += Math.sqrt(ee / size);
+        counted++;
+      }
     }
     const lengths = Math.sqrt(allF * allG);
     return { rmse: counted ? errors / counted : null, cosine: lengths ? dot / lengths : null };
@@ -176,11 +219,16 @@ const Net = (() => {
 
   /* Every synapse of W12 is a hidden bias's process times a pixel, so the pixel drops out of its distance. */
   function compare(net, f, g) {
-    const { n0, n1 } = net, neurons = (p) => p.neurons, biases = (p) => p.biases;
+    const { n0, n1 } = net,
+      neurons = (p) => p.neurons,
+      biases = (p) => p.biases;
     return {
-      s0: distance(f, g, neurons, 0, n0), s1: distance(f, g, neurons, n0, n0 + n1),
-      W01: distance(f, g, (p) => p.W01, 0, n0 * n1), W12: distance(f, g, biases, n0, n0 + n1),
-      b0: distance(f, g, biases, 0, n0), b1: distance(f, g, biases, n0, n0 + n1),
+      s0: distance(f, g, neurons, 0, n0),
+      s1: distance(f, g, neurons, n0, n0 + n1),
+      W01: distance(f, g, (p) => p.W01, 0, n0 * n1),
+      W12: distance(f, g, biases, n0, n0 + n1),
+      b0: distance(f, g, biases, 0, n0),
+      b1: distance(f, g, biases, n0, n0 + n1),
     };
   }
 
@@ -198,26 +246,33 @@ const Net = (() => {
 
   /* Everything about one digit: the free phase, the nudged one, both processes and their distances. */
   function study(net, x, y, { T, K, beta, schedule }) {
-    const given = drive(net, x), states = free(net, given, T, schedule);
+    const given = drive(net, x),
+      states = free(net, given, T, schedule);
     return around(net, given, states, y, K, beta);
   }
 
   function around(net, given, states, y, K, beta) {
-    const rest = states[states.length - 1], second = nudged(net, given, rest, y, beta, K);
-    const f = ep(net, second, beta), g = bptt(net, given, states, y, K), metrics = compare(net, f, g);
+    const rest = states[states.length - 1],
+      second = nudged(net, given, rest, y, beta, K);
+    const f = ep(net, second, beta),
+      g = bptt(net, given, states, y, K),
+      metrics = compare(net, f, g);
     return { net, given, states, second, ep: f, bptt: g, metrics, rmse: synapseRmse(metrics) };
   }
 
   /* What limits the match: the change that would bring EP nearest to BPTT. */
   function cause(found, y, K, beta) {
     const { net, given, states } = found;
-    const rested = settle(net, given, states, Math.max(K, 2)), [before, , end] = rested.slice(-3);
-    if (residual(net, given, end) > SETTLED) return apart(before, end) < SETTLED ? "two-cycle" : "never-settles";
+    const rested = settle(net, given, states, Math.max(K, 2)),
+      [before, , end] = rested.slice(-3);
+    if (residual(net, given, end) > SETTLED)
+      return apart(before, end) < SETTLED ? "two-cycle" : "never-settles";
     const again = (n, s, b) => around(n, given, s, y, K, b).rmse ?? 0;
     const without = {
       T: again(net, rested, beta),
       beta: again(net, states, beta / 100),
-      "nudge-site": net.energyBased || net.site === "inside" ? Infinity : again({ ...net, site: "inside" }, states, beta),
+      "nudge-site":
+        net.energyBased || net.site === "inside" ? Infinity : again({ ...net, site: "inside" }, states, beta),
     };
     return Object.keys(without).reduce((a, b) => (without[b] < without[a] ? b : a));
   }
@@ -229,9 +284,13 @@ const Net = (() => {
 
   /* theta + rate * the sum of EP's updates. */
   function learn(net, x, updates, rate) {
-    const out = copy(net), r = visible(net, x), { n0, n1, n2 } = net;
+    const out = copy(net),
+      r = visible(net, x),
+      { n0, n1, n2 } = net;
     for (const { W01, biases } of updates) {
-      W01.forEach((v, k) => { out.W01[k] += rate * v; });
+      W01.forEach((v, k) => {
+        out.W01[k] += rate * v;
+      });
       for (let i = 0; i < n0; i++) out.b0[i] += rate * biases[i];
       for (let j = 0; j < n1; j++) {
         const change = rate * biases[n0 + j];
@@ -247,6 +306,20 @@ const Net = (() => {
   const best = (s, n0) => s.subarray(0, n0).reduce((top, v, i, all) => (v > all[top] ? i : top), 0);
 
   return {
-    SETTLED, make, copy, pixels, visible, drive, step, free, residual, study, verdict, learn, loss, oneHot, best,
+    SETTLED,
+    make,
+    copy,
+    pixels,
+    visible,
+    drive,
+    step,
+    free,
+    residual,
+    study,
+    verdict,
+    learn,
+    loss,
+    oneHot,
+    best,
   };
 })();
