@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -28,15 +29,16 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/kernels.md": [performance.work_block, performance.floors_block],
     "docs/estimators.md": [
         *(estimators.bias_block, estimators.orders_block, estimators.cost_block, estimators.training_block),
+        partial(runs.runs_of, "continual"),
     ],
     "docs/beyond.md": [
         *(gdu.nudge_site_block, runs.nudge_training_block, gdu.cross_entropy_block),
-        *(runs.cross_entropy_training_block, runs.fashion_block),
+        *(partial(runs.runs_of, "cross-entropy"), partial(runs.runs_of, "fashion-mnist")),
     ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }
-"""The blocks of each page, named as what makes them: results_block fills <!-- begin results -->."""
+"""The blocks of each page: results_block fills <!-- begin results -->, runs_of(topic) <!-- begin topic runs -->."""
 PICTURES: dict[str, Callable[[], Figure]] = {
     "toy": gdu.toy,
     "rmse": gdu.rmse,
@@ -64,7 +66,13 @@ def read_text(page: str) -> str:
 
 
 def makers(page: str) -> Makers:
-    return {make.__name__.removesuffix("_block").replace("_", " "): make for make in BLOCKS[page]}
+    return {_name(make): make for make in BLOCKS[page]}
+
+
+def _name(make: Callable[[], str]) -> str:
+    if isinstance(make, partial):
+        return f"{make.args[0]} runs"
+    return make.__name__.removesuffix("_block").replace("_", " ")
 
 
 def stale() -> list[str]:

@@ -38,18 +38,11 @@ def runs_of(topic: str) -> str:
         e = d["experiment"]
         setting = f"T {e['T']}, K {e['K']}, beta {e['beta']:g}, nudge {e['nudge_site']}"
         for t in trials(d):
-            errors = f"{t['test_error'][-1]:.2f}", f"{t['train_error'][-1]:.2f}"
-            lines.append([e["name"], setting, len(t["test_error"]), t["seed"], *errors, listed(d["engines"].values())])
+            errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
+            epochs, engines = f"{len(t['test_error'])} of {e['epochs']}", listed(d["engines"].values())
+            lines.append([e["name"], setting, epochs, t["seed"], *errors, engines])
     heads = ["experiment", "settings", "epochs", "seed", "test error, %", "running train error, %", "engine"]
     return table(heads, lines, words=2)
-
-
-def cross_entropy_training_block() -> str:
-    return runs_of("cross-entropy")
-
-
-def fashion_block() -> str:
-    return runs_of("fashion-mnist")
 
 
 def literature_block() -> str:
