@@ -25,7 +25,7 @@ def cache_folder(*parts: str) -> Path:
     try:
         home = Path(given) if given else Path.home() / ".cache"
     except RuntimeError:  # no HOME, and the user is not in the password file
-        home = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+        home = _temporary() / f"cache-{os.getuid()}"
     return home.joinpath("eqprop", *parts)
 
 
@@ -36,12 +36,20 @@ def code_folder() -> Path:
     what another has compiled.
     """
     complaints = []
-    for folder in (cache_folder("code"), Path(tempfile.gettempdir()) / f"eqprop-{os.getuid()}" / "code"):
+    for place in (lambda: cache_folder("code"), lambda: _temporary() / f"eqprop-{os.getuid()}" / "code"):
         try:
-            return _private(folder)
+            return _private(place())
         except OSError as error:
-            complaints.append(f"{folder}: {error.strerror or error}")
+            where = "" if error.filename is None else f"{error.filename}: "
+            complaints.append(f"{where}{error.strerror or error}")
     raise CacheError(f"no private folder for compiled code ({'; '.join(complaints)}). Set $EQPROP_CACHE to one.")
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise CacheError("there is no temporary folder that can be written; set $TMPDIR to one") from error
 
 
 def _private(folder: Path) -> Path:

@@ -214,6 +214,7 @@ def settled_below(dtype: torch.dtype, tolerance: float | None) -> float:
 
 def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None) -> State:
     """Check x, y and the state against the model; return the state to start from."""
+    _check_model(model)
     _check_input(model, x)
     zero = model.init_state(x)
     s = zero if state is None else detach(tuple(state))
@@ -221,6 +222,18 @@ def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None
     if nudge is not None:
         nudge.cost.check(s, nudge.y)
     return s
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, Dynamics):
+        return
+    inside = getattr(model, "module", None)
+    advice = (
+        "It wraps one: use its .module, and one process per device, each with its own trials."
+        if isinstance(inside, Dynamics)
+        else "Build one with eqprop.from_primitive, from_energy or from_transition."
+    )
+    raise TypeError(f"The model is a {type(model).__name__}; expected an eqprop.Dynamics. {advice}")
 
 
 def _check_input(model: Dynamics, x: Tensor) -> None:

@@ -17,12 +17,25 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training_runs import SMALL, Asking, assert_same_bits, explosive_network, few_images, metrics, weights
+from helpers.training_runs import (
+    SMALL,
+    Asking,
+    assert_same_bits,
+    call_main,
+    explosive_network,
+    few_images,
+    metrics,
+    weights,
+    write_idx,
+    write_small_toml,
+)
 from safetensors.torch import load_file, save_file
 
+from eqprop.cache import CacheError, code_folder
 from eqprop.data import Images
 from eqprop.experiments.experiment import ESTIMATORS
 from eqprop.files import write_text
+from eqprop.relax import relax
 from eqprop.training import Stopped, Watch, evaluate, resume, train
 from eqprop.training.checkpoint import digest, read_checkpoint
 from eqprop.training.metrics import Line
@@ -225,6 +238,24 @@ def test_holomorphic_ep_that_diverges_ends_no_run(tmp_path: Path, images: Images
     assert len(stopped) == 2
     assert not any("not analytic" in text for text in stopped)
     assert resume(tmp_path / "run", data=images).summary["estimators"] == found
+
+
+@pytest.mark.parametrize(("rate", "code"), [("50", 1), ("0", 0)])
+def test_a_run_whose_trials_all_diverged_exits_with_an_error(
+    tmp_path: Path,
+    images: Images,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rate: str,
+    code: int,
+) -> None:
+    data = write_idx(tmp_path / "data", images)
+    experiment = write_small_toml(tmp_path / "small.toml", epochs=1)
+    words = ("train", experiment, "--data", data, "--model", "helpers.training_runs:explosive_network", "--T", 40)
+    out = ("--lr", rate, "--out", tmp_path / "run", "--json", tmp_path / "out.json")
+    assert call_main(monkeypatch, *words, *out) == code
+    assert (tmp_path / "out.json").exists(), "the result is written all the same"
+    assert ("every trial of ep diverged" in capsys.readouterr().err) == (code == 1)
 
 
 def test_all_trials_diverged_is_in_the_metrics_even_if_the_run_was_stopped_just_then(
@@ -451,6 +482,36 @@ def test_a_file_system_without_locks_is_refused_in_a_sentence(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     refused(run, images, "Cannot lock .*No locks available.*Choose a folder on a local disk", OSError)
+
+
+def test_a_forked_process_is_refused_rather_than_left_waiting(tmp_path: Path, images: Images) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            train(SMALL, tmp_path / "run", data=images, engine="eager", epochs=1, threads=2)
+        except ValueError as error:
+            os._exit(7 if "This process was forked" in str(error) else 8)
+        os._exit(9)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_a_wrapped_model_is_refused_in_a_sentence(images: Images) -> None:
+    wrapped = torch.nn.DataParallel(SMALL.build(0))
+    with pytest.raises(TypeError, match="is a DataParallel; expected an eqprop.Dynamics.*use its .module"):
+        relax(wrapped, images.train_x[:2], 3)  # type: ignore[arg-type]
+
+
+def test_without_a_temporary_folder_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
+    assert tmp_path in code_folder().parents
+    monkeypatch.setenv("EQPROP_CACHE", "/proc/nowhere")
+    with pytest.raises(CacheError, match=r"set \$TMPDIR"):
+        code_folder()
 
 
 def test_evaluate_follows_no_link_either(run: Path, tmp_path: Path, images: Images) -> None:

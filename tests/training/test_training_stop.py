@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import random
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 import pytest
 from helpers.training_runs import (
     assert_same_bits,
+    command,
+    environment,
     few_images,
     kill,
     metrics,
@@ -53,7 +57,7 @@ def resuming(place: Path, out: Path) -> tuple[object, ...]:
     return ("resume", out, "--data", place / "data")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(
     place: Path, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -65,6 +69,38 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(
     assert process.returncode == code, stderr
     assert f"Continue with: eqprop resume {out}" in stderr
     assert "Traceback" not in stderr
+    assert not read_checkpoint(out / "ep").finished
+    resume(out, data=place / "data")
+    assert_same_bits(place / "whole", out)
+
+
+def test_a_run_under_nohup_goes_on_after_a_hangup(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(*training(place, out))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for(out / "metrics.jsonl", process)
+    process.send_signal(signal.SIGHUP)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert_same_bits(place / "whole", out)
+
+
+def test_a_terminal_that_is_closed_saves_the_run(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command(*training(place, out))
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(words[0], words, {**environment(), "TERM": "xterm"})
+    end = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
     assert not read_checkpoint(out / "ep").finished
     resume(out, data=place / "data")
     assert_same_bits(place / "whole", out)

@@ -217,14 +217,22 @@ def stopping() -> Iterator[None]:
     except Stopped as stopped:
         # The run is saved; another Ctrl-C must not disturb the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        typer.echo(f"\n{stopped}", err=True)
+        _say_last(f"\n{stopped}")
         raise typer.Exit(stopped.exit_code) from stopped
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        typer.echo(
-            "\nInterrupted. Continue from the last checkpoint, if there is one, with: eqprop resume FOLDER", err=True
-        )
+        _say_last("\nInterrupted. Continue from the last checkpoint, if there is one, with: eqprop resume FOLDER")
         raise typer.Exit(130) from interrupt
+
+
+def _say_last(text: str) -> None:
+    """Write to standard error. After SIGHUP the terminal may be gone; the exit code must not depend on it."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
 
 
 def check_out(out: Path | None) -> None:
@@ -295,6 +303,14 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
     give_json(result.summary, as_json)
     if as_json != "-" and not quiet:
         show_result(result.summary, result.folder)
+    found = result.summary["estimators"]
+    lost = [name for name in found if all(trial["diverged"] for trial in found[name]["trials"])]
+    if lost:
+        typer.echo(
+            f"eqprop: every trial of {', '.join(lost)} diverged; {result.folder / 'metrics.jsonl'} says where and why.",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:

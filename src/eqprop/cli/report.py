@@ -22,6 +22,8 @@ def report(
     from eqprop.report.page import write_report
 
     written = write_report(folder, out)
+    for reason in written.left_out:
+        typer.echo(f"eqprop: left out: {reason}", err=True)
     for path in (written.page, written.csv, written.latex, written.curves):
         if path.exists():
             typer.echo(path)

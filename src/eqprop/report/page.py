@@ -190,12 +190,13 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a report."""
+    """The files of a report, and why runs were left out."""
 
     page: Path
     csv: Path
     latex: Path
     curves: Path
+    left_out: tuple[str, ...] = ()
 
 
 def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> Written:
@@ -207,7 +208,7 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     contents = collect(folder)
     place = out or folder
     table = rows(contents.runs)
-    written = Written(place / PAGE, place / CSV, place / LATEX, place / CURVES)
+    written = Written(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
     write_text(written.csv, to_csv(table))
     write_text(written.latex, to_latex(table))
     for run in contents.runs if with_curves else ():
@@ -248,8 +249,15 @@ def _head(contents: Contents) -> str:
     return (
         f"<header><h1>{escape(_title(contents))}</h1>\n"
         f'<p class="soft">Equilibrium propagation and backpropagation through time, {runs}. '
-        f"Written by eqprop {__version__} from run folders.</p></header>\n"
+        f"Written by eqprop {__version__} from run folders.</p>{_left_out(contents)}</header>\n"
     )
+
+
+def _left_out(contents: Contents) -> str:
+    if not contents.left_out:
+        return ""
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in contents.left_out)
+    return f"<p>Left out, as they are damaged:</p><ul>{items}</ul>"
 
 
 def _table(table: list[Row]) -> str:

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from eqprop.experiments.paper import (
     printed_experiment,
 )
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
-from eqprop.training.metrics import Line, deviation, mean, read_metrics
+from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
 from eqprop.training.plan import Described, Settings, data_name, read_description
 
 KINDS = {"test": "test_error", "train": "train_error"}
@@ -173,11 +173,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything a page shows."""
+    """Everything a page shows, and why runs were left out."""
 
     folder: Path
     runs: list[Run]
     pictures: list[Picture]
+    left_out: list[str] = field(default_factory=list)
 
 
 def collect(folder: Path) -> Contents:
@@ -185,16 +186,31 @@ def collect(folder: Path) -> Contents:
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or a folder of run folders.")
     found = [p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name)]
-    runs = sorted((read_run(path) for path in found), key=_order)
-    pictures = _pictures(folder)
+    read, left_out = _read_all(found)
+    runs, pictures = sorted(read, key=_order), _pictures(folder)
+    if left_out and not runs and not pictures:
+        raise ValueError(left_out[0])
     if not runs and not pictures:
         raise FileNotFoundError(
             f"{folder} holds neither runs nor figures. Train something first: eqprop train P-1h --out {folder}/p-1h."
         )
-    return Contents(folder, runs, pictures)
+    return Contents(folder, runs, pictures, left_out)
+
+
+def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and what is wrong with the others: one damaged run must not hide the rest."""
+    runs, left_out = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+            left_out.append(str(error) if str(folder) in str(error) else f"{folder}: {error}")
+    return runs, left_out
 
 
 def read_run(folder: Path) -> Run:
+    """Read a run; its metrics must match its checkpoints."""
+    check_lines(folder)
     return Run(folder, read_description(folder), read_metrics(folder), sessions(folder))
 
 

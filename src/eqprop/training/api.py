@@ -45,7 +45,7 @@ from eqprop.training.plan import (
     recorded_source,
     where_from,
 )
-from eqprop.training.watch import Watch
+from eqprop.training.watch import Steady, Watch
 
 CONTINUAL = "ep-continual"
 
@@ -210,7 +210,7 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
 
 def _work(plan: Plan, held: Held, watch: Watch, turn: Turn) -> Result:
     """Train every unfinished leg, with graceful shutdown on signals; write the result."""
-    folder = held.folder
+    folder, watch = held.folder, Steady(watch)
     session = {"provenance": provenance(plan.settings.device), "engines": {}}
     _warn_other_machine(last_session(folder), session["provenance"], watch)
     with Interruption() as interruption:

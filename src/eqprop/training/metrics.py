@@ -16,7 +16,7 @@ from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
 from eqprop.files import read_bytes, write_text
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
 from eqprop.training.folder import METRICS
-from eqprop.training.plan import Leg, Plan, read_description
+from eqprop.training.plan import Leg, Plan, identity, read_description
 
 Line = dict[str, Any]
 """estimator, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
@@ -148,7 +148,7 @@ def compare_lines(found: Sequence[Line], leg: Leg, head: Mapping[str, Any]) -> l
 def check_lines(folder: Path) -> None:
     """Raise unless metrics.jsonl holds exactly the lines of each estimator and trial that its checkpoints count.
 
-    Without a checkpoint there is nothing to compare with.
+    Without a checkpoint of this experiment there is nothing to compare with.
     """
     described = read_description(folder)
     heads = {leg: read_head(folder / leg.folder) for leg in described.legs() if has_checkpoint(folder / leg.folder)}
@@ -156,7 +156,7 @@ def check_lines(folder: Path) -> None:
     lines = Metrics(folder)
     for leg, head in heads.items():
         wrong = compare_lines(lines.of(leg, head["position"]["epoch"]), leg, head)
-        if wrong:
+        if wrong and head["run"] == identity(described.content):
             raise ValueError(
                 f"{lines.path} does not match the checkpoint in {leg.folder}: lines of {leg.estimator}: "
                 f"{', '.join(wrong)}. Restore it from a copy, or repair it with: eqprop resume {folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -70,6 +71,26 @@ def _largest_layer(model: Dynamics, free: Relaxation) -> str:
     return f"layer {names[worst]} reaches {largest[worst]:.3g}"
 
 
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_not_forked(engine: str) -> None:
+    """Raise in a forked process where torch would wait for threads that exist only in its parent."""
+    if _forked and engine == "eager" and torch.get_num_threads() > 1:
+        raise ValueError(
+            "This process was forked, and torch's threads do not survive a fork: the eager engine would wait for them "
+            "for ever. Train with threads=1, or start processes with multiprocessing.get_context('spawn')."
+        )
+
+
 @dataclass(frozen=True)
 class Divergence:
     """Where and why a trial was stopped."""
@@ -96,6 +117,7 @@ class Trainer:
         assert task.estimator is not None, "every task of a plan has an estimator"
         self.estimator = task.estimator
         self.engine = plan.engine(engine or plan.settings.engine, task)
+        check_not_forked(self.engine.name)
         images = plan.images
         self.x = plan.inputs(images.train_x, self.model)
         self.targets = images.targets(images.train_y, plan.dtype)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -73,6 +75,46 @@ class Several(Watch):
 
     def end(self) -> None:
         for watch in self.watches:
+            watch.end()
+
+
+class Steady(Watch):
+    """Forwards every event until the terminal or pipe it is shown on is gone: that must not end the run."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    @contextmanager
+    def _shown(self) -> Iterator[Watch]:
+        try:
+            yield self.watch
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            self.watch = Watch()
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        with self._shown() as watch:
+            watch.begin(plan, folder)
+
+    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
+        with self._shown() as watch:
+            watch.begin_leg(leg, engine, epoch)
+
+    def progress(self, progress: Progress) -> None:
+        with self._shown() as watch:
+            watch.progress(progress)
+
+    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
+        with self._shown() as watch:
+            watch.epoch(lines, progress)
+
+    def warn(self, message: str) -> None:
+        with self._shown() as watch:
+            watch.warn(message)
+
+    def end(self) -> None:
+        with self._shown() as watch:
             watch.end()
 
 
