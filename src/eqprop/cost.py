@@ -24,16 +24,32 @@ class Cost(nn.Module):
 
     parametric: bool = False
 
+    @property
+    def title(self) -> str:
+        """What messages call the cost."""
+        return type(self).__name__
+
+    def __call__(self, s: State, y: Tensor, theta: Mapping[str, Tensor] | None = None) -> Tensor:
+        """l(s, y); a parametric cost needs theta as well, the model's parameters by name."""
+        if theta is None and self.parametric:
+            raise ValueError(
+                f"The cost {self.title} reads the model's parameters; expected cost(s, y, theta). Give them as "
+                "dict(model.named_parameters())."
+            )
+        value: Tensor = super().__call__(s, y, {} if theta is None else theta)
+        return value
+
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define forward(s, y, theta), one value per sample.")
+        raise NotImplementedError(f"{self.title} must define forward(s, y, theta), one value per sample.")
 
     def values(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         """l, verified to have one value per sample: a mean over the samples would shrink every gradient."""
-        value: Tensor = self(s, y, theta)
+        # Not through __call__: a FLOP counter hooks into modules there and cannot follow autograd.grad.
+        value = self.forward(s, y, theta)
         dims, s0 = value.dim(), s[0]
         if not 1 <= dims < s0.dim() or value.shape != s0.shape[:dims]:
             raise ValueError(
-                f"The cost {type(self).__name__} returned shape {tuple(value.shape)}; expected one value per sample of "
+                f"The cost {self.title} returned shape {tuple(value.shape)}; expected one value per sample of "
                 f"s0, whose shape is {tuple(s0.shape)}. Sum over the neurons, not over the samples."
             )
         return value
@@ -49,7 +65,7 @@ class Cost(nn.Module):
             loss = self.values(inputs, y, theta)
             if not loss.requires_grad:
                 raise ValueError(
-                    f"The cost {type(self).__name__} does not depend on the state; expected a differentiable function "
+                    f"The cost {self.title} does not depend on the state; expected a differentiable function "
                     "of s. Look for a detach(), an argmax or a no_grad() in it."
                 )
             return derivative(loss.sum(), inputs, create_graph=recording)
@@ -119,6 +135,11 @@ class FunctionCost(Cost):
     def __init__(self, function: Callable[..., Tensor], parametric: bool = False) -> None:
         super().__init__()
         self.function, self.parametric = function, parametric
+
+    @property
+    def title(self) -> str:
+        name = str(getattr(self.function, "__name__", type(self).__name__))
+        return type(self).__name__ if name == "<lambda>" else name
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return self.function(s, y, theta) if self.parametric else self.function(s, y)

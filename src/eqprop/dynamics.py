@@ -45,13 +45,31 @@ class Dynamics(nn.Module):
     networks: int | None = None
     """The number R of stacked networks, with x and states (R, B, ...); None for a single network, (B, ...)."""
 
+    @property
+    def title(self) -> str:
+        """What messages call the model."""
+        return type(self).__name__
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, T: int = 1000) -> Tensor:
+        """The output s0 at the steady state: at most T free steps, fewer once nothing changes any more.
+
+        `eqprop.relax` returns the whole state and says whether it settled.
+        """
+        drive, s = self.drive(x), self.init_state(x)
+        for _ in range(T):
+            before, s = s, self.step(drive, s)
+            if all(torch.equal(a, b) for a, b in zip(before, s, strict=True)):
+                break
+        return s[0]
+
     def init_state(self, x: Tensor) -> State:
         """The state at t = 0, usually zeros."""
-        raise NotImplementedError(f"{type(self).__name__} must define init_state(x), a tuple of tensors (B, ...).")
+        raise NotImplementedError(f"{self.title} must define init_state(x), a tuple of tensors (B, ...).")
 
     def transition(self, x: Tensor, s: State) -> State:
         """F(x, s): one tensor per layer, with the shapes of s."""
-        raise NotImplementedError(f"{type(self).__name__} must define transition(x, s), the next state.")
+        raise NotImplementedError(f"{self.title} must define transition(x, s), the next state.")
 
     def drive(self, x: Tensor) -> Drive:
         """Precompute, once per phase, what a step needs from x. By default x itself."""
@@ -65,7 +83,7 @@ class Dynamics(nn.Module):
     def half_step(self, drive: Drive, s: State, parity: int) -> State:
         """F(x, s) for the layers of one parity (0: even); the other layers are unchanged."""
         raise TypeError(
-            f"{type(self).__name__} has no alternating schedule: its layers are not known to form two groups that "
+            f"{self.title} has no alternating schedule: its layers are not known to form two groups that "
             "depend only on each other. Use schedule='synchronous'."
         )
 
@@ -149,7 +167,7 @@ class PrimitiveDynamics(Dynamics):
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         """Phi(x, s), one value per sample, shape (B,)."""
-        raise NotImplementedError(f"{type(self).__name__} must define primitive(x, s), one value per sample.")
+        raise NotImplementedError(f"{self.title} must define primitive(x, s), one value per sample.")
 
     @property
     def squashes(self) -> bool:
@@ -184,7 +202,7 @@ class PrimitiveDynamics(Dynamics):
             phi = self._primitive_checked(x, inputs)
             if not phi.requires_grad:
                 raise ValueError(
-                    f"The primitive of {type(self).__name__} does not depend on the state; expected a differentiable "
+                    f"The primitive of {self.title} does not depend on the state; expected a differentiable "
                     "function of s. Look for a detach() or a no_grad() in it."
                 )
             grads = derivative(phi.sum(), inputs, create_graph=recording)
@@ -224,7 +242,7 @@ class PrimitiveDynamics(Dynamics):
         expected = s[0].shape[: self.sample_dims(x)]
         if phi.shape != expected:
             raise ValueError(
-                f"The primitive of {type(self).__name__} returned shape {tuple(phi.shape)}; expected one value per "
+                f"The primitive of {self.title} returned shape {tuple(phi.shape)}; expected one value per "
                 f"sample, shape {tuple(expected)}. Sum over the neurons, not over the samples."
             )
         return phi
@@ -346,7 +364,7 @@ def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
     """Set where the nudge of the second phase enters this model's step."""
     if where not in NUDGE_SITES:
         raise ValueError(f"nudge_site is {where!r}; expected 'outside' (the paper's) or 'inside' sigma, or 'implicit'.")
-    name = type(model).__name__
+    name = model.title
     if not isinstance(model, PrimitiveDynamics):
         if where != "outside":
             raise TypeError(

@@ -13,22 +13,40 @@ function receives the parameters as a dictionary `theta`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.dynamics import Dynamics, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
-from eqprop.state import State, zero_state
+from eqprop.dynamics import Drive, Dynamics, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.state import State, add, zero_state
 
 Theta = Mapping[str, Tensor]
 LayerShape = int | tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What every model from a function may be given.
+
+    name        what messages call it; by default the function's name
+    start       the state at t = 0 as a function of x; None: zeros
+    project     applied to each layer after every step, nudge included, such as lambda v: v.clamp(0, 1)
+    input_shape the shape of one sample, which data is reshaped to and x is checked against; None: not checked
+    """
+
+    name: str | None = None
+    start: Callable[[Tensor], State | Tensor] | None = None
+    project: Callable[[Tensor], Tensor] | None = None
+    input_shape: tuple[int, ...] | None = None
+
+
 def from_transition(
-    function: Callable[[Tensor, State, Theta], State], parameters: Theta, layers: Sequence[LayerShape]
+    function: Callable[[Tensor, State, Theta], State], parameters: Theta, layers: Sequence[LayerShape], **extras: Any
 ) -> Dynamics:
-    """s_{t+1} = F(x, s_t, theta) for a given function F  [eq:1st-phase]."""
-    return _Transition(function, parameters, layers)
+    """s_{t+1} = project(F(x, s_t, theta)) for a given function F  [eq:1st-phase]; extras as in `Extras`."""
+    return _Transition(function, parameters, layers, _extras(function, extras))
 
 
 def from_primitive(
@@ -37,12 +55,13 @@ def from_primitive(
     layers: Sequence[LayerShape],
     squash: Callable[[Tensor], Tensor] | None = None,
     nudge_site: NudgeSite = "outside",
+    **extras: Any,
 ) -> PrimitiveDynamics:
-    """s_{t+1} = squash(dPhi/ds(x, s_t, theta)); without squash, the setting of the theorem  [thm:main].
+    """s_{t+1} = project(squash(dPhi/ds(x, s_t, theta))); without both, the setting of the theorem  [thm:main].
 
-    nudge_site="inside" puts the nudge of the second phase in squash's argument.
+    nudge_site="inside" puts the nudge of the second phase in squash's argument. Extras as in `Extras`.
     """
-    model = _Primitive(function, parameters, layers, squash)
+    model = _Primitive(function, parameters, layers, squash, _extras(function, extras))
     set_nudge_site(model, nudge_site)
     return model
 
@@ -52,22 +71,37 @@ def from_energy(
     parameters: Theta,
     layers: Sequence[LayerShape],
     eps: float,
+    **extras: Any,
 ) -> PrimitiveDynamics:
-    """s_{t+1} = s_t - eps dE/ds: Phi = 1/2 |s|^2 - eps E, with the nudge scaled by eps  [sec:primitive-energy]."""
+    """s_{t+1} = s_t - eps dE/ds: Phi = 1/2 |s|^2 - eps E, with the nudge scaled by eps  [sec:primitive-energy].
+
+    Extras as in `Extras`; project keeps the state in range, as a clip does.
+    """
+    given = _extras(function, extras)
 
     def primitive(x: Tensor, s: State, theta: Theta) -> Tensor:
         energy = function(x, s, theta)
         if energy.shape != x.shape[:1]:
             raise ValueError(
-                f"The energy returned shape {tuple(energy.shape)}; expected one value per sample, shape "
+                f"The energy {given.name} returned shape {tuple(energy.shape)}; expected one value per sample, shape "
                 f"{tuple(x.shape[:1])}. Sum over the neurons, not over the samples."
             )
         squares = torch.stack([layer.square().flatten(1).sum(-1) for layer in s]).sum(0)
         return 0.5 * squares - eps * energy
 
-    model = _Primitive(primitive, parameters, layers, squash=None)
+    model = _Primitive(primitive, parameters, layers, None, given)
     model.nudge_scale = check_eps(eps)
     return model
+
+
+def _extras(function: Callable[..., Any], given: Mapping[str, Any]) -> Extras:
+    known = [f.name for f in fields(Extras)]
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        raise TypeError(f"Got an unexpected argument {strange}; expected one of {', '.join(known)}.")
+    made = Extras(**given)
+    own = str(getattr(function, "__name__", type(function).__name__))
+    return replace(made, name=made.name or ("own model" if own == "<lambda>" else own))
 
 
 def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
@@ -82,14 +116,15 @@ def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
 class _ByFunction:
     """Base of the models made from functions: named parameters and layers of given shapes."""
 
-    def __init__(self, parameters: Theta, layers: Sequence[LayerShape]) -> None:
+    def __init__(self, parameters: Theta, layers: Sequence[LayerShape], extras: Extras) -> None:
         super().__init__()
+        self.extras, self.input_shape = extras, extras.input_shape
         if not parameters:
             raise ValueError("Got no parameters; expected a dictionary of named tensors, the theta to learn.")
         self.shapes = layer_shapes(layers)
         self.names = tuple(parameters)
         for name, value in parameters.items():
-            if not name.isidentifier() or name in ("function", "sigma") or hasattr(self, name):
+            if not name.isidentifier() or name in ("function", "sigma", "extras") or hasattr(self, name):
                 raise ValueError(
                     f"A parameter is named {name!r}, which clashes with an attribute of the model; expected an unused "
                     "name, such as 'W01'. Rename it."
@@ -99,8 +134,25 @@ class _ByFunction:
     def theta(self) -> Theta:
         return {name: getattr(self, name) for name in self.names}
 
+    @property
+    def title(self) -> str:
+        return str(self.extras.name)
+
     def init_state(self, x: Tensor) -> State:
-        return zero_state(x, self.shapes, x.shape[:1])
+        if self.extras.start is None:
+            return zero_state(x, self.shapes, x.shape[:1])
+        found = self.extras.start(x)
+        state = (found,) if isinstance(found, Tensor) else tuple(found)
+        expected = [(*x.shape[:1], *shape) for shape in self.shapes]
+        if [tuple(layer.shape) for layer in state] != expected:
+            raise ValueError(
+                f"The start of {self.title} has layers of shape {[tuple(layer.shape) for layer in state]}; expected "
+                f"{expected}, one per layer with the samples first."
+            )
+        return state
+
+    def project(self, s: State) -> State:
+        return s if self.extras.project is None else tuple(self.extras.project(layer) for layer in s)
 
 
 class _Transition(_ByFunction, Dynamics):
@@ -109,12 +161,17 @@ class _Transition(_ByFunction, Dynamics):
         function: Callable[[Tensor, State, Theta], State],
         parameters: Theta,
         layers: Sequence[LayerShape],
+        extras: Extras,
     ) -> None:
-        super().__init__(parameters, layers)
+        super().__init__(parameters, layers, extras)
         self.function = function
 
     def transition(self, x: Tensor, s: State) -> State:
-        return tuple(self.function(x, s, self.theta()))
+        return self.project(tuple(self.function(x, s, self.theta())))
+
+    def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
+        new = tuple(self.function(drive, s, self.theta()))
+        return self.project(new if push is None else add(new, push))
 
 
 class _Primitive(_ByFunction, PrimitiveDynamics):
@@ -124,8 +181,9 @@ class _Primitive(_ByFunction, PrimitiveDynamics):
         parameters: Theta,
         layers: Sequence[LayerShape],
         squash: Callable[[Tensor], Tensor] | None,
+        extras: Extras,
     ) -> None:
-        super().__init__(parameters, layers)
+        super().__init__(parameters, layers, extras)
         self.function, self.sigma = function, squash
 
     def primitive(self, x: Tensor, s: State) -> Tensor:

@@ -1,9 +1,12 @@
-"""Error messages for unknown names: the name, the valid ones, the nearest match."""
+"""Error messages for unknown names: the name, the valid ones, the nearest match; and which errors are expected."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
+"""Raised by bad input, a bad file or a diverging state; anything else is a bug and keeps its traceback."""
 
 
 def unknown(what: str, got: str, known: Iterable[str], other: str = "") -> str:

@@ -259,7 +259,7 @@ def _check_input_shape(model: Dynamics, x: Tensor, sample: tuple[int, ...]) -> N
         what = "" if model.networks is None else f" for {model.networks} stacked networks"
         raise ValueError(
             f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: B samples of the shape "
-            f"{type(model).__name__} takes. Reshape it with x.reshape({expected.replace('B', '-1')})."
+            f"{model.title} takes. Reshape it with x.reshape({expected.replace('B', '-1')})."
         )
 
 
@@ -267,7 +267,7 @@ def _check_step(model: Dynamics, s: State, before: State) -> None:
     got, expected = ([(tuple(v.shape), v.dtype) for v in state] for state in (s, before))
     if got != expected:
         raise ValueError(
-            f"A step of {type(model).__name__} turned layers of {_kinds(expected)} into {_kinds(got)}; expected no "
+            f"A step of {model.title} turned layers of {_kinds(expected)} into {_kinds(got)}; expected no "
             "change. The transition must return a tuple with one tensor per layer, shaped like the state."
         )
 
@@ -299,7 +299,7 @@ def _check_alternating(model: Dynamics, nudge: Nudge | None) -> None:
         )
     if not model.bipartite:
         raise ValueError(
-            f"{type(model).__name__} cannot alternate: its layers do not form two groups that depend only on each "
+            f"{model.title} cannot alternate: its layers do not form two groups that depend only on each "
             "other (in an energy-based net each layer depends on itself). Use schedule='synchronous'."
         )
 
@@ -330,10 +330,10 @@ def check_finite(
         bad = first_bad_layer(state)
         if bad is not None:
             raise NotFiniteError(
-                f"Layer {layer_name(model.layer_names, bad)} of {type(model).__name__} is not finite after {kind} {t}. "
+                f"Layer {layer_name(model.layer_names, bad)} of {model.title} is not finite after {kind} {t}. "
                 "The weights may be too large or x not finite: lower the learning rate, eps or beta, or check x."
             )
     raise NotFiniteError(
-        f"{type(model).__name__} ended in a state that is not finite, but a second run did not. Make its transition a "
+        f"{model.title} ended in a state that is not finite, but a second run did not. Make its transition a "
         "deterministic function of x and s."
     )

@@ -56,8 +56,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "missing function": ([f"{MODELS}:symetric"], "Unknown function 'symetric'.*Did you mean 'symmetric'"),
     "not a function": ([f"{MODELS}:NUMBER"], "Unknown function 'NUMBER'"),
     "no function named": ([str(MODELS)], "expected FILE.py:FUNCTION"),
-    "three values": ([f"{MODELS}:three"], "returned 3 values; expected the four values model, cost, x, y"),
-    "wrong model": ([f"{MODELS}:wrong_model"], "returned str as model; expected Dynamics"),
+    "three values": ([f"{MODELS}:three"], r"data is Tensor; expected a name, .*\(x, y, x_test, y_test\)"),
+    "wrong model": ([f"{MODELS}:wrong_model"], "returned str as model; expected an eqprop.Dynamics"),
     "error in the function": ([f"{MODELS}:broken"], r"gdu_models.py, line \d+: KeyError: 'nothing'"),
     "error in the model": ([f"{MODELS}:broken_step"], r"gdu_models.py, line \d+: RuntimeError"),
     "syntax error": (["syntax.py:f"], "syntax.py, line 2: SyntaxError"),
@@ -279,8 +279,10 @@ def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
-    with pytest.raises(ValueError, match="trained on few; these images .* differ"):
+    with pytest.raises(ValueError, match=r"trained on arrays \(few\)"):
         setup(str(tmp_path / "run"), Asked())
+    with pytest.raises(ValueError, match="trained on few; these images .* differ"):
+        setup(str(tmp_path / "run"), Asked(data="mnist"))
 
 
 def small() -> dict[str, Any]:

@@ -233,7 +233,7 @@ def growing(rate: float) -> Dynamics:
 def test_a_state_that_overflows_is_reported_with_its_first_step_and_layer(T: int) -> None:
     """1e20^15 is 1e300, 1e20^16 too large: s1 is 1 after step 1 and infinite after step 17."""
     net, x = growing(1e20), torch.ones(1, 1, dtype=F64)
-    with pytest.raises(NotFiniteError, match=r"Layer s1 of _Transition is not finite after step 17\. .*lower the"):
+    with pytest.raises(NotFiniteError, match=r"Layer s1 of transition is not finite after step 17\. .*lower the"):
         relax(net, x, T)
     relax(net, x, 16)
 

@@ -260,7 +260,7 @@ def test_it_says_in_words_what_it_does_not_have() -> None:
     own = from_primitive(lambda x, s, theta: (s[0] * (x @ theta["W"])).sum(-1), {"W": torch.zeros(4, 2)}, layers=(2,))
     other = Layered((3, 4, 5), activation=torch.relu)
     refusals = [
-        (own, None, None, "the model is _Primitive"),
+        (own, None, None, "the model is own model"),
         (model, FunctionCost(lambda s, y: (s[0] - y).abs().sum(-1)), None, "the cost is FunctionCost"),
         (model, SquaredError(), RBP(T=5, K=3), "the estimator is RBP"),
         (other, None, None, "and this net has 'relu'"),

@@ -320,7 +320,7 @@ NOT_ANALYTIC: dict[str, tuple[Callable[[], Dynamics], str]] = {
     "hard sigmoid": (lambda: energy_based(2, "hard-sigmoid"), "clamp"),
     "max-pooling": (lambda: convolutional(activation="tanh"), "max_pool2d"),
     "rectified": (lambda: prototypical(2, torch.relu), "relu|clamp|complex"),
-    "conjugation": (conjugating, "The primitive of _Primitive with SquaredError is not analytic"),
+    "conjugation": (conjugating, "The primitive of energy with SquaredError is not analytic"),
     "conjugation inside sigma": (
         lambda: prototypical(2, lambda v: torch.tanh(v.real) + 0.0 * v),
         "The nudged step of Layered with SquaredError is not analytic",
@@ -371,7 +371,7 @@ def test_a_state_that_explodes_is_told_with_its_step() -> None:
     x, y = torch.zeros(3, 2, dtype=F64), torch.ones(3, 2, dtype=F64)
     forms = [HolomorphicEP(2, 20, beta=5.0), ContinualEP(2, 20, beta=5.0), EP(2, 20, beta=5.0, nudging="symmetric")]
     for form in forms:
-        with pytest.raises(ArithmeticError, match=r"Layer s0 of _Primitive is not finite after nudged step \d"):
+        with pytest.raises(ArithmeticError, match=r"Layer s0 of own model is not finite after nudged step \d"):
             form.backward(net, COST, x, y)
         assert net.a.grad is None
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from eqprop.messages import EXPECTED_ERRORS
 from eqprop.provenance import __version__
 
 app = typer.Typer(
@@ -34,10 +35,6 @@ def _options(
     ] = False,
 ) -> None:
     """Equilibrium propagation against backprop through time: check gradients, train, reproduce the paper."""
-
-
-EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
-"""Raised by bad input, a bad file or a diverging state; anything else is a bug and keeps its traceback."""
 
 
 COMMANDS = ("list", "train", "resume", "evaluate", "demo", "play", "gdu", "doctor", "report", "tune", "reproduce")

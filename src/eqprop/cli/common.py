@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import json
 import os
 import signal
 import stat
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import wraps
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from rich.console import Console
@@ -25,10 +19,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from eqprop.cli import EXPECTED_ERRORS
-from eqprop.dynamics import Dynamics
+from eqprop.experiments.architecture import Own, load_own
 from eqprop.files import write_text
-from eqprop.messages import unknown
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
@@ -37,16 +29,16 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024
 """More threads than any one machine runs well; OpenMP dies of millions."""
 
-ExperimentName = Annotated[str, typer.Argument(help="An experiment by name (see eqprop list), or a TOML or JSON file.")]
+ExperimentName = Annotated[
+    str, typer.Argument(help="An experiment by name (see eqprop list), a TOML or JSON file, or FILE.py:FUNCTION.")
+]
 Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
 Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
-Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, or a folder of IDX files.")]
-Model = Annotated[
-    str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network from a seed.")
-]
+Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, a folder of IDX files, or an .npz file.")]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Json = Annotated[
     str | None,
@@ -118,79 +110,9 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
     return out
 
 
-def factory(where: str | None) -> Callable[[int], Dynamics] | None:
-    """Load the function of --model, which builds a network from a seed; errors in it name its file and line."""
-    if where is None:
-        return None
-    function = load_function(where)
-
-    @wraps(function)
-    def build(seed: int) -> Dynamics:
-        with own_code(where):
-            made = function(seed)
-        if not isinstance(made, Dynamics):
-            raise ValueError(f"{where} returned {type(made).__name__}; expected a network, an eqprop.Dynamics.")
-        return made
-
-    return build
-
-
-def load_function(where: str) -> Callable[..., Any]:
-    """FILE.py:FUNCTION or package.module:FUNCTION -> the function."""
-    source, _, name = where.rpartition(":")
-    if not source or not name.isidentifier():
-        raise ValueError(f"{where!r} does not name a function; expected FILE.py:FUNCTION or MODULE:FUNCTION.")
-    if source.endswith(".py") and not Path(source).is_file():
-        raise FileNotFoundError(f"There is no file {source}. Expected FILE.py:FUNCTION.")
-    with own_code(where):
-        module = _module(source)
-    found = getattr(module, name, None)
-    if callable(found):
-        return cast("Callable[..., Any]", found)
-    there = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-    what = (
-        unknown("function", name, there) if there else f"There is no function {name!r}; no functions are defined there."
-    )
-    raise ValueError(f"{source}: {what}")
-
-
-def _module(source: str) -> ModuleType:
-    """Import a module by name or file. A file can import its neighbours, as if it were run as a script."""
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
-    path = Path(source).resolve()
-    # A prefix, so that a file called random.py does not replace the standard library's.
-    name = f"eqprop_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be imported as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    # At the end, so that no file there replaces a module of the standard library or an installed one.
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextmanager
-def own_code(where: str | None) -> Iterator[None]:
-    """Turn an error in the user's FILE.py:FUNCTION into one message with its line; keep eqprop's own errors."""
-    if where is None:
-        yield
-        return
-    path = Path(where.rpartition(":")[0])
-    try:
-        yield
-    except SystemExit as error:
-        raise ValueError(f"{path} ends the program (exit code {error.code}); expected a function.") from error
-    except Exception as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
-        if isinstance(error, EXPECTED_ERRORS) and not lines:
-            raise
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        place = f"{path}, line {line}" if line else str(path)
-        raise ValueError(f"{place}: {type(error).__name__}: {error}") from error
+def factory(where: str | None) -> Own | None:
+    """Load the function of --model."""
+    return None if where is None else load_own(where)
 
 
 def watcher(quiet: bool) -> Watch:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from eqprop.cli import app
-from eqprop.cli.common import check_json, give_json, learning_rates, own_code
-from eqprop.cli.gdu import Asked, is_own, setup
+from eqprop.cli.common import check_json, give_json, learning_rates
+from eqprop.cli.gdu import Asked, setup
 from eqprop.estimators import EP
+from eqprop.experiments.architecture import is_own, own_code
 from eqprop.experiments.gdu import Setup
 from eqprop.gdu.doctor import doctor as examine
 from eqprop.gdu.patient import Rates

@@ -19,8 +19,8 @@ from eqprop.cli.common import (
     factory,
     give_json,
     new_console,
-    own_code,
 )
+from eqprop.experiments.architecture import own_code
 from eqprop.training import evaluate
 
 

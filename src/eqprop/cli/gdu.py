@@ -14,22 +14,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from eqprop.cli import app
-from eqprop.cli.common import (
-    Threads,
-    check_json,
-    check_out,
-    give_json,
-    load_function,
-    new_console,
-    own_code,
-    progress_bar,
-)
-from eqprop.cost import Cost, Problem
+from eqprop.cli.common import Threads, check_json, check_out, give_json, new_console, progress_bar
+from eqprop.cost import Problem, SquaredError
+from eqprop.data import Images, as_images, one_hot, open_set
 from eqprop.data.images import check_device
-from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
+from eqprop.dynamics import NUDGE_SITES, NudgeSite, set_nudge_site
+from eqprop.experiments.architecture import Built, is_own, load_own, own_code
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER
 from eqprop.gdu.free import Release
@@ -76,19 +68,16 @@ def setup(target: str, asked: Asked) -> Setup:
         )
     if asked.estimator is not None or asked.trial is not None:
         raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
-    if asked.data is not None:
-        raise ValueError(f"--data applies to a run whose data has moved; {target} is not a run folder. Omit it.")
     if is_own(target):
         return _fitted(_own(target, asked), asked)
+    if asked.data is not None:
+        raise ValueError(
+            f"--data applies to your own function, or to a run whose data has moved; {target} is neither. Omit it."
+        )
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "batch", "seed")
     experiment = gdu_experiment(target, asked.preset).override(**{name: getattr(asked, name) for name in names})
     found = Setup.of_experiment(experiment, DTYPES[asked.dtype or "float64"], asked.device)
     return replace(found, schedule=asked.schedule or found.schedule)
-
-
-def is_own(target: str) -> bool:
-    """Whether the target is a user's FILE.py:FUNCTION."""
-    return target.endswith(".py") or ".py:" in target
 
 
 def _check(asked: Asked) -> None:
@@ -173,12 +162,10 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 
 
 def _own(target: str, asked: Asked) -> Setup:
-    """FILE.py:FUNCTION, where the function returns model, cost, x, y."""
-    function = load_function(target)
-    with own_code(target):
-        made = function()
+    """The network of FILE.py:FUNCTION on its own samples, or on some of its data (see `Own`)."""
+    built = load_own(target).build(asked.seed or 0)
     return Setup(
-        problem=_checked(made, target),
+        problem=_problem(built, asked),
         name=target.rpartition(":")[2],
         preset=asked.preset,
         T=OWN_T,
@@ -190,21 +177,18 @@ def _own(target: str, asked: Asked) -> Setup:
     )
 
 
-def _checked(made: Any, target: str) -> Problem:
-    expected = (("model", Dynamics), ("cost", Cost), ("x", Tensor), ("y", Tensor))
-    if not isinstance(made, tuple) or len(made) != len(expected):
-        got = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
-        raise ValueError(f"{target} returned {got}; expected the four values model, cost, x, y.")
-    for value, (what, kind) in zip(made, expected, strict=True):
-        if not isinstance(value, kind):
-            raise ValueError(f"{target} returned {type(value).__name__} as {what}; expected {kind.__name__}.")
-    model, cost, x, y = made
-    if x.dim() < 2 or len(x) != len(y) or len(x) == 0:
-        raise ValueError(
-            f"{target} returned x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; expected the samples "
-            "along the first dimension, equally many in both, and at least one."
-        )
-    return Problem(model, cost, x, y)
+def _problem(built: Built, asked: Asked) -> Problem:
+    cost, model = built.cost or SquaredError(), built.model
+    if built.x is not None and built.y is not None and asked.data is None:
+        y = built.y
+        if isinstance(cost, SquaredError) and y.dim() == 1 and not y.is_floating_point():
+            y = one_hot(y.long(), model.init_state(built.x[:1])[0].shape[-1], built.x.dtype)
+        return Problem(model, cost, built.x, y)
+    given = as_images(built.data if asked.data is None else asked.data)
+    images = given if isinstance(given, Images) else open_set(given)
+    x, y = images.sample(min(asked.batch or 20, len(images.train_x)), asked.seed or 0)
+    x = x if model.input_shape is None else x.view(len(x), *model.input_shape)
+    return Problem(model, cost, x, images.targets(y, x.dtype))
 
 
 @app.command()

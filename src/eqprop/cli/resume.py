@@ -19,10 +19,10 @@ from eqprop.cli.common import (
     check_json,
     factory,
     give_result,
-    own_code,
     stopping,
     watcher,
 )
+from eqprop.experiments.architecture import own_code
 from eqprop.training import resume
 
 

@@ -20,11 +20,11 @@ from eqprop.cli.common import (
     give_result,
     learning_rates,
     named_values,
-    own_code,
     stopping,
     watcher,
     with_options,
 )
+from eqprop.experiments.architecture import own_code
 from eqprop.experiments.experiment import ESTIMATORS, Experiment
 from eqprop.training import train
 from eqprop.training.plan import Settings
@@ -59,6 +59,6 @@ def train_experiment(
         "learning_rates": learning_rates(lr),
         "optimizer_options": named_values(optimizer_option),
     }
-    with stopping(), own_code(model):
+    with stopping(), own_code(model or experiment):
         result = train(experiment, out, data=data, model=factory(model), watch=watcher(quiet), **options)
     give_result(result, as_json, quiet)

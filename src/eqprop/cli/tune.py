@@ -34,15 +34,15 @@ from eqprop.cli.common import (
     factory,
     give_json,
     new_console,
-    own_code,
 )
 from eqprop.data import Images
+from eqprop.experiments.architecture import Own, is_own, own_code
 from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment, to_dict, to_toml
+from eqprop.experiments.io import find_experiment, find_own, to_dict, to_toml
 from eqprop.files import write_json, write_text
 from eqprop.training import Stopped
 from eqprop.training.folder import file_name, locked
-from eqprop.training.plan import Settings, describe, read_images
+from eqprop.training.plan import Settings, describe, given_data, read_images
 from eqprop.tuning.effort import Machine, prepare_folder
 
 if TYPE_CHECKING:
@@ -58,12 +58,19 @@ class Asked:
     machine: Machine
     budget: float
     model: str | None
+    own: Own | None
     data: str | None
     quiet: bool
     as_json: str | None
 
     def images(self) -> Images:
-        return read_images(self.data, Settings(device=self.machine.device))
+        given = self.own.data() if self.data is None and self.own is not None else self.data
+        return read_images(given_data(given), Settings(device=self.machine.device))
+
+    def next_command(self, file: str) -> str:
+        own = "" if self.model is None else f" --model {self.model}"
+        data = "" if self.data is None else f" --data {self.data}"
+        return f"eqprop train {self.folder / file}{own}{data}"
 
 
 @app.command("tune")
@@ -92,10 +99,12 @@ def tune_experiment(
     Writes an experiment for eqprop train, the curves behind each decision, and the reasons. Resumable.
     """
     check_json(as_json)
-    wanted = find_experiment(experiment, preset).override(seed=seed, init=init)
+    model = experiment if is_own(experiment) else model
+    found, own = find_own(experiment, None if is_own(experiment) else factory(model))
+    wanted = find_experiment(found, preset).override(seed=seed, init=init)
     folder = Path("tuned") / file_name(wanted.name) if out is None else out
     machine = Machine(device or "cpu", engine or "auto", threads)
-    asked = Asked(wanted, folder, machine, budget, model, data, quiet, as_json)
+    asked = Asked(wanted, folder, machine, budget, model, own, data, quiet, as_json)
     with going_on(), own_code(model):
         if search is not None:
             run_search(asked, search, storage, workers)
@@ -133,8 +142,7 @@ def run_recipe(asked: Asked) -> None:
     if asked.machine.threads is not None:
         torch.set_num_threads(asked.machine.threads)
     with locked(asked.folder), progress(asked.quiet) as tell:
-        own = factory(asked.model)
-        tuned = tune(Request(asked.experiment, asked.folder, images, own, asked.machine, asked.budget, tell))
+        tuned = tune(Request(asked.experiment, asked.folder, images, asked.own, asked.machine, asked.budget, tell))
     reasons = {d["name"]: d["reason"] for d in tuned.document["decisions"]}
     write_tuned(asked.folder, tuned.document, to_toml(tuned.experiment, reasons, _title(asked)))
     give_json(tuned.document, asked.as_json)
@@ -142,7 +150,7 @@ def run_recipe(asked: Asked) -> None:
         console = new_console()
         console.print(decisions_table(tuned.document))
         _warn_unsettled(tuned.document, console)
-        console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: {asked.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
 
 def _warn_unsettled(document: Mapping[str, Any], console: Console) -> None:
@@ -217,8 +225,9 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
     team = [_start(threads) for _ in range(workers - 1)]
     try:
         with progress(asked.quiet) as tell:
-            own = factory(asked.model)
-            wanted = Search(asked.experiment, asked.folder, images, trials, where, own, machine, asked.budget, tell)
+            wanted = Search(
+                asked.experiment, asked.folder, images, trials, where, asked.own, machine, asked.budget, tell
+            )
             work(wanted)
     finally:
         _end(team)
@@ -228,7 +237,7 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
     if not asked.quiet and asked.as_json != "-":
         console = new_console()
         console.print(trials_table(found.document))
-        console.print(f"Train with it: eqprop train {asked.folder / EXPERIMENT}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: {asked.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:

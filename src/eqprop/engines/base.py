@@ -246,7 +246,7 @@ def _refuses_part(what: str, part: object | None, kinds: tuple[type, ...]) -> st
     if part is None or not kinds:
         return None
     if type(part) not in kinds:
-        return f"it supports only {_listed(kinds)}, and the {what} is {type(part).__name__}."
+        return f"it supports only {_listed(kinds)}, and the {what} is {getattr(part, 'title', type(part).__name__)}."
     changed = touched(part)
     if changed is not None:
         return f"it supports only unmodified {_listed(kinds)}, and {changed} of this {what} was replaced."

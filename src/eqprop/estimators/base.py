@@ -232,7 +232,7 @@ def merge(
     lost = next((name for name in grads if name not in known), None)
     if lost is not None:
         raise ValueError(
-            f"{type(model).__name__} computes a gradient for {lost}, which is no longer one of its parameters: was it "
+            f"{model.title} computes a gradient for {lost}, which is no longer one of its parameters: was it "
             "pruned or parametrised? Undo that (torch.nn.utils.prune.remove, torch.nn.utils.parametrize), or write the "
             "model by its primitive, which is differentiated automatically."
         )

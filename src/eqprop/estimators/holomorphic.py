@@ -36,7 +36,7 @@ def check_analytic(model: Dynamics, cost: Cost, x: Tensor, y: Tensor, s: State) 
 
     Piecewise analytic functions pass, since only one state is tried.
     """
-    names = f"{type(model).__name__} with {type(cost).__name__}"
+    names = f"{model.title} with {cost.title}"
     try:
         wrong = in_complex((model, cost), lambda: _first_wrong(model, cost, complex_of(x), complex_of(y), _near(s)))
     except (RuntimeError, TypeError, NotImplementedError) as error:

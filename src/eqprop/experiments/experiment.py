@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
-from eqprop.experiments.architecture import LARGEST, Architecture, Factory, InitName, OwnNet, check_types
+from eqprop.experiments.architecture import LARGEST, Architecture, Factory, InitName, Own, OwnNet, as_own, check_types
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy
-from eqprop.models.readout import COSTS, READOUT_SEED, CostName
+from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED, CostName
 from eqprop.relax import SCHEDULES, Schedule, Stop
 from eqprop.starts import STARTS, StartName
 from eqprop.state import LayerParameters
@@ -98,7 +99,7 @@ class Experiment:
     nudge_site      where the nudge enters a prototypical net: "outside" sigma, as in the paper, "inside", or
                     "implicit", at the new output
     cost            "squared-error", or "cross-entropy" of a softmax readout outside the dynamics, with weights Wout and
-                    bout (see `eqprop.CrossEntropy`)
+                    bout (see `eqprop.CrossEntropy`), or "own", the one that your own function returns
     optimizer       any class of torch.optim by name, with optimizer_options
     start           where free phases begin (see `eqprop.starts`): "zero", "persistent", "initialised", "carried"
     initialiser_rate    learning rate of the feed-forward net of "initialised", above 0 and below 2
@@ -154,7 +155,7 @@ class Experiment:
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
         _check_choice("nudge_site", self.nudge_site, NUDGE_SITES)
-        _check_choice("cost", self.cost, COSTS)
+        _check_choice("cost", self.cost, (*COSTS, OWN_COST))
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
         check_types(self)
@@ -214,17 +215,28 @@ class Experiment:
         """The names of the cost's parameters."""
         return ("Wout", "bout") if self.cost == "cross-entropy" else ()
 
-    def make_cost(self, trial: int, inputs: int, classes: int, dtype: torch.dtype) -> Cost:
+    def make_cost(self, trial: int, inputs: int, classes: int, dtype: torch.dtype, own: Factory | None = None) -> Cost:
         """The cost of one trial; a readout reads `inputs` neurons and draws its weights from the trial's seed."""
         if self.cost == "squared-error":
             return SquaredError()
+        if self.cost == OWN_COST:
+            function = as_own(own)
+            cost = None if function is None else function.build(self.seed + trial).cost
+            if cost is None:
+                raise ValueError(
+                    f"{self.name} was trained with your own cost, and got no function that returns it. Pass "
+                    "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+                )
+            return cost.to(dtype)
         return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + trial + READOUT_SEED, dtype=dtype)
 
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
         """The network of one trial with its initial weights, the same for every estimator and device."""
         seed = self.seed + trial
         if isinstance(self.architecture, OwnNet) and own is not None:
-            model = own(seed).to(dtype)
+            function = as_own(own)
+            assert function is not None, "own is not None"
+            model = function(seed).to(dtype)
         else:
             model = self.architecture.build(self.init, seed, dtype)
         self._begin_outputs(model)
@@ -319,6 +331,24 @@ class Experiment:
             renamed |= {old.bias: new.bias} if old.bias and new.bias else {}
         rates = {renamed.get(name, name): rate for name, rate in self.learning_rates.items()}
         return replace(self, cost="cross-entropy", architecture=net, learning_rates=rates)
+
+
+OWN_T, OWN_K, OWN_EPOCHS, OWN_RATE = 50, 10, 10, 0.001
+
+
+def own_experiment(own: Own) -> Experiment:
+    """The experiment of your own function, where nothing else is given: Adam at a rate that rarely fails."""
+    source, _, function = own.name.rpartition(":")
+    return Experiment(
+        name=f"{Path(source).stem}-{function}" if source else function,
+        architecture=OwnNet(own.name),
+        T=OWN_T,
+        K=OWN_K,
+        epochs=OWN_EPOCHS,
+        learning_rates={EVERY_OTHER: OWN_RATE},
+        optimizer="Adam",
+        cost=OWN_COST if own.has_cost else "squared-error",
+    )
 
 
 def optimizer_names() -> tuple[str, ...]:

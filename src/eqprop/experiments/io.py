@@ -10,8 +10,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from eqprop.experiments.architecture import KINDS, Architecture
-from eqprop.experiments.experiment import Experiment, PaperResult
+from eqprop.experiments.architecture import KINDS, Architecture, Factory, Own, as_own, is_own, load_own
+from eqprop.experiments.experiment import Experiment, PaperResult, own_experiment
 from eqprop.experiments.paper import named_experiment
 from eqprop.messages import shown, unknown
 
@@ -140,6 +140,22 @@ def find_experiment(what: str | Path | Experiment, preset: str = "paper") -> Exp
             raise FileNotFoundError(f"There is no file {path}. Give a TOML or JSON file, or the name of an experiment.")
         return READERS[path.suffix](path)
     return named_experiment(str(what), preset)
+
+
+def find_own(experiment: str | Path | Experiment | Factory, model: Factory | None) -> tuple[Any, Own | None]:
+    """The experiment and your own function, if there is one: given as model, or instead of an experiment."""
+    own = as_own(model)
+    target = str(experiment) if isinstance(experiment, Path) else experiment
+    if is_own(target):
+        own = load_own(str(target))
+    elif callable(target) and not isinstance(target, Experiment):
+        own = as_own(target)
+    else:
+        return experiment, own
+    if model is not None:
+        raise ValueError(f"Got two functions, {own.name if own else target} and model; expected one. Omit model.")
+    assert own is not None, "a function was given"
+    return own_experiment(own), own
 
 
 def _architecture(values: Any, source: str) -> Architecture:

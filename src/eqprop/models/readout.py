@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from eqprop.cost import Cost
 from eqprop.models.init import Init, Wanted, add_parameters
 from eqprop.state import LayerParameters, State
 
-CostName = Literal["squared-error", "cross-entropy"]
+CostName = str
 COSTS = ("squared-error", "cross-entropy")
+OWN_COST = "own"
+"""The cost that your own function returned with its network."""
 READOUT_SEED = 1 << 32
 """Added to a trial's seed for the readout's weights, so that they do not repeat the network's random numbers."""
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from eqprop.data import Data, Images
-from eqprop.experiments.architecture import Factory
+from eqprop.experiments.architecture import Factory, Own, as_own
 from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment, up_to_date
+from eqprop.experiments.io import find_experiment, find_own, up_to_date
 from eqprop.experiments.paper import EXPERIMENTS
 from eqprop.files import write_json
 from eqprop.messages import unknown
@@ -34,7 +34,7 @@ from eqprop.training.metrics import Result, summarise
 from eqprop.training.plan import (
     Plan,
     Settings,
-    as_own,
+    data_again,
     describe,
     given_data,
     identity,
@@ -42,7 +42,7 @@ from eqprop.training.plan import (
     named_estimators,
     read_description,
     read_images,
-    recorded_source,
+    under_own_name,
     where_from,
 )
 from eqprop.training.watch import Steady, Watch
@@ -77,12 +77,22 @@ def continual_warning(plan: Plan) -> str | None:
     )
 
 
+def no_test_set(own: Own | None) -> str | None:
+    """A warning if errors are measured on the training samples, else None."""
+    if own is None or own.build(0).x is None:
+        return None
+    return (
+        f"{own.name} gives samples x and y but no test set, so the test error is that of the training samples. Return "
+        "model, cost, (x, y, x_test, y_test), or hold some out with --validation N."
+    )
+
+
 RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
 """Settings that may change on resume: those of the machine, not of the experiment."""
 
 
 def train(
-    experiment: str | Path | Experiment,
+    experiment: str | Path | Experiment | Factory,
     out: str | Path | None = None,
     *,
     data: Data = None,
@@ -93,11 +103,14 @@ def train(
 ) -> Result:
     """Train an experiment, given by name, as a TOML file or as an `Experiment`, in a new run folder.
 
+    It may also be your own function, or FILE.py:FUNCTION (see `eqprop.experiments.architecture.Own`), which then gives
+    the network, its cost and its data; T, K, learning_rates and the like are options.
+
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
                 or DataLoaders (see `eqprop.data.from_arrays`)
-    model       a function seed -> network, to train your own network
+    model       your own function, to train its network with the settings of an experiment
     watch       receives progress and warnings (see `eqprop.training.watch`); silent by default
     only        train only these estimators now; `resume` trains the others
     options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
@@ -105,18 +118,20 @@ def train(
 
     Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run.
     """
-    chosen, settings = resolve(experiment, options)
+    found, own = find_own(experiment, model)
+    chosen, settings = resolve(found, options)
     settings = replace(settings, threads=settings.threads or torch.get_num_threads())
     with _threads(settings):
-        given = given_data(data)
-        plan = make_plan(chosen, settings, read_images(given, settings), model, where_from(given))
+        given = given_data(own.data() if data is None and own is not None else data)
+        plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given))
         folder = default_folder(plan.experiment.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder) as held:
             _write(held, EXPERIMENT, plan.to_dict())
             watching = watch or Watch()
-            if (problem := continual_warning(plan)) is not None:
-                watching.warn(problem)
+            for problem in (continual_warning(plan), None if data is not None else no_test_set(own)):
+                if problem is not None:
+                    watching.warn(problem)
             return _work(plan, held, watching, Turn(only=only))
 
 
@@ -151,10 +166,11 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with _threads(here), locked(folder) as held:
-        images = read_images(recorded_source(described.data) if data is None else given_data(data), here)
+        own = as_own(model)
+        images = read_images(data_again(described, data, own), here)
         _check_same_data(images, described.data, folder)
         source = described.data.get("set") or described.data.get("directory")
-        plan = Plan(described.experiment, here, images, model, identity(described.content), source, described.old)
+        plan = Plan(described.experiment, here, images, own, identity(described.content), source, described.old)
         # Keep the engine the run started with, unless it moves to a device that engine may not support.
         moved = "auto" if here.device != settings.device else None
         return _work(plan, held, watch or Watch(), Turn(options.get("engine") or moved, only, restart))
@@ -174,7 +190,7 @@ def begin_or_resume(
         return train(experiment, folder, model=model, watch=watch, only=only, **options)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
     wanted, settings = resolve(experiment, {k: v for k, v in options.items() if k != "data"})
-    wanted = as_own(wanted, model)
+    wanted = under_own_name(wanted, as_own(model))
     described = read_description(folder)
     there, recorded = described.experiment, described.settings
     other = [str(change) for change in wanted.changes(there)]

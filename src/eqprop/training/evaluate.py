@@ -17,7 +17,7 @@ from eqprop.data import Data
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
-from eqprop.experiments.architecture import Factory
+from eqprop.experiments.architecture import Factory, Own, as_own
 from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
@@ -27,11 +27,10 @@ from eqprop.training.plan import (
     Described,
     Plan,
     Settings,
-    given_data,
+    data_again,
     make_start,
     read_description,
     read_images,
-    recorded_source,
 )
 
 BATCH = 1000
@@ -199,9 +198,10 @@ def load(
             f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: eqprop "
             f"resume {folder}"
         )
-    network = experiment.build(trial, torch.float32, model)
+    own = as_own(model)
+    network = experiment.build(trial, torch.float32, own)
     checkpoint = read_checkpoint(place)
-    cost = _readout(experiment, checkpoint, trial)
+    cost = _readout(experiment, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = checkpoint.weights.get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -216,11 +216,11 @@ def load(
     return Trained(network, cost, experiment, start, checkpoint.position.epoch)
 
 
-def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int) -> Cost:
+def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
     """The cost of a trial, sized from its saved weights."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
     classes, inputs = (2, 1) if saved is None else saved.shape
-    return experiment.make_cost(trial, inputs, classes, torch.float32)
+    return experiment.make_cost(trial, inputs, classes, torch.float32, own)
 
 
 def _number(name: str) -> int:
@@ -278,7 +278,7 @@ def evaluate(
     folder = Path(folder)
     described = read_description(folder)
     settings = replace(described.settings, device=device or described.settings.device)
-    images = read_images(recorded_source(described.data) if data is None else given_data(data), settings)
+    images = read_images(data_again(described, data, as_own(model)), settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in settings.estimators:
         for trial in range(settings.trials):

@@ -16,12 +16,13 @@ from eqprop.data import Data, Images, as_images, content_digest, open_set, set_n
 from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, Task, choose, engine_names
-from eqprop.experiments.architecture import Factory, OwnNet
+from eqprop.experiments.architecture import Factory, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
 from eqprop.experiments.paper import printed_experiment
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
+from eqprop.models.readout import OWN_COST
 from eqprop.relax import Phase, relax
 from eqprop.starts import Carried, Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
@@ -164,7 +165,7 @@ class Plan:
     experiment: Experiment
     settings: Settings
     images: Images
-    own: Factory | None = None
+    own: Own | None = None
     identity: str = ""
     source: str | None = None
     old: bool = False
@@ -192,7 +193,8 @@ class Plan:
         x = x if model.networks is None else x.expand(model.networks, *x.shape)
         inputs = math.prod(model.init_state(x)[0].shape[model.sample_dims(x) :])
         costs = [
-            self.experiment.make_cost(trial, inputs, self.images.classes, self.dtype).to(x.device) for trial in trials
+            self.experiment.make_cost(trial, inputs, self.images.classes, self.dtype, self.own).to(x.device)
+            for trial in trials
         ]
         readouts = [cost for cost in costs if isinstance(cost, CrossEntropy)]
         return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
@@ -330,15 +332,27 @@ def recorded_source(data: Mapping[str, Any]) -> str | None:
     return None if source is None else str(source)
 
 
+def data_again(described: Described, data: Data, own: Own | None) -> Images | str | Path | None:
+    """The data of a run: as given, where its folder says it was, or from your own function."""
+    if data is not None:
+        return given_data(data)
+    recorded = described.data
+    held = recorded.get("set") or recorded.get("directory") or recorded.get("sha256") == MNIST_DIGEST
+    if not held and own is not None and (its := own.data()) is not None:
+        return given_data(its)
+    return recorded_source(recorded)
+
+
 def make_plan(
     experiment: Experiment, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
 ) -> Plan:
     """Check that experiment, data and engine fit together, and decide whether to stack trials."""
-    experiment = as_own(experiment, own)
+    function = as_own(own)
+    experiment = under_own_name(experiment, function)
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
     _check_lines(experiment, settings)
-    plan = Plan(experiment, settings, images, own, source=source)
-    model = experiment.build(0, plan.dtype, own)
+    plan = Plan(experiment, settings, images, function, source=source)
+    model = experiment.build(0, plan.dtype, function)
     site = getattr(model, "nudge_site", experiment.nudge_site)
     if site != experiment.nudge_site:
         # The user's own network declares its nudge site.
@@ -370,16 +384,22 @@ def _check_lines(experiment: Experiment, settings: Settings) -> None:
         )
 
 
-def as_own(experiment: Experiment, own: Factory | None) -> Experiment:
-    """The experiment for a network of one's own: under the name of its function, with no preset and no paper result."""
-    if own is None or isinstance(experiment.architecture, OwnNet):
+def under_own_name(experiment: Experiment, own: Own | None) -> Experiment:
+    """The experiment for a network of one's own: under the name of its function, with no preset and no paper result.
+
+    If the function also gives a cost, and the experiment names no other, it is trained with that one.
+    """
+    if own is None:
         return experiment
-    source = _name(own)
-    name = source.rpartition(".")[2]
+    if own.has_cost and experiment.cost == "squared-error":
+        experiment = replace(experiment, cost=OWN_COST)
+    if isinstance(experiment.architecture, OwnNet):
+        return experiment
+    name = own.name.rpartition(":")[2].rpartition(".")[2]
     return replace(
         experiment,
         name=name if name.isidentifier() else "own",
-        architecture=OwnNet(source),
+        architecture=OwnNet(own.name),
         preset="own",
         paper_results={},
     )
@@ -498,7 +518,3 @@ def _against_stacking(model: Dynamics, experiment: Experiment) -> str | None:
 
 def _stackable(models: list[Dynamics]) -> list[PrimitiveDynamics]:
     return [m for m in models if isinstance(m, PrimitiveDynamics)]
-
-
-def _name(own: Factory) -> str:
-    return str(getattr(own, "__qualname__", type(own).__name__))

@@ -115,8 +115,7 @@ def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> R
     table = torch.stack(columns).double()  # (t, B)
     if not bool(torch.isfinite(table).all()):
         raise ArithmeticError(
-            f"The free phase of {type(model).__name__} is not finite. Lower eps, or use other initial weights "
-            "(--init default)."
+            f"The free phase of {model.title} is not finite. Lower eps, or use other initial weights (--init default)."
         )
     most = table.sort(1).values[:, min(int(MOST * table.shape[1]), table.shape[1] - 1)]
     return Residuals(_tuple(table.median(1).values), _tuple(most), _tuple(table.max(1).values))
