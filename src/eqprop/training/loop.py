@@ -25,7 +25,7 @@ from eqprop.training.folder import Held, note_session, sessions
 from eqprop.training.metrics import Line, Metrics, compare_lines, parse_line, to_text
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
-from eqprop.training.watch import Progress, Watch, counted
+from eqprop.training.watch import Course, Progress, Watch, counted
 
 
 class Stopped(KeyboardInterrupt):
@@ -121,6 +121,7 @@ class Loop:
         self.plan, self.held, self.folder, self.watch, self.interruption = plan, held, held.folder, watch, interruption
         self.metrics = Metrics(self.folder)
         self.legs = plan.legs()
+        self._pointed: set[Leg] = set()
 
     def run(self, session: dict[str, Any], turn: Turn) -> None:
         """Train every unfinished leg. Raises Stopped after a signal.
@@ -280,7 +281,7 @@ class Loop:
             self.metrics.append(lines)
         self._save(trainer)
         trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
-        self._warn_unsettled(trained, trainer.model.bipartite)
+        self._point_to_doctor(trainer)
         if len(lines) > len(trained):
             self._tell_repeated(trained[0], lines[-1]["epoch"])
         self.watch.epoch(trained, _progress(trainer, counts, pace, legs_after))
@@ -301,7 +302,8 @@ class Loop:
         self.watch.warn(
             f"{line['estimator']} epoch {line['epoch']} changed no weight: every mini-batch has a zero gradient. "
             f"Epochs up to {until} would do the same and are skipped; only the last is trained. If the errors are "
-            "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1."
+            "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1, or ask "
+            f"eqprop doctor {self.folder}."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
@@ -312,16 +314,25 @@ class Loop:
                 f"{d.reason} Its last good checkpoint is kept; still training: {others}."
             )
 
-    def _warn_unsettled(self, lines: list[Line], bipartite: bool) -> None:
-        shares = [line["unsettled"] for line in lines if line["unsettled"]]
-        if shares:
-            worst = max(line["residual_worst"] for line in lines if line["unsettled"])
-            other = bipartite and self.plan.experiment.schedule == "synchronous"
-            advice = "Raise T, or try --schedule alternating." if other else "Raise T."
-            self.watch.warn(
-                f"{lines[0]['estimator']} epoch {lines[0]['epoch']}: {100 * sum(shares) / len(lines):.2g} % of the "
-                f"free phases had not settled (worst residual {worst:.2g}). {advice}"
-            )
+    def _point_to_doctor(self, trainer: Trainer) -> None:
+        """Once per leg, if some trial does not go as a healthy one does."""
+        leg = trainer.leg
+        if leg in self._pointed:
+            return
+        lines = self.metrics.of(leg, trainer.position.epoch)
+        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1))
+        for trial in leg.trials:
+            own = [line for line in lines if line["trial"] == trial and not line["repeated"]]
+            if not own or own[-1]["diverged"] is not None:
+                continue
+            concern = Course(own, self.plan.iterations, chance, trainer.moved).concern()
+            if concern is not None:
+                self._pointed.add(leg)
+                self.watch.warn(
+                    f"{leg.estimator} epoch {own[-1]['epoch']}, trial {trial}: {concern}. Find out why: "
+                    f"eqprop doctor {self.folder} --estimator {leg.estimator} --trial {trial}"
+                )
+                return
 
 
 def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:

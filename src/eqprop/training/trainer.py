@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -100,6 +100,14 @@ class Divergence:
     reason: str
 
 
+def _relative_change(before: Mapping[str, Tensor] | None, now: Mapping[str, Tensor]) -> float | None:
+    """The largest |now - before| / |before| of any parameter."""
+    if before is None:
+        return None
+    sizes = {name: float(value.norm()) for name, value in before.items()}
+    return max((float((now[name] - before[name]).norm()) / size for name, size in sizes.items() if size), default=None)
+
+
 class Trainer:
     """One leg of a plan: networks, optimizer, runner and position.
 
@@ -130,6 +138,8 @@ class Trainer:
         )
         self.position = Position()
         self.diverged: dict[int, Divergence] = {}
+        self.moved: float | None = None
+        """How far the last epoch moved the weights, relative to their size; None where that is not known."""
         self.seconds = self.epoch_seconds = 0.0
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -304,6 +314,7 @@ class Trainer:
         as a check.
         """
         now = self._weights()
+        self.moved = _relative_change(self._at_epoch, now)
         still, self._at_epoch = self._are_still(now), now
         epoch, last = self.position.epoch, self.plan.experiment.epochs
         measured = lines and lines[0]["train_error_measured"] is not None

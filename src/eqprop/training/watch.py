@@ -31,6 +31,47 @@ class Progress:
     seconds_whole: float = 0.0
 
 
+FAR_FROM_REST = 2e-3
+"""A mean residual above which EP's updates stop being gradients. Runs that reach the paper's errors stay below 5e-4,
+those that EP's two-cycles keep from them are above 5e-3 (see the free phases in results/table1)."""
+NOT_FALLING, AFTER_EPOCHS = 0.98, 3
+"""A loss that is above this share of the first epoch's, after so many epochs, is not falling."""
+STANDS_STILL = 1e-6
+"""A relative change of the weights over an epoch below which they stand still: gradients, or rates, are tiny."""
+BY_CHANCE, AFTER_ITERATIONS = 0.95, 500
+"""An error above this share of that by chance, after so many iterations, is one by chance."""
+GOOD = 20.0
+"""Below this error in percent a loss may stay where it is."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one trial went so far: its lines, iterations per epoch, the error by chance in percent, and how far the
+    weights moved in the last epoch, relative to their size (None if that is not known)."""
+
+    lines: Sequence[Line]
+    iterations: int
+    chance: float
+    moved: float | None
+
+    def concern(self) -> str | None:
+        """The first sign that something is wrong, None for a healthy course."""
+        last = self.lines[-1]
+        error, epoch = last["train_error"], last["epoch"]
+        wrong = error is None or error > GOOD
+        if epoch > 1 and last["estimator"].startswith("ep") and last["residual_mean"] > FAR_FROM_REST:
+            share, residual = 100 * last["unsettled"], last["residual_mean"]
+            return f"{share:.2g} % of the free phases end away from rest, by {residual:.1e} in the mean"
+        if wrong and self.moved is not None and self.moved < STANDS_STILL and self.iterations * epoch >= 100:
+            return f"an epoch moved the weights by only {self.moved:.1e} of their size"
+        if error is not None and self.iterations * epoch >= AFTER_ITERATIONS and error > BY_CHANCE * self.chance:
+            return f"after {self.iterations * epoch} iterations {error:.0f} % of the answers are wrong, as by chance"
+        losses = [line["loss"] for line in self.lines]
+        if wrong and len(losses) >= AFTER_EPOCHS and min(losses[1:]) > NOT_FALLING * losses[0]:
+            return f"the loss has not fallen since epoch 1 ({losses[0]:.3g}, now {losses[-1]:.3g})"
+        return None
+
+
 class Watch:
     """Receives every event of a run; this base class ignores them."""
 
