@@ -33,7 +33,14 @@ def ask(case: Case) -> dict[str, Any]:
     found = doctor(case.model, case.cost, case.x, case.y, case.ep, state=case.state, rates=case.rates)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     change = dict(found.finding.change) if found.finding else {}
-    return {"expected": case.cause, "found": found.cause, "change": change, "seconds": seconds, "cpu": cpu, "text": found.verdict}
+    return {
+        "expected": case.cause,
+        "found": found.cause,
+        "change": change,
+        "seconds": seconds,
+        "cpu": cpu,
+        "text": found.verdict,
+    }
 
 
 def campaign(seeds: Sequence[int], only: str = "", talk: bool = False) -> dict[str, list[dict[str, Any]]]:
