@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -230,12 +230,11 @@ class PrimitiveDynamics(Dynamics):
             return []
         with torch.enable_grad():
             s = self.init_state(x)
-            seen = [
-                {name for name, g in zip(learned, _reads(f, learned.values()), strict=True) if g is not None}
-                for f in (self._primitive_checked(x, s), *self.step(self.drive(x), s))
-            ]
-        by_phi, by_step = seen[0], set().union(*seen[1:])
-        return [name for name in learned if name in by_step - by_phi]
+            phi, step = self._primitive_checked(x, s), self.step(self.drive(x), s)
+            # One sum, since layers may share a part of their graph.
+            total = torch.stack([layer.sum() for layer in step]).sum()
+            by_phi, by_step = (_reads(f, tuple(learned.values())) for f in (phi, total))
+        return [name for name, inner, outer in zip(learned, by_phi, by_step, strict=True) if outer and not inner]
 
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
         phi = self.primitive(x, s)
@@ -354,10 +353,11 @@ def _with_slope(sigma: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, T
     return value.detach(), torch.zeros_like(v) if slope is None else slope
 
 
-def _reads(f: Tensor, parameters: Iterable[nn.Parameter]) -> Sequence[Tensor | None]:
-    """df/dtheta by parameter, None where f does not depend on it."""
-    inputs = tuple(parameters)
-    return derivative(f.sum(), inputs) if f.requires_grad and inputs else (None,) * len(inputs)
+def _reads(f: Tensor, parameters: Sequence[nn.Parameter]) -> list[bool]:
+    """Whether f depends on each parameter."""
+    if not f.requires_grad or not parameters:
+        return [False] * len(parameters)
+    return [g is not None for g in derivative(f.sum(), parameters)]
 
 
 def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
