@@ -310,8 +310,12 @@ def test_axe_would_find_one(browser: Browser, page: Path) -> None:
     assert "label" in json.loads(answer["result"]["value"])
 
 
+OUTSIDE = "(t) => t.textContent && t.getBoundingClientRect().left < t.ownerSVGElement.getBoundingClientRect().left"
+
+
 def test_nothing_sticks_out_and_charts_follow_the_width(browser: Browser, page: Path) -> None:
     open_page(browser, page)
+    browser.run("document.querySelectorAll('#answers input')[0].click()")
     shown = []
     for width in (1400, 1024, 768, 390, 320):
         browser.send(
@@ -322,6 +326,10 @@ def test_nothing_sticks_out_and_charts_follow_the_width(browser: Browser, page: 
         chart = "document.getElementById('build-chart')"
         wait(browser, f"Math.abs({chart}.getAttribute('viewBox').split(' ')[2] - {chart}.clientWidth) <= 1")
         assert browser.run("document.documentElement.scrollWidth") <= width
+        assert (
+            browser.run(f"[...document.querySelectorAll('.chart text')].filter({OUTSIDE}).map((t) => t.textContent)")
+            == []
+        )
         shown.append(browser.run(f"{chart}.clientWidth"))
     assert len(set(shown)) >= 4
 

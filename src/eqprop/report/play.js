@@ -118,7 +118,7 @@ const Play = (() => {
     const width = Math.max(200, Math.round(svg.clientWidth)),
       height = heightOf(svg, width);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const left = 52,
+    const left = 66,
       top = 24,
       foot = height - 18,
       end = width - 8,
