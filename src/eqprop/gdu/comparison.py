@@ -39,7 +39,8 @@ class Options:
     convention      of the distances: `PAPER` or `AUTHORS`
     shown           how many elements per group to trace for the figures, on one sample; 0: none
     seed            of the random probes and of the traced elements
-    schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate
+    schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate.
+                    In "sweeps" both phases are compared update by update; in "sweeps-same" only their totals are.
     progress        called periodically with the fraction done
     voice           whose terms the verdict's remedies use: "python" or "command line"
     """
@@ -68,7 +69,7 @@ def compare(
         free = settle(model, x, T, K, options.tolerance, progress.free, options.schedule)
         cost.check(free.end.state, y)
         check_settling(free, T, options.tolerance)
-    batch = _Batch(model, cost, x, y, free, K, beta)
+    batch = _Batch(model, cost, x, y, free, K, beta, options.schedule)
     chosen = _chosen(free, options.drop_unsettled)
     every = groups(model, free.end.state)
     whole, settled = _measure(batch, chosen, every, options.convention, progress)
@@ -117,11 +118,13 @@ class _Batch(Problem):
     free: FreePhase
     K: int
     beta: float
+    schedule: Schedule = "synchronous"
 
     def case(self, samples: Tensor) -> Comparison:
         """The comparison on a subset of samples, by mask or index."""
         free = self.free.only(samples).end
-        return Comparison(self.model, self.cost, self.x[samples], self.y[samples], free, self.K, self.beta)
+        x, y = self.x[samples], self.y[samples]
+        return Comparison(self.model, self.cost, x, y, free, self.K, self.beta, self.schedule)
 
     def whole(self) -> Comparison:
         """All samples, including excluded ones."""

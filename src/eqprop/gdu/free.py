@@ -12,7 +12,7 @@ from torch import Tensor
 from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics
 from eqprop.gdu.lockstep import Comparison
-from eqprop.relax import NotFiniteError, Phase, Relaxation, Schedule, relax, settled_below
+from eqprop.relax import SWEEPS, NotFiniteError, Phase, Relaxation, Schedule, relax, settled_below
 from eqprop.state import distance
 
 STILL = 1e-15
@@ -69,15 +69,16 @@ def settle(
     Runs in pieces, each continuing from the last; the states equal those of a single run of T steps. When nothing
     moves any more (see `STILL`) the remaining steps are skipped and the trail is filled with the state reached. An
     alternating free phase takes its last K steps synchronously, because BPTT goes back along them: a fixed point of
-    the alternating schedule is one of F.
+    the alternating schedule is one of F. In sweeps BPTT goes back along the sweeps.
     """
     pieces = _pieces(T, K, span=2 if schedule == "alternating" else 1)
     now = relax(model, x, Phase(0, tolerance=tolerance))
     earlier, looked, done = now.residual, 0, 0
     for number, steps in enumerate(pieces):
         last = number == len(pieces) - 1
-        turns = "synchronous" if last else schedule
-        phase = Phase(steps, turns, stop="settled", still=STILL, tolerance=tolerance)
+        turns = "synchronous" if last and schedule == "alternating" else schedule
+        then = T - done - steps if schedule in SWEEPS else 0
+        phase = Phase(steps, turns, stop="settled", still=STILL, tolerance=tolerance, then=then)
         now = _piece(model, x, phase, now, K if last else 0, done)
         done += now.steps
         if done <= T // 2:
@@ -159,7 +160,8 @@ class Release:
 def release(case: Comparison, T: int, tolerance: float | None, schedule: Schedule = "synchronous") -> Release:
     """Run K nudged steps, then up to T free ones; compare with as many free steps without the nudge."""
     model, x, still = case.model, case.x, case.free.state
-    moved = relax(model, x, case.K, still, Nudge(case.cost, case.y, case.beta)).state
+    nudged = Phase(case.K, case.schedule if case.schedule in SWEEPS else "synchronous")
+    moved = relax(model, x, nudged, still, Nudge(case.cost, case.y, case.beta)).state
     left = before = distance(moved, still, 1)
     halved = torch.zeros_like(left)
     near = settled_below(left.dtype, tolerance)

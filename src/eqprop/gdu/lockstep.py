@@ -30,7 +30,7 @@ With the nudge inside sigma, N = D: both give the synapses (D W)^t D dl/ds, and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -42,8 +42,11 @@ from eqprop.dynamics import PrimitiveDynamics
 from eqprop.estimators import BPTT, EP, RBP
 from eqprop.estimators.base import Step, update
 from eqprop.gdu.linearised import Linearised
-from eqprop.relax import Relaxation, Stepper
+from eqprop.relax import SWEEPS, Relaxation, Schedule, Stepper, turns
 from eqprop.state import State, detach, scale, subtract
+
+Turn = tuple[int, ...] | None
+"""The layers that one update changes; None for all."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class Comparison(Problem):
     free: Relaxation
     K: int
     beta: float
+    schedule: Schedule = "synchronous"
+
+    @property
+    def swept(self) -> bool:
+        return self.schedule in SWEEPS
+
+    @property
+    def order(self) -> list[Turn]:
+        """The layers that each update of the second phase changes; None for all."""
+        return turns(self.model, len(self.free.state), self.schedule, range(self.K))
 
     def wide(self) -> Comparison | None:
         """The same in float64, from the same state; None if it is float64 already."""
@@ -70,7 +83,16 @@ class Comparison(Problem):
 
     def estimators(self) -> tuple[EP, BPTT, RBP]:
         steps = max(self.free.steps, self.K)
-        return EP(steps, self.K, beta=self.beta), BPTT(steps, self.K), RBP(steps, self.K)
+        schedule = self.schedule if self.swept else "synchronous"
+        return EP(steps, self.K, schedule, beta=self.beta), BPTT(steps, self.K, schedule), RBP(steps, self.K)
+
+    def adjoint_steps(self) -> Iterator[Step]:
+        """nabla with the Jacobian held at the state reached: recurrent backprop, or BPTT through sweeps at rest."""
+        _, bptt, rbp = self.estimators()
+        if not self.swept:
+            return rbp.steps(self.model, self.cost, self.x, self.y, self.free)
+        rest = replace(self.free, trail=(self.free.state,) * self.K)
+        return bptt.steps(self.model, self.cost, self.x, self.y, rest)
 
 
 class Moment(NamedTuple):
@@ -85,28 +107,44 @@ class Moment(NamedTuple):
 
 
 def pair(case: Comparison) -> Iterator[Moment]:
-    """EP and BPTT without the parts of their difference."""
+    """EP and BPTT without the parts of their difference; in sweeps of the same order only their totals."""
+    return _total(_pair(case)) if case.schedule == "sweeps-same" else _pair(case)
+
+
+def dissect(case: Comparison) -> Iterator[Moment]:
+    """EP and BPTT with the parts of their difference; in sweeps of the same order only their totals."""
+    return _total(_dissect(case)) if case.schedule == "sweeps-same" else _dissect(case)
+
+
+def _total(moments: Iterator[Moment]) -> Iterator[Moment]:
+    """The sums over all t, as a single moment."""
+    ep, bptt, parts = next(moments)
+    for moment in moments:
+        ep, bptt = combine((1, ep), (1, moment.ep)), combine((1, bptt), (1, moment.bptt))
+        parts = {name: combine((1, part), (1, moment.parts[name])) for name, part in parts.items()}
+    yield Moment(ep, bptt, parts)
+
+
+def _pair(case: Comparison) -> Iterator[Moment]:
     ep, bptt, _ = case.estimators()
     arguments = (case.model, case.cost, case.x, case.y, case.free)
     for f, nabla in zip(ep.steps(*arguments), bptt.steps(*arguments), strict=True):
         yield Moment(f, negative(nabla), {})
 
 
-def dissect(case: Comparison) -> Iterator[Moment]:
-    """EP and BPTT with the parts of their difference."""
-    _, _, rbp = case.estimators()
+def _dissect(case: Comparison) -> Iterator[Moment]:
     around = Linearised(case.model, case.x, case.free.state)
     push = first_push(case)
     others = zip(
         drift_steps(case),
         limit_steps(case, around),
-        frozen_steps(around, around.product(_zeros(push), push), case.K),
-        _slope_steps(around, push, case.K),
-        rbp.steps(case.model, case.cost, case.x, case.y, case.free),
+        frozen_steps(around, around.product(_zeros(push), push), case.order),
+        _slope_steps(around, push, case.order),
+        case.adjoint_steps(),
         _wide_steps(case),
         strict=True,
     )
-    for (f, g, _), (drift, limit, frozen, slope, nabla, wide) in zip(pair(case), others, strict=True):
+    for (f, g, _), (drift, limit, frozen, slope, nabla, wide) in zip(_pair(case), others, strict=True):
         adjoint = negative(nabla)
         response = combine((1, f), (-1, drift))
         parts = {
@@ -129,9 +167,9 @@ def drift_steps(case: Comparison) -> Iterator[Step]:
     with torch.no_grad():
         step = Stepper(model, model.drive(x), None)
     s = case.free.state
-    for _ in range(case.K):
+    for group in case.order:
         with torch.no_grad():
-            new = step(s)
+            new = step(s, group)
         yield update(model, x, s, new, unit)
         s = new
 
@@ -154,12 +192,12 @@ def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
     """
     model, x = case.model, case.x
     tangent = _zeros(case.free.state)
-    for _ in range(case.K):
+    for group in case.order:
         pull = case.pull(around.s)
-        new_tangent = around.product(tangent, scale(detach(pull), -1.0))
+        new_tangent = _taken(group, around.product(tangent, scale(detach(pull), -1.0)), tangent)
         moved = subtract(new_tangent, tangent)
         with torch.no_grad():
-            new = detach(model.step(around.drive, around.s))
+            new = detach(_taken(group, model.step(around.drive, around.s), around.s))
         still = all(torch.equal(a, b) for a, b in zip(new, around.s, strict=True))
         after = around if still else Linearised(model, x, new)
         if isinstance(model, PrimitiveDynamics) and not still:
@@ -171,12 +209,25 @@ def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
         around, tangent = after, new_tangent
 
 
-def frozen_steps(around: Linearised, first: State, K: int) -> Iterator[Step]:
-    """J^t m for t = 0, ..., K-1 with J at the state reached, and the synapses' response."""
-    moved = first
-    for _ in range(K):
+def frozen_steps(around: Linearised, first: State, order: Sequence[Turn]) -> Iterator[Step]:
+    """J^t m for t = 0, ..., K-1 with J at the state reached, and the synapses' response.
+
+    In sweeps it is d_{t+1} - d_t, where an update takes d to J d + m in the layers of its group.
+    """
+    moved, tangent = first, _zeros(first)
+    for group in order:
+        if group is not None:
+            new = _taken(group, tuple(a + m for a, m in zip(around.product(tangent), first, strict=True)), tangent)
+            moved, tangent = subtract(new, tangent), new
         yield Step(moved, around.synapses(moved))
-        moved = around.product(moved)
+        moved = moved if group is not None else around.product(moved)
+
+
+def _taken(group: Turn, new: State, old: State) -> State:
+    """The layers of a group from `new`, the others from `old`; all from `new` without a group."""
+    return (
+        new if group is None else tuple(a if n in group else b for n, (a, b) in enumerate(zip(new, old, strict=True)))
+    )
 
 
 def first_push(case: Comparison) -> State:
@@ -192,12 +243,12 @@ def slope_excess(around: Linearised, push: State) -> State | None:
     return around.product(_zeros(push), excess) if any(bool(layer.any()) for layer in excess) else None
 
 
-def _slope_steps(around: Linearised, push: State, K: int) -> Iterator[Step | None]:
+def _slope_steps(around: Linearised, push: State, order: Sequence[Turn]) -> Iterator[Step | None]:
     first = slope_excess(around, push)
     if first is None:
-        yield from (None for _ in range(K))
+        yield from (None for _ in order)
     else:
-        yield from frozen_steps(around, first, K)
+        yield from frozen_steps(around, first, order)
 
 
 def _zeros(s: State) -> State:

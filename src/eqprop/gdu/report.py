@@ -132,6 +132,13 @@ class Residual:
     dropped: int
 
 
+SCHEDULES = {
+    "alternating": " alternating",
+    "sweeps": " in sweeps",
+    "sweeps-same": " in sweeps of one order in both phases, of which totals are compared",
+}
+
+
 @dataclass(frozen=True)
 class Report:
     """The result of `compare`. The command line writes `to_dict` as JSON.
@@ -175,7 +182,7 @@ class Report:
     def __str__(self) -> str:
         """The metrics per group, the parts of the budget and the verdict, as text."""
         r = self.residual
-        turns = " alternating" if self.schedule == "alternating" else ""
+        turns = SCHEDULES.get(self.schedule, "")
         lines = [
             f"T = {self.T}{turns}, K = {self.K}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
             f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
