@@ -23,6 +23,7 @@ from eqprop.data.images import check_device
 from eqprop.dynamics import NUDGE_SITES, NudgeSite, set_nudge_site
 from eqprop.experiments.architecture import Built, is_own, load_own, own_code
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
+from eqprop.experiments.io import READERS, find_experiment
 from eqprop.gdu import AUTHORS, PAPER
 from eqprop.gdu.free import Release
 from eqprop.gdu.report import Concentration
@@ -61,10 +62,12 @@ def setup(target: str, asked: Asked) -> Setup:
     other = not is_own(target) and target.lower() not in (name.lower() for name in GDU_EXPERIMENTS[asked.preset])
     if other and Path(target).is_dir():
         return _fitted(_trained(Path(target), asked), asked)
+    if other and Path(target).suffix in READERS and Path(target).is_file():
+        return _described(Path(target), asked)
     if other and "/" in target:
         raise FileNotFoundError(
-            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, or one of "
-            f"{', '.join(GDU_EXPERIMENTS['paper'])}."
+            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, an experiment's FILE.toml, or "
+            f"one of {', '.join(GDU_EXPERIMENTS['paper'])}."
         )
     if asked.estimator is not None or asked.trial is not None:
         raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
@@ -157,6 +160,32 @@ def _trained(folder: Path, asked: Asked) -> Setup:
         init=None,
         convention=AUTHORS if asked.preset == "authors" else PAPER,
         trained={"estimator": estimator, "trial": trial, "epochs": found.epoch},
+        schedule=experiment.schedule,
+    )
+
+
+def _described(path: Path, asked: Asked) -> Setup:
+    """The untrained network of an experiment's file, on training images."""
+    from eqprop.training.plan import Settings, read_images
+
+    names = ("T", "K", "beta", "init", "nudge_site", "cost", "seed", "schedule")
+    experiment = find_experiment(path).override(**{name: getattr(asked, name) for name in names})
+    dtype, images = DTYPES[asked.dtype or "float64"], read_images(asked.data, Settings(device="cpu"))
+    model = experiment.build(0, dtype)
+    x, labels = images.sample(asked.batch or 20, experiment.seed)
+    x = x.to(dtype) if model.input_shape is None else x.to(dtype).view(-1, *model.input_shape)
+    cost = experiment.make_cost(0, model.init_state(x)[0][0].numel(), images.classes, dtype)
+    y, device = images.targets(labels, dtype), asked.device
+    return Setup(
+        problem=Problem(model.to(device), cost.to(device), x.to(device), y.to(device)),
+        name=experiment.name,
+        preset=experiment.preset,
+        T=experiment.T,
+        K=experiment.K,
+        beta=experiment.beta,
+        seed=experiment.seed,
+        init=experiment.init,
+        convention=AUTHORS if asked.preset == "authors" else PAPER,
         schedule=experiment.schedule,
     )
 

@@ -260,9 +260,12 @@ class GraphNet:
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return self.build("default", 0, torch.float32).layer_parameters
+        return self.network().layer_parameters
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        return self.network(init, seed, dtype)
+
+    def network(self, init: InitName = "default", seed: int = 0, dtype: torch.dtype = torch.float32) -> Network:
         return Network(
             self.input_shape,
             dict(self.layers),

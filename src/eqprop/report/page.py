@@ -10,6 +10,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from eqprop.experiments.architecture import GraphNet
 from eqprop.experiments.experiment import label
 from eqprop.experiments.io import to_dict
 from eqprop.experiments.literature import LITERATURE
@@ -392,13 +393,19 @@ def _details(run: Run) -> str:
     )
     return (
         f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
-        f"{stopped}{_pairs(shown)}{sessions}</details>\n"
+        f"{stopped}{_graph(run)}{_pairs(shown)}{sessions}</details>\n"
     )
 
 
 def _reason(line: Line) -> str:
     why = line["diverged"]
     return str(why.get("reason", why)) if isinstance(why, Mapping) else str(why)
+
+
+def _graph(run: Run) -> str:
+    """The picture of a net that is a graph."""
+    net = run.experiment.architecture
+    return f'<div class="graph">{net.network().draw()}</div>' if isinstance(net, GraphNet) else ""
 
 
 def _pairs(values: Mapping[str, object]) -> str:
