@@ -48,8 +48,8 @@ def worst(report: Any) -> float:
 def test_the_nets_of_the_field_match(which: str, schedule: str) -> None:
     report = compared(NETS[which](), schedule)
     assert report.residual.unsettled == 0
-    assert worst(report) < 1e-3
-    assert report.budget.outcome in ("match", "holds") or "match" in report.budget.verdict.lower()
+    assert worst(report) < 5e-5
+    assert report.budget.outcome == "holds"
 
 
 @pytest.mark.parametrize("build", [lambda: energy_based(3), lambda: prototypical(3, nudge_site="inside")])
@@ -62,8 +62,8 @@ def test_in_sweeps_the_parts_explain_the_difference(build: Any) -> None:
 
 def test_in_the_same_order_totals_are_compared() -> None:
     net = FIELD.dchn((4, 4, 6, 8), 16, nudge_site="implicit", **SMALL)
-    report = compared(net, "sweeps-same", K=200)
-    assert worst(report) < 1e-3
+    report = compared(net, "sweeps-same", K=80)
+    assert worst(report) < 5e-5
     assert "totals are compared" in str(report)
 
 

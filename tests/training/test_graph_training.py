@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import torch
 from helpers.nets import F64, batch, prototypical
-from helpers.training_runs import Asking, assert_same_bits, few_images
+from helpers.training_runs import Asking, assert_same_bits, few_images, write_idx
 from torch.testing import assert_close
 
 from eqprop import EP, SquaredError, load, relax
+from eqprop.cli.gdu import Asked, setup
 from eqprop.data import Images
 from eqprop.engines import Task, choose
 from eqprop.experiments.architecture import GraphNet
 from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.gdu import run
 from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict, to_toml
 from eqprop.models import Network, stack
+from eqprop.report.page import write_report
 from eqprop.starts import Carried
 from eqprop.training import Stopped, resume, train
 from eqprop.training.checkpoint import read_checkpoint
@@ -139,6 +142,8 @@ def test_a_graph_is_trained_and_resumed_to_the_same_bits(
     assert float(states[0]["0.s0"].abs().max()) > 0.0
     found = load(tmp_path / "whole", leg)
     assert isinstance(found.model, Network)
+    written = write_report(tmp_path / "whole", with_curves=False)
+    assert str(found.model.draw()) in written.page.read_text(encoding="utf-8")
 
 
 def test_states_are_carried_by_place_in_the_mini_batch() -> None:
@@ -191,3 +196,14 @@ def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
     result = train(experiment, tmp_path / "run", data=images)
     assert result is not None
     assert (tmp_path / "run" / "experiment.json").is_file()
+
+
+def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "idx", images)
+    asked = Asked(T=400, K=8, beta=1e-5, batch=3, data=str(data))
+    found = setup(str(file), asked)
+    assert (found.schedule, found.name, found.init) == ("sweeps", "my_net", "default")
+    document, _ = run(found)
+    assert document["nudge_site"] == "implicit"
+    assert max(group["rmse"] for group in document["synapses"].values()) < 1e-2
+    assert document["budget"]["outcome"] == "holds"
