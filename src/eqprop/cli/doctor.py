@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +15,7 @@ from rich.text import Text
 from eqprop.cli import app
 from eqprop.cli.common import check_json, give_json, learning_rates
 from eqprop.cli.gdu import Asked, setup
+from eqprop.engines import threads_for, using_threads
 from eqprop.estimators import EP
 from eqprop.experiments.architecture import is_own, own_code
 from eqprop.experiments.gdu import Setup
@@ -51,8 +51,6 @@ def doctor(
     was found.
     """
     check_json(json)
-    if threads is not None:
-        torch.set_num_threads(threads)
     asked = Asked(
         T=T, K=K, beta=beta, batch=batch, seed=seed, dtype=dtype, device=device, data=data, estimator=estimator,
         trial=trial, schedule=cast(Schedule | None, schedule),
@@ -63,7 +61,8 @@ def doctor(
         rates = learning_rates(lr) or _rates_of(chosen, target)
         ep = EP(chosen.T, chosen.K, schedule=chosen.schedule, beta=chosen.beta)
         of = chosen.problem
-        found = examine(of.model, of.cost, of.x, of.y, ep, rates=rates, voice="command line")
+        with using_threads(threads or threads_for(of.model, of.x)):
+            found = examine(of.model, of.cost, of.x, of.y, ep, rates=rates, voice="command line")
     phases = {"T": chosen.T, "K": chosen.K, "beta": chosen.beta, "schedule": chosen.schedule}
     result: dict[str, Any] = {"name": chosen.name, **phases, "samples": len(of.x), **found.to_dict()}
     width = max(len(name) for name in found.passed) if found.passed else 0

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -255,8 +254,6 @@ def gdu(
 
     check_json(json)
     check_out(out)
-    if threads is not None:
-        torch.set_num_threads(threads)
     site = cast(NudgeSite | None, nudge_site)
     turns = cast(Schedule | None, schedule)
     asked = Asked(preset, T, K, beta, init, batch, seed, dtype, device, data, site, cost, estimator, trial, turns)
@@ -264,7 +261,7 @@ def gdu(
     with own_code(target if is_own(target) else None):
         chosen = setup(target, asked)
         with progress_bar(chosen.name) as tell:
-            document, traces = run(chosen, drop_unsettled, tell)
+            document, traces = run(chosen, drop_unsettled, tell, threads)
     if out is not None:
         from eqprop.report.gdu import write_folder
 

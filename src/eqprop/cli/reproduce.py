@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.markup import escape
@@ -69,15 +68,13 @@ def figures(
     check_device(device)
     if preset not in GDU_EXPERIMENTS:
         raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
-    if threads is not None:
-        torch.set_num_threads(threads)
     experiments = [experiment.override(seed=seed) for experiment in GDU_EXPERIMENTS[preset].values()]
     failed = []
     with bars() as progress:
         task = progress.add_task("", total=sum(weight(experiment) for experiment in experiments))
         for experiment in experiments:
             try:
-                _do(experiment, out / experiment.name, device, progress, task)
+                _do(experiment, out / experiment.name, device, threads, (progress, task))
             except NeverSettlesError as error:
                 failed.append(f"{experiment.name}: {error}")
     for path in write_gallery(out):
@@ -91,8 +88,9 @@ def weight(experiment: GduExperiment) -> float:
     return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
 
 
-def _do(experiment: GduExperiment, folder: Path, device: str, progress: Bars, task: TaskID) -> None:
+def _do(experiment: GduExperiment, folder: Path, device: str, threads: int | None, shown: tuple[Bars, TaskID]) -> None:
     """Compare and write the folder, unless it exists with the same settings."""
+    progress, task = shown
     from eqprop.report.gdu import read_document, write_folder
 
     done, share = progress.tasks[task].completed, weight(experiment)
@@ -100,7 +98,9 @@ def _do(experiment: GduExperiment, folder: Path, device: str, progress: Bars, ta
     if before is None or not same_settings(before, experiment, DTYPE, drop_unsettled=False):
         progress.update(task, description=experiment.name)
         setup = Setup.of_experiment(experiment, DTYPES[DTYPE], device)
-        document, traces = run(setup, progress=lambda part: progress.update(task, completed=done + part * share))
+        document, traces = run(
+            setup, progress=lambda part: progress.update(task, completed=done + part * share), threads=threads
+        )
         write_folder(folder, document, traces)
         said = f"{experiment.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)

@@ -36,6 +36,7 @@ from eqprop.cli.common import (
     new_console,
 )
 from eqprop.data import Images
+from eqprop.engines import threads_for
 from eqprop.experiments.architecture import Own, is_own, own_code
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, to_toml
@@ -139,8 +140,10 @@ def run_recipe(asked: Asked) -> None:
         "data": describe(images),
     }
     prepare_folder(asked.folder, request)
-    if asked.machine.threads is not None:
-        torch.set_num_threads(asked.machine.threads)
+    x = images.train_x[: asked.experiment.batch]
+    model = asked.experiment.build(0, x.dtype, asked.own)
+    x = x if model.input_shape is None else x.reshape(len(x), *model.input_shape)
+    torch.set_num_threads(asked.machine.threads or threads_for(model, x))
     with locked(asked.folder), progress(asked.quiet) as tell:
         tuned = tune(Request(asked.experiment, asked.folder, images, asked.own, asked.machine, asked.budget, tell))
     reasons = {d["name"]: d["reason"] for d in tuned.document["decisions"]}

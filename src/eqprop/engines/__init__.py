@@ -1,5 +1,5 @@
 """Fast time loops behind one interface: `choose` picks the fastest engine that supports a task, or a named one."""
 
-from eqprop.engines.base import Engine, Job, Runner, Tally, Task, choose, engine_names
+from eqprop.engines.base import Engine, Job, Runner, Tally, Task, choose, engine_names, threads_for, using_threads
 
-__all__ = ["Engine", "Job", "Runner", "Tally", "Task", "choose", "engine_names"]
+__all__ = ["Engine", "Job", "Runner", "Tally", "Task", "choose", "engine_names", "threads_for", "using_threads"]

@@ -15,6 +15,7 @@ from torch import Tensor
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
+from eqprop.engines import threads_for, using_threads
 from eqprop.gdu import AUTHORS, PAPER, Convention, Options, Report, compare
 from eqprop.messages import shown, unknown
 from eqprop.models import Convolutional, CrossEntropy, Layered, Toy
@@ -210,9 +211,12 @@ class Setup:
 
 
 def run(
-    setup: Setup, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
+    setup: Setup,
+    drop_unsettled: bool = False,
+    progress: Callable[[float], None] | None = None,
+    threads: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare; return the document and the traces, ready for JSON."""
+    """Compare; return the document and the traces, ready for JSON. Threads are chosen by the size of the work."""
     options = Options(
         drop_unsettled=drop_unsettled,
         convention=setup.convention,
@@ -222,8 +226,10 @@ def run(
         voice="command line",
     )
     of = setup.problem
-    report = compare(of.model, of.cost, of.x, of.y, setup.T, setup.K, setup.beta, options)
-    return document(setup, report, drop_unsettled), {"name": setup.name, **report.traces_to_dict()}
+    with using_threads(threads or threads_for(of.model, of.x)):
+        report = compare(of.model, of.cost, of.x, of.y, setup.T, setup.K, setup.beta, options)
+        found = document(setup, report, drop_unsettled)
+    return found, {"name": setup.name, **report.traces_to_dict()}
 
 
 def document(setup: Setup, report: Report, drop_unsettled: bool) -> dict[str, Any]:

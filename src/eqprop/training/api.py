@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from eqprop.data import Data, Images
+from eqprop.engines import using_threads
 from eqprop.experiments.architecture import Factory, Own, as_own
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, up_to_date
@@ -120,10 +118,10 @@ def train(
     """
     found, own = find_own(experiment, model)
     chosen, settings = resolve(found, options)
-    settings = replace(settings, threads=settings.threads or torch.get_num_threads())
-    with _threads(settings):
+    with using_threads(settings.threads):
         given = given_data(own.data() if data is None and own is not None else data)
         plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given))
+    with using_threads(plan.settings.threads):
         folder = default_folder(plan.experiment.name) if out is None else Path(out)
         prepare_new(folder)
         with locked(folder) as held:
@@ -165,7 +163,7 @@ def resume(
             "Start a new run for another setting."
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
-    with _threads(here), locked(folder) as held:
+    with using_threads(here.threads), locked(folder) as held:
         own = as_own(model)
         images = read_images(data_again(described, data, own), here)
         _check_same_data(images, described.data, folder)
@@ -270,14 +268,3 @@ def _warn_other_machine(before: Mapping[str, Any] | None, now: Mapping[str, Any]
         watch.warn(
             f"the environment has changed ({'; '.join(other)}); results may differ slightly from an uninterrupted run."
         )
-
-
-@contextmanager
-def _threads(settings: Settings) -> Iterator[None]:
-    """Set torch's thread count from the settings, and restore it on exit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

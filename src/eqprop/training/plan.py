@@ -15,7 +15,7 @@ from eqprop.cost import Cost
 from eqprop.data import Data, Images, as_images, content_digest, open_set, set_name, split_validation
 from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Engine, Task, choose, engine_names
+from eqprop.engines import Engine, Task, choose, engine_names, threads_for
 from eqprop.experiments.architecture import Factory, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
@@ -49,7 +49,7 @@ class Settings:
                         experiment's own
     trials              number of networks; trial r uses seed + r
     engine, device      see `eqprop.engines`; "auto" takes the fastest engine that supports the task
-    threads             CPU threads; None: torch's current number
+    threads             CPU threads; None: one for small networks (see `eqprop.engines.threads_for`)
     validation          hold out the last N training samples, and test on them instead of the test set
     samples             train on the first N samples only; None: all
     test_samples        test on the first N samples only; None: all
@@ -371,7 +371,8 @@ def make_plan(
         plan.engine(settings.engine, task)
         _check_estimator(plan, task)
     stacked = _decide_stacking(plan, model)
-    plan = replace(plan, settings=replace(settings, stacked=stacked))
+    threads = settings.threads or _threads(plan, model, stacked)
+    plan = replace(plan, settings=replace(settings, stacked=stacked, threads=threads))
     return replace(plan, identity=identity(plan.to_dict()))
 
 
@@ -498,6 +499,16 @@ def _decide_stacking(plan: Plan, model: Dynamics) -> bool:
         return True
     pair = stack(_stackable([model, model]))
     return _engines(plan, model, (0,)) == _engines(plan, pair, (0, 1))
+
+
+def _threads(plan: Plan, model: Dynamics, stacked: bool) -> int:
+    """CPU threads where none are given. The C engine takes all: its threads hardly wait, and do not change a bit."""
+    if set(_engines(plan, model, (0,))) == {"cpu"}:
+        return torch.get_num_threads()
+    # As many networks as are trained together make as many times the work.
+    networks = plan.settings.trials if stacked else 1
+    rows = min(plan.experiment.batch * networks, len(plan.images.train_x))
+    return threads_for(model, plan.inputs(plan.images.train_x[:rows], model))
 
 
 def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:
