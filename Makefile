@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 DEMO := $(BIN)/eqprop demo
 
-.PHONY: test demo setup clean lint
+.PHONY: test demo docs docs-serve setup clean lint
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -20,6 +20,14 @@ lint: setup
 
 demo: setup
 	$(DEMO)
+
+# Builds the site into site/, executing every tutorial.
+docs: setup
+	@$(PIP) install -q -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: docs
+	cd site && ../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
 
 setup: $(STAMP)
 
@@ -37,5 +45,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

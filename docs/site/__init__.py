@@ -1,0 +1,1 @@
+"""Builds the site: tutorials executed, mathematics as MathML, pages made from results."""

@@ -1,0 +1,45 @@
+"""The tutorials run, their numbers hold, and the examples of the reference are true."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from docs.site.tutorial import cells, execute
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_and_its_assertions_hold(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EQPROP_SHORT", "1")
+    monkeypatch.chdir(tmp_path)
+    page = execute(path)
+    assert page.markdown.startswith("# ")
+    assert "assert " in path.read_text(encoding="utf-8"), "a tutorial asserts its numbers"
+    assert "```text" in page.markdown, "and prints some"
+
+
+def test_cells_are_split_and_output_stands_below_its_cell(tmp_path: Path) -> None:
+    script = tmp_path / "one.py"
+    script.write_text("hidden = 2\n# %% [markdown]\n# # Title\n#\n# Text.\n# %%\nprint(hidden + 1)\n")
+    page = execute(script)
+    assert page.markdown == '# Title\n\nText.\n\n```python\nprint(hidden + 1)\n```\n\n```text title="Output"\n3\n```\n'
+    assert [cell.markdown for cell in cells(script.read_text())] == [True, False]
+
+
+def test_a_wrong_number_stops_the_build(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("# %%\nx = 1\n\n# %%\nassert x == 2\n")
+    with pytest.raises(AssertionError):
+        execute(script)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "api").glob("*.md")), ids=lambda path: path.stem)
+def test_the_examples_of_the_reference_are_true(path: Path) -> None:
+    failed, tried = doctest.testfile(str(path), module_relative=False)
+    assert tried > 0
+    assert failed == 0
