@@ -113,7 +113,8 @@ assert min(inside.values()) > 0.999
 
 # %% [markdown]
 # With the nudge outside of $\tanh$, as the paper has it, the two are close but not equal: BPTT sees the slope of
-# $\tanh$ at the outputs, the nudge does not. Inside they agree up to terms of the order of $\beta$ ([why](../beyond.md)).
+# $\tanh$ at the outputs, the nudge does not. Inside they agree up to terms of the order of $\beta$
+# ([why](../beyond.md)).
 
 # %% [markdown]
 # Why do the two agree at all? That is the theorem of the [next tutorial](2_theorem.md).
