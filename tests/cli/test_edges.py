@@ -17,9 +17,10 @@ import pytest
 from helpers.commands import Call
 from helpers.training_runs import few_images, write_idx, write_small_toml
 
-from eqprop.cli.common import check_json, give_json, load_function
+from eqprop.cli.common import check_json, give_json
 from eqprop.data import open_set, read_idx
 from eqprop.data.images import MNIST_DIRECTORY
+from eqprop.experiments.architecture import load_function
 from eqprop.experiments.io import find_experiment
 
 
@@ -124,8 +125,8 @@ BAD_MODELS = {
     "attribute": "def net(seed): return None.weights",
     "exits later": "def net(seed): raise SystemExit(4)",
     "runtime": "import torch\ndef net(seed): return torch.zeros(2) @ torch.zeros(3)",
-    "shape": "import eqprop\ndef net(seed): return eqprop.Layered((10, 5, 7), seed=seed)",
-    "outputs": "import eqprop\ndef net(seed): return eqprop.Layered((3, 5, 784), seed=seed)",
+    "shape": "from eqprop.models import Layered\ndef net(seed): return Layered((10, 5, 7), seed=seed)",
+    "outputs": "from eqprop.models import Layered\ndef net(seed): return Layered((3, 5, 784), seed=seed)",
     "abstract": "import eqprop\nclass N(eqprop.Dynamics): pass\ndef net(seed): return N()",
     "own phi": (
         "import eqprop\nclass N(eqprop.PrimitiveDynamics):\n"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from eqprop.cli import app
-from eqprop.cli.common import check_json, give_json, learning_rates
+from eqprop.cli.common import Threads, check_json, give_json, learning_rates, new_console
 from eqprop.cli.gdu import Asked, setup
 from eqprop.engines import threads_for, using_threads
 from eqprop.estimators import EP
@@ -39,7 +37,7 @@ def doctor(
     seed: Annotated[int | None, typer.Option(help="Of weights and samples.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 or float32; by default the model's own.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    threads: Threads = None,
     estimator: Annotated[str | None, typer.Option(help="Of a run folder; its first by default.")] = None,
     trial: Annotated[int | None, typer.Option(help="Of a run folder; 0 by default.")] = None,
     data: Annotated[str | None, typer.Option(help="The data of a run folder, if it is elsewhere now.")] = None,
@@ -55,8 +53,8 @@ def doctor(
         T=T, K=K, beta=beta, batch=batch, seed=seed, dtype=dtype, device=device, data=data, estimator=estimator,
         trial=trial, schedule=cast(Schedule | None, schedule),
     )  # fmt: skip
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
-    with own_code(target) if is_own(target) else nullcontext():
+    console = new_console(file=sys.stderr if json == "-" else sys.stdout)
+    with own_code(target if is_own(target) else None):
         chosen = setup(target, asked)
         rates = learning_rates(lr) or _rates_of(chosen, target)
         ep = EP(chosen.T, chosen.K, schedule=chosen.schedule, beta=chosen.beta)

@@ -158,6 +158,9 @@ class Experiment:
         _check_choice("cost", self.cost, (*COSTS, OWN_COST))
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
+        if not _is_finite(self.initialiser_rate) or not 0.0 < self.initialiser_rate < 2.0:
+            got = shown(self.initialiser_rate)
+            raise ValueError(f"initialiser_rate is {got}; expected a number above 0 and below 2.")
         check_types(self)
         if not 1 <= len(self.name) <= MOST_NAME:
             raise ValueError(f"name is {shown(self.name)}; expected 1 to {MOST_NAME} characters.")
@@ -173,10 +176,6 @@ class Experiment:
         for name, rate in self.learning_rates.items():
             if not _is_finite(rate) or rate < 0:
                 raise ValueError(f"The learning rate of {name} is {shown(rate)}; expected a number, 0 or more.")
-        if not 0.0 < self.initialiser_rate < 2.0:
-            raise ValueError(
-                f"initialiser_rate is {shown(self.initialiser_rate)}; expected a number above 0 and below 2."
-            )
         fixed = [name for name in ("lr", "params") if name in self.optimizer_options]
         if fixed:
             raise ValueError(
