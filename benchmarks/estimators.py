@@ -55,14 +55,15 @@ def estimators(form: str, experiment: Experiment, model: Dynamics, beta: float) 
     """The estimator of that name; for random signs, the two it chooses between."""
     K, names = experiment.K, [name for name, _ in model.named_parameters()]
     rates = {name: rate / SLOWER for name, rate in experiment.rates(names, model.layer_parameters).items()}
-    return {
+    made: dict[str, list[Estimator]] = {
         "one-sided": [EP(0, K, beta=beta)],
         "random-sign": [EP(0, K, beta=beta), EP(0, K, beta=-beta)],
         "symmetric": [EP(0, K, beta=beta, nudging="symmetric")],
         "holomorphic, 4 points": [HolomorphicEP(0, K, beta=beta, points=4)],
         "holomorphic, 8 points": [HolomorphicEP(0, K, beta=beta, points=8)],
         "continual": [ContinualEP(0, K, beta=beta, rates=rates)],
-    }[form]
+    }
+    return made[form]
 
 
 def flat(grads: Mapping[str, Tensor]) -> Tensor:
@@ -196,7 +197,7 @@ def measure_training(epochs: int = 3, samples: int = 6000) -> None:
     wanted: dict[str, dict[str, Any]] = {form: {"estimators": OLD_ESTIMATORS[form]} for form in TIMED}
     wanted["continual, rates / 100"] = {"estimators": "ep-continual", "learning_rates": slow}
     wanted["one-sided, rates / 100"] = {"estimators": "ep", "learning_rates": slow}
-    found = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, options in wanted.items():
             place = Path(folder) / str(len(found))

@@ -66,7 +66,7 @@ def networks(name: str) -> dict[str, Dynamics]:
     experiment = named_experiment(name, "paper")
     with tempfile.TemporaryDirectory() as folder:
         eqprop.train(experiment, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
-        trained = eqprop.load(Path(folder) / "run")
+        trained = eqprop.load(Path(folder) / "run").model
     default = experiment.override(init="default").build(SEED)
     return {"printed": experiment.build(SEED), "PyTorch's": default, "after an epoch by EP": trained}
 
