@@ -142,15 +142,16 @@ def sentence(outcome: str, neurons: Parts, synapses: Parts, diagnosis: Diagnosis
         text += f"; for {_part('neurons', neurons, second, BEHIND_SQUASH if squashed else MEANING[second[0]])}"
     if diagnosis is None:
         return f"{text}. Nothing has to change."
-    return f"{text}. {_harmless(diagnosis)}"
+    closer = diagnosis.restless if first[0] in ("residual", "unsettled") else None
+    remedy = "" if closer is None else f" {closer.remedy(diagnosis.voice)}"
+    return f"{text}. {_harmless(diagnosis)}{remedy}"
 
 
 def _harmless(diagnosis: Diagnosis) -> str:
-    """Why a mismatch does no harm, and what would lessen it."""
-    less = "" if diagnosis.restless is None else f" {diagnosis.restless.remedy(diagnosis.voice)}"
+    """Why a mismatch does no harm."""
     return (
         f"Learning does not suffer from it: {diagnosis.passed['gradient']}, the sums over all K steps that a training "
-        f"follows, while the RMSE counts every element and step alike, however small.{less}"
+        f"follows, while the RMSE counts every element and step alike, however small."
     )
 
 

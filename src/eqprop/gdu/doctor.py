@@ -413,7 +413,7 @@ def _symmetric(p: Patient) -> Finding | str:
     """The limit of EP, its nudge inside squash, against recurrent backprop: what no T, K or beta cures."""
     name, value = least_cosine(p.inside, p.exact)
     if value >= TURNED:
-        return f"in the limit EP's gradients have cosines of {value:.3f} and more to the exact ones"
+        return f"in the limit EP's gradients have cosines of at least {value:.3f} to the exact ones"
     odd = asymmetry(flat_product(p.around), flat(p.rest), 0)
     shown = f"in the limit EP's gradient of {name} has a cosine of {value:.2f} to the exact one"
     return Finding("asymmetric", f"{shown}; asymmetry {odd:.2f} (0 symmetric, 1 antisymmetric)", advice=TIE)
@@ -435,15 +435,28 @@ def _rounding(p: Patient) -> Finding | str:
     name, gap = p.harm(p.at_rest, p.in_float64)
     if float(p.free.residual.max()) <= p.floor:  # at rest but for rounding, the state's own included
         name, gap = max((name, gap), p.harm(nudged(p, p.ep, p.free.state), p.in_float64), key=lambda item: item[1])
-    if gap <= GAP:
+    if gap <= GAP and not _refused(p):
         return f"rounding moves the gradient by {gap:.1e}"
     for factor in (10.0, 100.0, 1e3, 1e4, 1e5, 1e6):
         beta = nice(abs(float(p.ep.beta)) * factor)
         ep = replace(p.ep, beta=beta)
         state = tuple(layer.to(p.x.dtype) for layer in p.rest)
-        if beta < 1.0 and p.harm(nudged(p, ep, state), p.series.short)[1] < CURED / 4:
+        if (
+            beta < 1.0
+            and not _refused(replace(p, ep=ep))
+            and p.harm(nudged(p, ep, state), p.series.short)[1] < CURED / 4
+        ):
             return Finding("rounding", _off(p, name, gap), {"beta": beta}, "Or use float64.", verified=True)
     return Finding("rounding", _off(p, name, gap), {"dtype": "float64"})
+
+
+def _refused(p: Patient) -> bool:
+    """Whether the estimator itself takes the nudge to be lost in rounding."""
+    try:
+        p.ep.check_nudge(p.model, p.x.dtype)
+    except ValueError:
+        return True
+    return False
 
 
 def _off(p: Patient, name: str, gap: float) -> str:
@@ -468,7 +481,7 @@ def _reaches(p: Patient) -> Finding | str:
     shares = {n: float(short[n].norm() / whole[n].norm()) for n in gaps(whole, whole) if float(whole[n].norm()) > 0.0}
     name, share = min(shares.items(), key=lambda item: item[1], default=("", 1.0))
     if share >= LOST:
-        return f"K = {p.ep.K} steps give every parameter {share:.0%} of its update or more"
+        return f"K = {p.ep.K} steps give every parameter at least {share:.0%} of its update"
     K = p.ep.K
     while p.series.terms > K:
         K *= 2

@@ -127,10 +127,11 @@ def _enough(p: Patient) -> int:
     rest = tuple(layer.to(p.x.dtype) for layer in p.rest)
     moved = relax(p.model, p.x, Phase(p.ep.K, checked=False), rest, nudge).state
     near = 0.05 * float(distance(moved, rest, 1).max())
-    state, done = p.free.state, p.ep.T
-    while done < p.most_steps and not float(distance(state, rest, 1).max()) < near:
+    state, done, away = p.free.state, p.ep.T, math.inf
+    while done < p.most_steps and not away < near:
         steps = max(done // 4, 1)
         state, done = march(p, state, steps, 0.0).state, done + steps
+        away = float(distance(state, rest, 1).max())
     return int(nice(done))
 
 
