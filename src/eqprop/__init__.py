@@ -20,6 +20,7 @@ from eqprop.estimators import (
 )
 from eqprop.functional import from_energy, from_primitive, from_transition
 from eqprop.models import CrossEntropy
+from eqprop.plugins import register
 from eqprop.provenance import __version__
 from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
@@ -70,6 +71,7 @@ __all__ = [
     "models",
     "predict",
     "random_sign",
+    "register",
     "relax",
     "starts",
     "train",

@@ -19,7 +19,7 @@ NOTATION = ROOT / "docs" / "notation.md"
 
 CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
 LIBRARY = CORE | {"models", "starts", "engines", "data"}
-SHARED = {"files", "provenance", "messages", "cache"}
+SHARED = {"files", "provenance", "messages", "plugins", "cache"}
 
 # What a module or subpackage of eqprop may import from the others. One that is not here yet may be missing; one
 # that is not in this table is an error: it must be given its place first. "eqprop" is the package itself.
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "provenance": set(),
     "messages": set(),
+    "plugins": {"messages"},
     "cache": {"files"},
     "state": set(),
     "autodiff": set(),
@@ -36,18 +37,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "relax": {"state", "dynamics", "cost"},
     "estimators": {"state", "autodiff", "dynamics", "cost", "relax"},
     "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
-    "models": {"messages", "state", "autodiff", "dynamics", "functional", "cost"},
+    "models": {"messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost"},
     "starts": {"state", "dynamics"},
     "engines": {
-        *("files", "cache", "messages", "state", "dynamics", "functional", "cost", "relax"),
+        *("files", "cache", "messages", "plugins", "state", "dynamics", "functional", "cost", "relax"),
         *("estimators", "models", "starts"),
     },
-    "data": {"cache", "messages"},
+    "data": {"cache", "messages", "plugins"},
     "experiments": LIBRARY | SHARED,
     "training": LIBRARY | SHARED | {"experiments"},
     "report": LIBRARY | SHARED | {"experiments", "training"},
     "tuning": LIBRARY | SHARED | {"experiments", "training"},
-    "eqprop": LIBRARY | {"provenance", "experiments", "training"},
+    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "training"},
     "cli": LIBRARY | SHARED | {"experiments", "training", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }

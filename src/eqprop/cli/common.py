@@ -39,6 +39,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
 Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, a folder of IDX files, or an .npz file.")]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network.")]
+Logger = Annotated[list[str] | None, typer.Option(help="A logger by name (see eqprop list --parts); repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Json = Annotated[
     str | None,
@@ -115,10 +116,15 @@ def factory(where: str | None) -> Own | None:
     return None if where is None else load_own(where)
 
 
-def watcher(quiet: bool) -> Watch:
-    """Report on standard error: live on a terminal, else as lines; also to TensorBoard, if installed."""
-    from eqprop.training.watch import Events, Lines, Several
+def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
+    """Report on standard error: live on a terminal, else as lines; also to TensorBoard, if installed.
 
+    Loggers from outside, by name, hear every event as well.
+    """
+    from eqprop.training.watch import Events, Lines, Several, named_watch
+
+    if loggers:
+        return Several(watcher(quiet), *(named_watch(name) for name in loggers))
     if quiet:
         return Events.if_installed()
     console = new_console(stderr=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Annotated
 
@@ -28,10 +29,14 @@ from eqprop.experiments.paper import EXPERIMENTS, PRESETS, printed_experiment
 def list_experiments(
     name: Annotated[str | None, typer.Argument(help="Show one experiment in full.")] = None,
     preset: Preset = "paper",
+    parts: Annotated[bool, typer.Option("--parts", help="List estimators, engines, costs, data sets, ...")] = False,
     as_json: Json = None,
 ) -> None:
-    """List the experiments: network, settings, and the paper's results."""
+    """List the experiments: network, settings, and the paper's results; or the parts they are made of."""
     check_json(as_json)
+    if parts:
+        _list_parts(as_json)
+        return
     chosen = [find_experiment(name, preset)] if name else list(_preset(preset).values())
     if as_json is not None:
         give_json({experiment.name: to_dict(experiment) for experiment in chosen}, as_json)
@@ -44,6 +49,25 @@ def list_experiments(
     _show_changes(console, [experiment.name for experiment in chosen])
     if not name:
         _show_literature(console)
+
+
+def _list_parts(as_json: str | None) -> None:
+    from eqprop.plugins import KINDS, origins
+
+    # A table is known once its module is imported.
+    for module in ("engines", "experiments.experiment", "experiments.architecture", "data", "training.watch"):
+        importlib.import_module(f"eqprop.{module}")
+    found = {kind: origins(kind) for kind in KINDS}
+    give_json(found, as_json)
+    if as_json == "-":
+        return
+    table = Table(title="Parts; register your own with eqprop.register or by an entry point")
+    for heading in ("kind", "name", "from"):
+        table.add_column(heading)
+    for kind, names in found.items():
+        for n, (name, origin) in enumerate(names.items()):
+            table.add_row("" if n else kind, name, origin, end_section=n == len(names) - 1)
+    new_console().print(table)
 
 
 def _show_literature(console: Console) -> None:

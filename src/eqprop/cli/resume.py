@@ -13,6 +13,7 @@ from eqprop.cli.common import (
     Device,
     Engine,
     Json,
+    Logger,
     Model,
     Quiet,
     Threads,
@@ -37,6 +38,7 @@ def resume_run(
     restart: Annotated[
         bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
     ] = False,
+    logger: Logger = None,
     quiet: Quiet = False,
     as_json: Json = None,
 ) -> None:
@@ -47,7 +49,7 @@ def resume_run(
             folder,
             data=data,
             model=factory(model),
-            watch=watcher(quiet),
+            watch=watcher(quiet, logger),
             engine=engine,
             device=device,
             threads=threads,

@@ -12,6 +12,7 @@ from eqprop.cli.common import (
     Data,
     ExperimentName,
     Json,
+    Logger,
     Model,
     Preset,
     Quiet,
@@ -43,6 +44,7 @@ def train_experiment(
     optimizer_option: Annotated[list[str] | None, typer.Option(help="momentum=0.9 (repeatable).")] = None,
     data: Data = None,
     model: Model = None,
+    logger: Logger = None,
     quiet: Quiet = False,
     as_json: Json = None,
     method: Annotated[
@@ -60,5 +62,5 @@ def train_experiment(
         "optimizer_options": named_values(optimizer_option),
     }
     with stopping(), own_code(model or experiment):
-        result = train(experiment, out, data=data, model=factory(model), watch=watcher(quiet), **options)
+        result = train(experiment, out, data=data, model=factory(model), watch=watcher(quiet, logger), **options)
     give_result(result, as_json, quiet)

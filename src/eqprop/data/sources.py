@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from eqprop.cache import cache_folder
-from eqprop.data.arrays import read_npz
+from eqprop.data.arrays import as_images, read_npz
 from eqprop.data.idx import GZIP_MAGIC
 from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
+from eqprop.plugins import Table
 
 CHUNK = 1 << 16
 RETRIES = 2
@@ -263,7 +264,10 @@ KMNIST = NamedSet(
 
 NAMED: dict[str, NamedSet] = {FASHION_MNIST.name: FASHION_MNIST, KMNIST.name: KMNIST}
 NAMES = ("mnist", *NAMED)
-"""Names that `--data` accepts; anything else is a directory of IDX files."""
+"""Names that `--data` accepts, and those from outside; anything else is a path."""
+
+SETS: Table[Callable[[], Any] | None] = Table("data", dict.fromkeys(NAMES), lambda name, part: part)
+"""Data sets by name: those from outside as functions that return what `data=` takes."""
 
 
 def open_set(
@@ -279,14 +283,16 @@ def open_set(
     name = set_name(source)
     if name == "mnist":
         return mnist(device, dtype)
-    if name is not None:
+    if name in NAMED:
         return _named(NAMED[name], device, dtype)
+    if name is not None and (make := SETS[name]) is not None:
+        return _from_outside(name, make).to(device)
     if Path(source).suffix == ".npz" and Path(source).is_file():
         return read_npz(Path(source)).to(device)
     if not Path(source).is_dir() and "/" not in str(source):
         raise FileNotFoundError(
-            f"There is no data set and no directory {str(source)!r}; expected {', '.join(NAMES)}, a directory of IDX "
-            f"files, or an .npz file with x, y, x_test and y_test.{did_you_mean(str(source), NAMES)}"
+            f"There is no data set and no directory {str(source)!r}; expected {', '.join(SETS)}, a directory of IDX "
+            f"files, or an .npz file with x, y, x_test and y_test.{did_you_mean(str(source), SETS)}"
         )
     return idx_directory(source, device, dtype)
 
@@ -296,7 +302,14 @@ def set_name(source: str | Path | None) -> str | None:
     if source is None:
         return "mnist"
     name = str(source).lower()
-    return name if name in NAMES else None
+    return name if name in SETS else None
+
+
+def _from_outside(name: str, make: Callable[[], Any]) -> Images:
+    found = as_images(make())
+    if not isinstance(found, Images):
+        return open_set(found)
+    return replace(found, name=name)
 
 
 def _named(chosen: NamedSet, device: torch.device | str | None, dtype: torch.dtype) -> Images:

@@ -25,6 +25,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators import EP, Estimator, Nudging, Signs
 from eqprop.messages import unknown
 from eqprop.models import Convolutional, Layered
+from eqprop.plugins import Table
 from eqprop.relax import SWEEPS, Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
@@ -339,7 +340,7 @@ def learning_rates(job: Job) -> dict[str, float]:
     return {name: rates.get(id(p), 0.0) for name, p in job.model.named_parameters()}
 
 
-ENGINES = {
+_BUILT_IN = {
     "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
     "cuda-conv": "eqprop.engines.cuda.conv:Conv",
@@ -347,15 +348,22 @@ ENGINES = {
     "cpu": "eqprop.engines.cpu.engine:Cpu",
     "eager": "eqprop.engines.eager:Eager",
 }
-"""Every engine by name, the fastest first: its class, imported when it is asked for. The last serves everything."""
+ENGINES: Table[Any] = Table("engine", _BUILT_IN, lambda name, part: part)
+"""Every engine by name, the fastest first: where its class is, imported when it is asked for; or from outside, a class.
+
+The last built-in one serves everything.
+"""
 
 
 def load_engine(name: str) -> Engine:
     """The engine of that name."""
     if name not in ENGINES:
         raise ValueError(unknown("engine", name, engine_names()))
-    module, _, kind = ENGINES[name].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), kind)()
+    found = ENGINES[name]
+    if isinstance(found, str):
+        module, _, kind = found.partition(":")
+        found = getattr(importlib.import_module(module), kind)
+    engine: Engine = found()
     return engine
 
 
@@ -367,7 +375,7 @@ def choose(name: str, task: Task) -> Engine:
     """The engine of that name, or with "auto" the first that does not refuse."""
     if name == "auto":
         on_cpu = task.device.type == "cpu"
-        names = (n for n in ENGINES if not (on_cpu and n.startswith("cuda")))
+        names = (n for n in ENGINES.built_in if not (on_cpu and n.startswith("cuda")))
         return next(engine for engine in map(load_engine, names) if engine.refuses(task) is None)
     engine = load_engine(name)
     if (reason := engine.refuses(task)) is not None:

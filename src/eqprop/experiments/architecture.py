@@ -29,6 +29,7 @@ from eqprop.models import Connection, Convolutional, Layered, Network
 from eqprop.models.connections import CONNECTIONS
 from eqprop.models.convolutional import convolutional_parameters
 from eqprop.models.layered import layered_parameters
+from eqprop.plugins import Table
 from eqprop.state import LayerParameters
 
 InitName = Literal["glorot", "default"]
@@ -195,6 +196,8 @@ class OwnNet:
     layer_parameters: ClassVar[tuple[LayerParameters, ...]] = ()
 
     def build(self, init: InitName, seed: int, dtype: torch.dtype) -> Dynamics:
+        if (own := registered_own(self)) is not None:
+            return own(seed).to(dtype)
         raise ValueError(
             f"The experiment uses your own network ({self.source}), but got no function that builds it. Pass "
             "model=function in Python, or --model FILE.py:FUNCTION on the command line."
@@ -402,14 +405,30 @@ def as_own(function: Factory | None, name: str | None = None) -> Own | None:
     return function if function is None or isinstance(function, Own) else Own(function, name)
 
 
+MODELS: Table[Factory] = Table("model", {}, lambda name, part: part)
+"""Models from outside by name."""
+
+
+def registered_own(architecture: Architecture) -> Own | None:
+    """The registered model that an architecture names, if it is one."""
+    if not isinstance(architecture, OwnNet) or architecture.source not in MODELS:
+        return None
+    return Own(MODELS[architecture.source], architecture.source)
+
+
+def own_of(model: Factory | None, architecture: Architecture) -> Own | None:
+    """Your own function, as given, or a registered model."""
+    return as_own(model) or registered_own(architecture)
+
+
 def is_own(target: object) -> bool:
-    """Whether a target is a user's FILE.py:FUNCTION."""
-    return isinstance(target, str) and (target.endswith(".py") or ".py:" in target)
+    """Whether a target is a user's FILE.py:FUNCTION, or a registered model."""
+    return isinstance(target, str) and (target.endswith(".py") or ".py:" in target or target in MODELS)
 
 
 def load_own(where: str) -> Own:
-    """FILE.py:FUNCTION or package.module:FUNCTION as `Own`."""
-    return Own(load_function(where), where)
+    """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `Own`."""
+    return Own(MODELS[where] if where in MODELS else load_function(where), where)
 
 
 def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +14,21 @@ from torch import Tensor
 from eqprop.cost import Cost, SquaredError
 from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
-from eqprop.experiments.architecture import LARGEST, Architecture, Factory, InitName, Own, OwnNet, as_own, check_types
+from eqprop.experiments.architecture import (
+    LARGEST,
+    Architecture,
+    Factory,
+    InitName,
+    Own,
+    OwnNet,
+    as_own,
+    check_types,
+    own_of,
+)
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy
 from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED, CostName
+from eqprop.plugins import Table
 from eqprop.relax import SCHEDULES, Schedule, Stop
 from eqprop.starts import STARTS, StartName
 from eqprop.state import LayerParameters
@@ -33,9 +44,9 @@ MOST_NAME, MOST_STEPS, MOST_EPOCHS, MOST_SEED = 200, 1_000_000, 100_000, 2**53
 DecayName = Literal["none", "cosine"]
 DECAYS = ("none", "cosine")
 
-EstimatorName = Literal["ep", "ep-symmetric", "ep-random-sign", "ep-holomorphic", "ep-continual", "bptt", "rbp"]
+EstimatorName = str
 
-ESTIMATORS: dict[str, Callable[[Experiment], Estimator]] = {
+_BUILT_IN: dict[str, Callable[[Experiment], Estimator]] = {
     "ep": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta),
     "ep-symmetric": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="symmetric"),
     "ep-random-sign": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="random-sign"),
@@ -44,11 +55,25 @@ ESTIMATORS: dict[str, Callable[[Experiment], Estimator]] = {
     "bptt": lambda e: BPTT(e.T, e.K, e.schedule, e.stop),
     "rbp": lambda e: RBP(e.T, e.K, e.schedule, e.stop),
 }
+
+
+def _from_outside(name: str, part: Any) -> Callable[[Experiment], Estimator]:
+    """An estimator's class takes from the experiment the fields it has: T, K, beta, schedule, stop, ..."""
+    if not (isinstance(part, type) and issubclass(part, Estimator)):
+        maker: Callable[[Experiment], Estimator] = part
+        return maker
+    names = [f.name for f in fields(part) if f.init and f.name in Experiment.__dataclass_fields__]
+    return lambda experiment: part(**{name: getattr(experiment, name) for name in names})
+
+
+ESTIMATORS: Table[Callable[[Experiment], Estimator]] = Table("estimator", _BUILT_IN, _from_outside)
 """The estimators an experiment can be trained with, by the name used on the command line and in files."""
 
 
 def label(estimator: str) -> str:
     """EP, EP symmetric, ..., BPTT, RBP."""
+    if estimator not in ESTIMATORS.built_in:
+        return estimator
     family, _, form = estimator.partition("-")
     return f"{family.upper()} {form}".strip()
 
@@ -155,7 +180,8 @@ class Experiment:
         _check_choice("stop", self.stop, ("never", "settled"))
         _check_choice("estimator", self.estimator, ESTIMATORS)
         _check_choice("nudge_site", self.nudge_site, NUDGE_SITES)
-        _check_choice("cost", self.cost, (*COSTS, OWN_COST))
+        if self.cost != OWN_COST:
+            _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
         if not _is_finite(self.initialiser_rate) or not 0.0 < self.initialiser_rate < 2.0:
@@ -219,7 +245,7 @@ class Experiment:
         if self.cost == "squared-error":
             return SquaredError()
         if self.cost == OWN_COST:
-            function = as_own(own)
+            function = own_of(own, self.architecture)
             cost = None if function is None else function.build(self.seed + trial).cost
             if cost is None:
                 raise ValueError(
@@ -227,6 +253,8 @@ class Experiment:
                     "model=function in Python, or --model FILE.py:FUNCTION on the command line."
                 )
             return cost.to(dtype)
+        if (make := COSTS[self.cost]) is not None:
+            return make().to(dtype)
         return CrossEntropy(inputs, classes, init=self.init, seed=self.seed + trial + READOUT_SEED, dtype=dtype)
 
     def build(self, trial: int, dtype: torch.dtype = torch.float32, own: Factory | None = None) -> Dynamics:
@@ -376,10 +404,9 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
         raise ValueError(f"{name} is {shown(value)}; expected an integer from {least} to {most}.")
 
 
-def _check_choice(what: str, value: object, known: Iterable[str]) -> None:
-    names = tuple(known)
-    if not isinstance(value, str) or value not in names:
-        raise ValueError(unknown(what, value if isinstance(value, str) else shown(value), names))
+def _check_choice(what: str, value: object, known: Collection[str]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(unknown(what, value if isinstance(value, str) else shown(value), known))
 
 
 def _shown(value: object) -> str:

@@ -64,8 +64,8 @@ class GduExperiment:
     def __post_init__(self) -> None:
         if self.init not in ("default", "glorot"):
             raise ValueError(f"init is {self.init!r}; expected 'default' (PyTorch's) or 'glorot'.")
-        if self.cost not in COSTS:
-            raise ValueError(unknown("cost", self.cost, COSTS))
+        if self.cost not in COSTS.built_in:
+            raise ValueError(unknown("cost", self.cost, COSTS.built_in))
         for name, least, most in (("T", 1, MOST_T), ("K", 1, MOST_K), ("batch", 1, MOST_BATCH), ("seed", 0, 2**53)):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eqprop.autodiff import derivative
 from eqprop.messages import unknown
+from eqprop.plugins import Table
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,14 @@ RELU6 = Activation(
     "relu6", lambda v: v.clamp(0.0, 6.0), lambda v: ((v >= 0.0) & (v <= 6.0)).to(v.dtype), bounds=(0.0, 6.0)
 )
 
-ACTIVATIONS = {a.name: a for a in (TANH, SIGMOID, HARD_SIGMOID, HALF_HARD_SIGMOID, IDENTITY, RELU, RELU6)}
+
+def _adapted(name: str, part: Any) -> Activation:
+    return part if isinstance(part, Activation) else Activation(name, part)
+
+
+_BUILT_IN = (TANH, SIGMOID, HARD_SIGMOID, HALF_HARD_SIGMOID, IDENTITY, RELU, RELU6)
+ACTIVATIONS: Table[Activation] = Table("activation", {a.name: a for a in _BUILT_IN}, _adapted)
+"""Activations by name, with those from outside."""
 
 
 def activation(choice: str | Activation | Callable[[Tensor], Tensor]) -> Activation:

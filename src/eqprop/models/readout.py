@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, FunctionCost
 from eqprop.models.init import Init, Wanted, add_parameters
+from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
 CostName = str
-COSTS = ("squared-error", "cross-entropy")
+COSTS: Table[Callable[[], Cost] | None] = Table(
+    "cost", {"squared-error": None, "cross-entropy": None}, lambda name, part: _made(part)
+)
+"""Costs by name: those from outside as functions that make one."""
 OWN_COST = "own"
 """The cost that your own function returned with its network."""
 READOUT_SEED = 1 << 32
 """Added to a trial's seed for the readout's weights, so that they do not repeat the network's random numbers."""
+
+
+def _made(part: Any) -> Callable[[], Cost]:
+    """A function that makes the cost; a function l(s, y) becomes a cost."""
+    return part if isinstance(part, type) and issubclass(part, Cost) else lambda: FunctionCost(part)
 
 
 @final

@@ -10,7 +10,7 @@ from typing import Any
 
 from eqprop.data import Data, Images
 from eqprop.engines import using_threads
-from eqprop.experiments.architecture import Factory, Own, as_own
+from eqprop.experiments.architecture import Factory, Own, as_own, own_of
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, up_to_date
 from eqprop.experiments.paper import EXPERIMENTS
@@ -164,7 +164,7 @@ def resume(
         )
     here = replace(settings, **{k: v for k, v in options.items() if v is not None})
     with using_threads(here.threads), locked(folder) as held:
-        own = as_own(model)
+        own = own_of(model, described.experiment.architecture)
         images = read_images(data_again(described, data, own), here)
         _check_same_data(images, described.data, folder)
         source = described.data.get("set") or described.data.get("directory")

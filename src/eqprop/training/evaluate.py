@@ -17,7 +17,7 @@ from eqprop.data import Data
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
-from eqprop.experiments.architecture import Factory, Own, as_own
+from eqprop.experiments.architecture import Factory, Own, own_of
 from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
@@ -198,7 +198,7 @@ def load(
             f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: eqprop "
             f"resume {folder}"
         )
-    own = as_own(model)
+    own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)
     checkpoint = read_checkpoint(place)
     cost = _readout(experiment, checkpoint, trial, own)
@@ -278,7 +278,7 @@ def evaluate(
     folder = Path(folder)
     described = read_description(folder)
     settings = replace(described.settings, device=device or described.settings.device)
-    images = read_images(data_again(described, data, as_own(model)), settings)
+    images = read_images(data_again(described, data, own_of(model, described.experiment.architecture)), settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in settings.estimators:
         for trial in range(settings.trials):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 from eqprop.experiments.experiment import label
 from eqprop.files import refuse_link
+from eqprop.messages import unknown
+from eqprop.plugins import Table
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan, data_name
 
@@ -238,6 +240,18 @@ class Events(Watch):
         if self.writer is not None:
             self.writer.close()
             self.writer = None
+
+
+LOGGERS: Table[Callable[[], Watch]] = Table(
+    "logger", {"lines": Lines, "tensorboard": Events.if_installed}, lambda name, part: part
+)
+"""Watches by name, for `--logger`: functions without arguments that make one."""
+
+
+def named_watch(name: str) -> Watch:
+    if name not in LOGGERS:
+        raise ValueError(unknown("logger", name, LOGGERS))
+    return LOGGERS[name]()
 
 
 def _percent(values: Sequence[float | None]) -> str:
