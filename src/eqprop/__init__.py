@@ -26,14 +26,18 @@ from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
 
 if TYPE_CHECKING:
+    from eqprop import report
     from eqprop.gdu.doctor import doctor
-    from eqprop.training import load, predict, train
+    from eqprop.training import EarlyStopping, Watch, evaluate, load, predict, resume, train
 
-_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(("load", "predict", "train"), "eqprop.training")}
+_OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
+_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.training")}
 
 
 def __getattr__(name: str) -> Any:
     """Training and the doctor are imported when first asked for: the mathematics does without."""
+    if name == "report":
+        return importlib.import_module("eqprop.report")
     if name not in _LATER:
         raise AttributeError(f"module 'eqprop' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
@@ -47,6 +51,7 @@ __all__ = [
     "Cost",
     "CrossEntropy",
     "Dynamics",
+    "EarlyStopping",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
@@ -59,9 +64,11 @@ __all__ = [
     "Relaxation",
     "SquaredError",
     "State",
+    "Watch",
     "__version__",
     "data",
     "doctor",
+    "evaluate",
     "from_energy",
     "from_primitive",
     "from_transition",
@@ -73,6 +80,8 @@ __all__ = [
     "random_sign",
     "register",
     "relax",
+    "report",
+    "resume",
     "starts",
     "train",
 ]

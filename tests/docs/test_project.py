@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": LIBRARY | SHARED | {"experiments"},
     "report": LIBRARY | SHARED | {"experiments", "training"},
     "tuning": LIBRARY | SHARED | {"experiments", "training"},
-    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "training"},
+    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "training", "report"},
     "cli": LIBRARY | SHARED | {"experiments", "training", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }

@@ -1,5 +1,27 @@
 """Fast time loops behind one interface: `choose` picks the fastest engine that supports a task, or a named one."""
 
-from eqprop.engines.base import Engine, Job, Runner, Tally, Task, choose, engine_names, threads_for, using_threads
+from eqprop.engines.base import (
+    ENGINES,
+    Engine,
+    Job,
+    Runner,
+    Tally,
+    Task,
+    choose,
+    engine_names,
+    threads_for,
+    using_threads,
+)
 
-__all__ = ["Engine", "Job", "Runner", "Tally", "Task", "choose", "engine_names", "threads_for", "using_threads"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Job",
+    "Runner",
+    "Tally",
+    "Task",
+    "choose",
+    "engine_names",
+    "threads_for",
+    "using_threads",
+]

@@ -5,6 +5,6 @@ from eqprop.training.evaluate import evaluate, load, predict
 from eqprop.training.loop import Stopped
 from eqprop.training.metrics import Result
 from eqprop.training.plan import Settings
-from eqprop.training.watch import Watch
+from eqprop.training.watch import EarlyStopping, Watch
 
-__all__ = ["Result", "Settings", "Stopped", "Watch", "evaluate", "load", "predict", "resume", "train"]
+__all__ = ["EarlyStopping", "Result", "Settings", "Stopped", "Watch", "evaluate", "load", "predict", "resume", "train"]

@@ -85,7 +85,7 @@ def no_test_set(own: Own | None) -> str | None:
     )
 
 
-RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "states")
+RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states")
 """Settings that may change on resume: those of the machine, not of the experiment."""
 
 

@@ -100,6 +100,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             old.unlink(missing_ok=True)
 
 
+BEST = "best"
+"""Subfolder of a leg: the checkpoint with the lowest test error so far, if it is kept."""
+
+
+def kept(epoch: int) -> str:
+    """Subfolder of a leg: the checkpoint after an epoch, if it is kept."""
+    return f"epoch-{epoch:04d}"
+
+
 def has_checkpoint(folder: Path) -> bool:
     return os.path.lexists(folder / CHECKPOINT)
 

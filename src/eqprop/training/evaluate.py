@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
-from eqprop.training.checkpoint import Checkpoint, read_checkpoint, restore_start
+from eqprop.training.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
 from eqprop.training.plan import (
     Described,
     Plan,
@@ -180,12 +181,14 @@ def load(
     estimator: str | None = None,
     trial: int = 0,
     *,
+    at: int | Literal["best"] | None = None,
     model: Factory | None = None,
     device: str = "cpu",
 ) -> Trained:
     """Load the network of one trial, with the weights of its last checkpoint.
 
     estimator   the run's first by default
+    at          "best", or the number of an epoch, for weights kept by keep_best or keep_every
     model       the function that builds your own network
     """
     folder = Path(folder)
@@ -200,7 +203,7 @@ def load(
         )
     own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)
-    checkpoint = read_checkpoint(place)
+    checkpoint = read_checkpoint(place if at is None else _kept_place(place, at))
     cost = _readout(experiment, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = checkpoint.weights.get(f"{trial}.{name}")
@@ -214,6 +217,17 @@ def load(
     network, cost = network.to(device), cost.to(device)
     start = _initialiser(experiment, network, checkpoint, trial) if experiment.start == "initialised" else None
     return Trained(network, cost, experiment, start, checkpoint.position.epoch)
+
+
+def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
+    place = leg / (BEST if at == BEST else kept(int(at)))
+    if not place.is_dir():
+        there = sorted(p.name for p in leg.iterdir() if p.is_dir())
+        raise FileNotFoundError(
+            f"{leg} has no weights kept as {place.name}; it holds {', '.join(there) or 'only the last'}. Train with "
+            "keep_best or keep_every to keep others."
+        )
+    return place
 
 
 def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
@@ -237,15 +251,50 @@ def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoi
     return start
 
 
+def _as_input(x: Any, model: Dynamics) -> Tensor:
+    """Samples as a tensor of the model's type on its device; a single sample gets a leading dimension."""
+    if isinstance(x, str | Path):
+        x = _read_picture(Path(x), model)
+    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+    like = next(model.parameters(), torch.empty(0))
+    tensor = tensor.to(like.dtype).div(255) if tensor.dtype == torch.uint8 else tensor.to(like.dtype)
+    numbers = None if model.input_shape is None else math.prod(model.input_shape)
+    if tensor.numel() == numbers and math.prod(tensor.shape[1:]) != numbers:
+        tensor = tensor[None]
+    return tensor.to(like.device)
+
+
+def _read_picture(path: Path, model: Dynamics) -> Any:
+    """A picture as the model's data is: grey and light on dark, (1, height, width) from 0 to 1."""
+    from PIL import Image, UnidentifiedImageError
+
+    shape = model.input_shape or ()
+    side = math.isqrt(math.prod(shape))
+    height, width = (shape[-2], shape[-1]) if len(shape) > 1 else (side, side)
+    if not shape or height * width != math.prod(shape):
+        raise ValueError(f"{model.title} takes inputs of shape {shape or 'any'}, not a grey picture. Give an array.")
+    try:
+        with Image.open(path) as picture:
+            grey = np.asarray(picture.convert("L").resize((width, height)), dtype=np.float32) / 255.0
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not a picture; expected a file such as PNG or JPEG.") from error
+    # Data sets such as MNIST are light on dark; a scan or a photograph is the other way round.
+    return (1.0 - grey if grey.mean() > 0.5 else grey)[None]
+
+
 @torch.no_grad()
-def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Tensor:
+def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = None) -> Tensor:
     """The class of each input, (B,): the largest output, or readout, after the free phase.
 
-    x is (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28). T defaults to the
-    experiment's for a network from `load`; a bare model relaxes until nothing changes.
+    network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
+    x           (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28); one sample;
+                or the path of an image file, which becomes grey, light on dark, and of the model's size
+    T           free steps; by default the experiment's
     """
+    network = load(network) if isinstance(network, str | Path) else network
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
+    x = _as_input(x, model)
     if trained is not None and T is None:
         phase = replace(evaluation_phase(trained.experiment), checked=True)
     else:
@@ -258,6 +307,7 @@ def predict(network: Trained | Dynamics, x: Tensor, T: int | None = None) -> Ten
                 f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
             )
         x = x.reshape(len(x), *model.input_shape)
+    assert isinstance(x, Tensor), "made by _as_input"
     begun = None if trained is None or trained.start is None else trained.start.unseen(x)
     state = relax(model, x, phase, begun).state
     return (state[0] if trained is None else trained.cost.scores(state)).argmax(-1)

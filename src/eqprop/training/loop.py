@@ -12,10 +12,12 @@ from typing import Any
 
 from eqprop.engines import Tally
 from eqprop.training.checkpoint import (
+    BEST,
     CHECKPOINT,
     Checkpoint,
     DamagedError,
     has_checkpoint,
+    kept,
     read_checkpoint,
     set_aside,
     survivors,
@@ -25,7 +27,7 @@ from eqprop.training.folder import Held, note_session, sessions
 from eqprop.training.metrics import Line, Metrics, compare_lines, parse_line, to_text
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
-from eqprop.training.watch import Course, Progress, Watch, counted
+from eqprop.training.watch import Course, EarlyStopping, Progress, Watch, counted, epoch_means
 
 
 class Stopped(KeyboardInterrupt):
@@ -277,14 +279,47 @@ class Loop:
         except _PutOff:
             self._stop_if_asked(trainer)
             raise AssertionError("a postponed measurement stops the run") from None
+        self._measure(trainer, lines)
         with self.held.writing():
             self.metrics.append(lines)
+        self._stop_early(trainer)
         self._save(trainer)
+        self._keep(trainer)
         trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
         self._point_to_doctor(trainer)
         if len(lines) > len(trained):
             self._tell_repeated(trained[0], lines[-1]["epoch"])
         self.watch.epoch(trained, _progress(trainer, counts, pace, legs_after))
+
+    def _measure(self, trainer: Trainer, lines: list[Line]) -> None:
+        """Add the watch's own metrics to the lines."""
+        for trial in {line["trial"] for line in lines}:
+            own = [line for line in lines if line["trial"] == trial]
+            found = self.watch.measure(*trainer.trial(trial), own[0])
+            clash = next((name for name in found if name in own[0]), None)
+            if clash is not None:
+                raise ValueError(f"The watch measures {clash!r}, which every run measures already. Rename it.")
+            for line in own:
+                line.update({name: float(value) for name, value in found.items()})
+
+    def _stop_early(self, trainer: Trainer) -> None:
+        lines = self.metrics.of(trainer.leg, trainer.position.epoch)
+        patience = self.plan.settings.patience
+        reason = self.watch.stop(lines) or (EarlyStopping(patience).stop(lines) if patience else None)
+        if reason is not None and not trainer.finished:
+            trainer.ended = True
+            self.watch.warn(f"{trainer.leg.estimator} ends early after epoch {trainer.position.epoch}: {reason}.")
+
+    def _keep(self, trainer: Trainer) -> None:
+        """Keep copies of the checkpoint: the best so far, and every few epochs."""
+        settings, epoch = self.plan.settings, trainer.position.epoch
+        place = self.folder / trainer.leg.folder
+        means = epoch_means(self.metrics.of(trainer.leg, epoch), "test_error")
+        with self.held.writing():
+            if settings.keep_best and means.get(epoch) == min(means.values(), default=None):
+                write_checkpoint(place / BEST, trainer.checkpoint())
+            if settings.keep_every and epoch % settings.keep_every == 0:
+                write_checkpoint(place / kept(epoch), trainer.checkpoint())
 
     def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
         if not self.interruption.requested:

@@ -15,7 +15,7 @@ from eqprop.cost import Cost
 from eqprop.data import Data, Images, as_images, content_digest, open_set, set_name, split_validation
 from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Engine, Task, choose, engine_names, threads_for
+from eqprop.engines import ENGINES, Engine, Task, choose, engine_names, threads_for
 from eqprop.experiments.architecture import Factory, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
@@ -35,6 +35,8 @@ COUNTS = {
     "threads": (1, 1024),
     "samples": (1, 10**9),
     "test_samples": (1, 10**9),
+    "patience": (0, 10**9),
+    "keep_every": (0, 10**9),
 }
 """Limits of the whole numbers among the settings."""
 MOST_LINES = 1_000_000
@@ -56,6 +58,9 @@ class Settings:
     train_error_every   measure the error on the whole training set every N epochs; 0: only after the last
     checkpoint_every    seconds between checkpoints within a long epoch
     stacked             train all trials together as one stacked network; None: if possible and faster
+    patience            end a leg when its test error has not fallen for N epochs; 0: never
+    keep_best           keep the weights of the epoch with the lowest test error too
+    keep_every          keep the weights of every N-th epoch too; 0: only the last
     states              where to keep persistent states: on the "device", or on the "cpu" if they do not fit there
     """
 
@@ -70,6 +75,9 @@ class Settings:
     train_error_every: int = setting("Measure the train error every N epochs.", 0)
     checkpoint_every: float = setting("Seconds between checkpoints in an epoch.", 120.0)
     stacked: bool | None = setting("Train trials side by side. [default: if faster]", None)
+    patience: int = setting("Stop when the test error has not fallen for N epochs.", 0)
+    keep_best: bool = setting("Also keep the weights with the lowest test error.", False)
+    keep_every: int = setting("Also keep the weights of every N-th epoch.", 0)
     states: str = setting("Where to keep persistent states: device or cpu.", "device")
 
     def __post_init__(self) -> None:
@@ -78,7 +86,7 @@ class Settings:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
         if len(set(self.estimators)) < len(self.estimators):
             raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
-        if self.engine not in engine_names():
+        if self.engine != "auto" and self.engine not in ENGINES:
             raise ValueError(unknown("engine", self.engine, engine_names()))
         for name, (least, most) in COUNTS.items():
             value = getattr(self, name)

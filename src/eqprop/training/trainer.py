@@ -138,6 +138,7 @@ class Trainer:
         )
         self.position = Position()
         self.diverged: dict[int, Divergence] = {}
+        self.ended = False
         self.moved: float | None = None
         """How far the last epoch moved the weights, relative to their size; None where that is not known."""
         self.seconds = self.epoch_seconds = 0.0
@@ -174,7 +175,7 @@ class Trainer:
     def finished(self) -> bool:
         # An epoch in which all trials diverged still has to be closed, which writes why.
         closed = self.position.iteration == 0
-        return self.position.epoch >= self.plan.experiment.epochs or (self.all_diverged and closed)
+        return self.ended or self.position.epoch >= self.plan.experiment.epochs or (self.all_diverged and closed)
 
     @property
     def all_diverged(self) -> bool:
@@ -242,6 +243,11 @@ class Trainer:
 
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
+
+    def trial(self, trial: int) -> tuple[Dynamics, Cost]:
+        """The network of a trial and its cost, with their weights as they are now."""
+        r = self.leg.trials.index(trial)
+        return self._network(r), self._cost(r)
 
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from eqprop.cost import Cost
+from eqprop.dynamics import Dynamics
 from eqprop.experiments.experiment import label
 from eqprop.files import refuse_link
 from eqprop.messages import unknown
@@ -75,7 +77,14 @@ class Course:
 
 
 class Watch:
-    """Receives every event of a run; this base class ignores them."""
+    """Receives every event of a run; this base class ignores them. Override what you need, and pass it to `train`:
+
+    begin, end      of the whole run               begin_leg   of one estimator on trials that run together
+    progress        every half second or so        epoch       after every epoch, with its lines of metrics
+    measure         after every epoch and for every trial, with its network: your own metrics, by name
+    stop            after every epoch: a reason to end this leg early, or None
+    warn            a sentence the user should read
+    """
 
     def begin(self, plan: Plan, folder: Path) -> None: ...
 
@@ -84,6 +93,14 @@ class Watch:
     def progress(self, progress: Progress) -> None: ...
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None: ...
+
+    def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
+        """Your own metrics of a network, added to its line in metrics.jsonl. Do not change the network."""
+        return {}
+
+    def stop(self, lines: Sequence[Line]) -> str | None:
+        """Why to end the leg now, given all of its lines so far; None to go on."""
+        return None
 
     def warn(self, message: str) -> None: ...
 
@@ -111,6 +128,12 @@ class Several(Watch):
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         for watch in self.watches:
             watch.epoch(lines, progress)
+
+    def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
+        return {name: v for watch in self.watches for name, v in watch.measure(network, cost, line).items()}
+
+    def stop(self, lines: Sequence[Line]) -> str | None:
+        return next((reason for watch in self.watches if (reason := watch.stop(lines)) is not None), None)
 
     def warn(self, message: str) -> None:
         for watch in self.watches:
@@ -152,6 +175,12 @@ class Steady(Watch):
         with self._shown() as watch:
             watch.epoch(lines, progress)
 
+    def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
+        return self.watch.measure(network, cost, line)
+
+    def stop(self, lines: Sequence[Line]) -> str | None:
+        return self.watch.stop(lines)
+
     def warn(self, message: str) -> None:
         with self._shown() as watch:
             watch.warn(message)
@@ -159,6 +188,32 @@ class Steady(Watch):
     def end(self) -> None:
         with self._shown() as watch:
             watch.end()
+
+
+class EarlyStopping(Watch):
+    """Ends a leg when the mean of a metric over its trials has not fallen for `patience` epochs."""
+
+    def __init__(self, patience: int, metric: str = "test_error") -> None:
+        self.patience, self.metric = patience, metric
+
+    def stop(self, lines: Sequence[Line]) -> str | None:
+        means = epoch_means(lines, self.metric)
+        if not means:
+            return None
+        best = min(means, key=lambda epoch: means[epoch])
+        if max(means) - best < self.patience:
+            return None
+        what = self.metric.replace("_", " ")
+        return f"the {what} has not fallen since epoch {best} ({means[best]:.4g})"
+
+
+def epoch_means(lines: Sequence[Line], metric: str) -> dict[int, float]:
+    """The mean of a metric over the trials that have it, by epoch."""
+    found: dict[int, list[float]] = {}
+    for line in lines:
+        if line.get(metric) is not None:
+            found.setdefault(line["epoch"], []).append(line[metric])
+    return {epoch: sum(values) / len(values) for epoch, values in sorted(found.items())}
 
 
 class Lines(Watch):

@@ -1,0 +1,133 @@
+"""The library's face: resume, evaluate, report and predict beside train; watches that measure, stop and keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.training_runs import SMALL, assert_same_bits, call_main, few_images
+from PIL import Image
+
+import eqprop
+from eqprop.training.metrics import read_metrics
+
+
+class Norms(eqprop.Watch):
+    """Measures the size of a weight, and ends at an epoch."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last, self.said, self.seen = last, [], 0
+
+    def measure(self, network: eqprop.Dynamics, cost: eqprop.Cost, line: Mapping[str, Any]) -> Mapping[str, float]:
+        self.seen += 1
+        return {"norm": float(network.W01.detach().norm())}
+
+    def stop(self, lines: Any) -> str | None:
+        return "enough" if self.last is not None and lines[-1]["epoch"] >= self.last else None
+
+    def warn(self, message: str) -> None:
+        self.said.append(message)
+
+
+def test_the_names_beside_train(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    eqprop.train(SMALL, run, data=few_images(), epochs=1, estimators="ep,bptt", only=("ep",))
+    result = eqprop.resume(run, data=few_images())
+    assert eqprop.evaluate(run, data=few_images())["bptt"][0]["test_error"] == result.test_error("bptt")
+    written = eqprop.report(run)
+    assert written.page.is_file()
+    assert eqprop.report(str(run), tmp_path / "page").page == tmp_path / "page" / "report.html"
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_watch_is_handed_the_network_and_its_metrics_are_kept(trials: int, tmp_path: Path) -> None:
+    watch = Norms()
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=2, trials=trials, watch=watch)
+    lines = read_metrics(tmp_path / "run")
+    assert watch.seen == len(lines) == 2 * trials
+    for trial in range(trials):
+        last = [line for line in lines if line["trial"] == trial][-1]
+        assert last["norm"] == pytest.approx(float(eqprop.load(tmp_path / "run", trial=trial).model.W01.norm()))
+
+
+def test_a_metric_that_every_run_has_is_refused(tmp_path: Path) -> None:
+    class Clash(eqprop.Watch):
+        def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:
+            return {"loss": 0.0}
+
+    with pytest.raises(ValueError, match="'loss', which every run measures"):
+        eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Clash())
+
+
+def test_a_run_ended_early_is_finished(tmp_path: Path) -> None:
+    watch = Norms(last=2)
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=5, watch=watch)
+    assert [line["epoch"] for line in read_metrics(tmp_path / "run")] == [1, 2]
+    assert any("ends early after epoch 2: enough" in said for said in watch.said)
+    eqprop.resume(tmp_path / "run", data=few_images())
+    assert len(read_metrics(tmp_path / "run")) == 2
+    eqprop.train(SMALL, tmp_path / "short", data=few_images(), epochs=2)
+    one, other = (eqprop.load(tmp_path / name).model.W01 for name in ("run", "short"))
+    assert torch.equal(one, other)
+
+
+def line(epoch: int, error: float | None, trial: int = 0) -> dict[str, Any]:
+    return {"epoch": epoch, "trial": trial, "test_error": error}
+
+
+def test_early_stopping_waits_for_its_patience() -> None:
+    falling = [line(n, 10.0 - n) for n in range(1, 6)]
+    assert eqprop.EarlyStopping(2).stop(falling) is None
+    stuck = [*falling, line(6, 5.5), line(7, 5.0)]
+    assert "since epoch 5" in str(eqprop.EarlyStopping(2).stop(stuck))
+    assert eqprop.EarlyStopping(3).stop(stuck) is None
+    assert eqprop.EarlyStopping(1).stop([line(1, None)]) is None
+
+
+def test_patience_best_and_every_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    # A rate of zero: the first epoch is the best, and nothing falls after it.
+    eqprop.train(
+        SMALL, run, data=few_images(), epochs=6, learning_rates={"*": 0.0}, optimizer="Adam", patience=2,
+        keep_best=True, keep_every=2,
+    )  # fmt: skip
+    assert [entry["epoch"] for entry in read_metrics(run)] == [1, 2, 3]
+    assert eqprop.load(run, at="best").epoch <= 3
+    assert eqprop.load(run, at=2).epoch == 2
+    with pytest.raises(FileNotFoundError, match="it holds best, epoch-0002"):
+        eqprop.load(run, at=4)
+    code = call_main(monkeypatch, "train", "P-1h", "--help")
+    assert code == 0
+
+
+def test_keeping_more_changes_no_bit(tmp_path: Path) -> None:
+    eqprop.train(SMALL, tmp_path / "bare", data=few_images(), epochs=2)
+    eqprop.train(SMALL, tmp_path / "kept", data=few_images(), epochs=2, keep_best=True, keep_every=1)
+    assert_same_bits(tmp_path / "bare", tmp_path / "kept")
+    last = eqprop.load(tmp_path / "kept", at=2).model.W01
+    assert torch.equal(last, eqprop.load(tmp_path / "kept").model.W01)
+
+
+def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -> None:
+    images = few_images()
+    eqprop.train(SMALL, tmp_path / "run", data=images, epochs=3)
+    x = images.test_x[:4]
+    classes = eqprop.predict(tmp_path / "run", x)
+    assert classes.shape == (4,)
+    as_bytes = (x * 255).round().to(torch.uint8).view(-1, 28, 28).numpy()
+    assert torch.equal(eqprop.predict(str(tmp_path / "run"), as_bytes), classes)
+    assert torch.equal(eqprop.predict(tmp_path / "run", as_bytes[0]), classes[:1])
+    for name, pixels in (("light.png", as_bytes[0]), ("dark.png", 255 - as_bytes[0])):
+        Image.fromarray(np.asarray(pixels)).save(tmp_path / name)
+        assert torch.equal(eqprop.predict(tmp_path / "run", tmp_path / name), classes[:1])
+    (tmp_path / "no.png").write_text("no picture")
+    with pytest.raises(ValueError, match="is not a picture"):
+        eqprop.predict(tmp_path / "run", tmp_path / "no.png")
+    with pytest.raises(ValueError, match="784 numbers per sample"):
+        eqprop.predict(tmp_path / "run", np.zeros((3, 3)))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "small"
