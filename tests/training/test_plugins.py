@@ -70,7 +70,8 @@ def test_the_vector_field_is_the_gradient_for_small_beta(installed: Path) -> Non
     kind = importlib.import_module("eqprop_vector_field.estimator").VectorField
     # Energy-based: dF/ds is symmetric, and the estimator exact as beta -> 0.
     model = Layered((3, 8, 6), "energy-based", "tanh", eps=0.5, seed=0, dtype=torch.float64)
-    x, y = torch.rand(5, 6, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
+    source = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(5, n, generator=source, dtype=torch.float64) for n in (6, 3))
     cost = eqprop.SquaredError()
     _, exact = eqprop.BPTT(400, 200).gradient(model, cost, x, y)
     gaps = []
@@ -78,7 +79,7 @@ def test_the_vector_field_is_the_gradient_for_small_beta(installed: Path) -> Non
         _, found = kind(400, 200, beta=beta).gradient(model, cost, x, y)
         gaps.append(max(float((found[p] - g).abs().max()) for p, g in exact.items()))
     assert gaps[1] < 0.2 * gaps[0]
-    assert gaps[1] < 1e-3
+    assert gaps[1] < 1e-2 * max(float(g.abs().max()) for g in exact.values())
     summed = kind(400, 200, beta=1e-3)
     free = eqprop.relax(model, x, 400)
     total = {n: sum(s.synapses[n] for s in summed.steps(model, cost, x, y, free)) for n in ("W01", "W12")}
