@@ -236,6 +236,13 @@ class PrimitiveDynamics(Dynamics):
             by_phi, by_step = (_reads(f, tuple(learned.values())) for f in (phi, total))
         return [name for name, inner, outer in zip(learned, by_phi, by_step, strict=True) if outer and not inner]
 
+    def parts_apart(self, x: Tensor, s: State) -> dict[str, float]:
+        """How far hand-written parts of `gradient` and `contrast` are from autodiff, relatively, by what they are.
+
+        For models made of parts; none by default.
+        """
+        return {}
+
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
         phi = self.primitive(x, s)
         expected = s[0].shape[: self.sample_dims(x)]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.nets import F64, batch, energy_based, prototypical
 from torch import Tensor
 
-from eqprop import SquaredError, gdu
+import eqprop
+from eqprop import EP, SquaredError, gdu
 from eqprop.gdu.comparison import Options
 from eqprop.models import Connection, Dense, Network
 from eqprop.models.connections import Theta
@@ -88,4 +88,16 @@ def test_a_wrong_feedback_shows_as_asymmetry() -> None:
     wrong, fine = compared(net, "synchronous"), compared(right, "synchronous")
     assert worst(fine) < 1e-4
     assert worst(wrong) > 1e3 * worst(fine)
-    assert torch.isfinite(torch.tensor(wrong.budget.asymmetry))
+    assert (fine.budget.outcome, wrong.budget.outcome == "holds") == ("holds", False)
+    x, y = batch(net)
+    found = eqprop.doctor(net, COST, x, y, EP(60, 8))
+    assert found.cause == "formula"
+    assert "the feedback of Untied h -> out is off by" in str(found)
+
+
+@pytest.mark.parametrize("which", ["B", "E"])
+def test_the_doctor_finds_nothing_wrong_in_sweeps(which: str) -> None:
+    net = NETS[which]()
+    x, y = batch(net, 4)
+    found = eqprop.doctor(net, COST, x, y, EP(200, 40, "sweeps", beta=0.01))
+    assert found.cause is None, str(found)

@@ -235,6 +235,10 @@ def _formulas(p: Patient) -> Finding | str:
     theirs = detach(model.autodiff_gradient(p.wide.x, draw[0]))
     layers = {layer_name(model.layer_names, n): pair for n, pair in enumerate(zip(by_hand, theirs, strict=True))}
     name, apart = max(((n, _apart(*pair)) for n, pair in layers.items()), key=lambda item: item[1])
+    part, off = max(model.parts_apart(p.wide.x, draw[0]).items(), key=lambda item: item[1], default=("", 0.0))
+    if off > SAME:
+        shown = f"{part} is off by {off:.1%} of the derivative of its forward map"
+        return Finding("formula", shown, advice="Correct it, or leave it out: autodiff stands in for it.")
     if apart > SAME and not _slope_left_out(model):
         shown = f"gradient() of layer {name} is off by {apart:.1%} of the derivative that autodiff finds"
         return Finding(

@@ -256,6 +256,22 @@ class Network(PrimitiveDynamics):
         ]
         return _stacked(each)
 
+    @torch.no_grad()
+    def parts_apart(self, x: Tensor, s: State) -> dict[str, float]:
+        """The feedback and the weight gradient of each connection, against those of its forward map."""
+        if self.networks is not None:
+            return {}
+        seen, found = self._seen(x, self.activity(s)), {}
+        for c, names in self._named_connections():
+            theta = {short: getattr(self, name) for short, name in names.items()}
+            ends = (seen[c.post], seen[c.pre], theta)
+            kind = f"{type(c).__name__} {c}"
+            found[f"the feedback of {kind}"] = _apart(c.feedback(*ends), c.autodiff_feedback(*ends))
+            ours, theirs = c.weight_gradient(*ends), c.autodiff_weight_gradient(*ends)
+            for short, g in theirs.items():
+                found[f"the gradient of {short} of {kind}"] = _apart(ours[short], g)
+        return found
+
     def _check_connections(self) -> None:
         for c in self.connections:
             for end in (c.pre, c.post):
@@ -404,6 +420,11 @@ def _stacked(each: Sequence[Result]) -> Result:
     if isinstance(first, dict):
         return {name: _stacked([e[name] for e in each]) for name in first}  # type: ignore[index, return-value]
     return tuple(_stacked(list(parts)) for parts in zip(*each, strict=True))  # type: ignore[return-value]
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    size = max(float(a.norm()), float(b.norm()))
+    return float((a - b).norm()) / size if size else 0.0
 
 
 def _short(layer: str) -> str | None:
