@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.nets import F64, batch, prototypical
+from helpers.pages import ROOT, code_blocks
 from helpers.training_runs import Asking, assert_same_bits, few_images, write_idx
 from torch.testing import assert_close
 
@@ -207,3 +208,12 @@ def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
     assert document["nudge_site"] == "implicit"
     assert max(group["rmse"] for group in document["synapses"].values()) < 1e-2
     assert document["budget"]["outcome"] == "holds"
+
+
+def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
+    (text,) = code_blocks(ROOT / "docs" / "graphs.md", "toml")
+    path = tmp_path / "my_net.toml"
+    path.write_text(text, encoding="utf-8")
+    net = read_toml(path).build(0, F64)
+    assert isinstance(net, Network)
+    assert net.groups == (("h2",), ("out", "h1"))
