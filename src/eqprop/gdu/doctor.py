@@ -28,7 +28,7 @@ from eqprop.gdu.patient import (
     Patient,
     Rates,
     Symptoms,
-    gaps,
+    audible,
     least_cosine,
     march,
     nudged,
@@ -436,22 +436,18 @@ def _nudge_site(p: Patient) -> Finding | str:
 
 
 def _rounding(p: Patient) -> Finding | str:
-    name, gap = p.harm(p.at_rest, p.in_float64)
+    gap = p.harm(p.at_rest, p.in_float64)
     if float(p.free.residual.max()) <= p.floor:  # at rest but for rounding, the state's own included
-        name, gap = max((name, gap), p.harm(nudged(p, p.ep, p.free.state), p.in_float64), key=lambda item: item[1])
+        gap = max(gap, p.harm(nudged(p, p.ep, p.free.state), p.in_float64))
     if gap <= GAP and not _refused(p):
         return f"rounding moves the gradient by {gap:.1e}"
     for factor in (10.0, 100.0, 1e3, 1e4, 1e5, 1e6):
         beta = nice(abs(float(p.ep.beta)) * factor)
         ep = replace(p.ep, beta=beta)
         state = tuple(layer.to(p.x.dtype) for layer in p.rest)
-        if (
-            beta < 1.0
-            and not _refused(replace(p, ep=ep))
-            and p.harm(nudged(p, ep, state), p.series.short)[1] < CURED / 4
-        ):
-            return Finding("rounding", _off(p, name, gap), {"beta": beta}, "Or use float64.", verified=True)
-    return Finding("rounding", _off(p, name, gap), {"dtype": "float64"})
+        if beta < 1.0 and not _refused(replace(p, ep=ep)) and p.harm(nudged(p, ep, state), p.series.short) < CURED / 4:
+            return Finding("rounding", _off(p, gap), {"beta": beta}, "Or use float64.", verified=True)
+    return Finding("rounding", _off(p, gap), {"dtype": "float64"})
 
 
 def _refused(p: Patient) -> bool:
@@ -463,26 +459,26 @@ def _refused(p: Patient) -> bool:
     return False
 
 
-def _off(p: Patient, name: str, gap: float) -> str:
+def _off(p: Patient, gap: float) -> str:
     dtype = str(p.x.dtype).removeprefix("torch.")
-    return f"at beta = {float(p.ep.beta):g} in {dtype} the gradient of {name} is off by {percent(gap)}"
+    return f"at beta = {float(p.ep.beta):g} in {dtype} the gradient is off by {percent(gap)}"
 
 
 def _linear(p: Patient) -> Finding | str:
-    name, gap = p.harm(p.in_float64, p.series.short)
+    gap = p.harm(p.in_float64, p.series.short)
     if gap <= GAP:
         return f"beta = {float(p.ep.beta):g} is within {gap:.1%} of the limit of small beta"
-    shown = f"at beta = {float(p.ep.beta):g} the gradient of {name} is off by {percent(gap)} from that of a small beta"
+    shown = f"at beta = {float(p.ep.beta):g} the gradient is off by {percent(gap)} from that of a small beta"
     for factor in (2, 4, 10, 30, 100, 1000, 10_000):
         beta = nice(abs(float(p.ep.beta)) / factor, up=False)
-        if p.harm(nudged(p.wide, replace(p.ep, beta=beta), p.rest), p.series.short)[1] < CURED:
+        if p.harm(nudged(p.wide, replace(p.ep, beta=beta), p.rest), p.series.short) < CURED:
             return Finding("beta", shown, {"beta": beta}, verified=True)
     return Finding("beta", shown, advice="Lower it by a factor of ten, and again.")
 
 
 def _reaches(p: Patient) -> Finding | str:
     short, whole = p.series.short, p.series.complete
-    shares = {n: float(short[n].norm() / whole[n].norm()) for n in gaps(whole, whole) if float(whole[n].norm()) > 0.0}
+    shares = {n: float(short[n].norm() / whole[n].norm()) for n in audible(whole)}
     name, share = min(shares.items(), key=lambda item: item[1], default=("", 1.0))
     if share >= LOST:
         return f"K = {p.ep.K} steps give every parameter at least {share:.0%} of its update"

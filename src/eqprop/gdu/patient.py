@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -39,7 +39,7 @@ Rates = float | Mapping[str, float] | torch.optim.Optimizer | None
 """Learning rates: one for all, by parameter name ("*" for every other), or the optimizer itself."""
 
 GAP = 0.5
-"""Two gradients of a parameter differ where |a - b| is above this share of the longer one."""
+"""Two gradients differ where |a - b|, all parameters together, is above this share of the longer one."""
 CURED = 0.2
 """A remedy is called verified where it brings that share below this."""
 FAINT = 1e-6
@@ -160,9 +160,9 @@ class Patient(Problem):
         short, complete = (_learned(self.around, unflat(rows, self.rest)) for rows in (sums.short, sums.complete))
         return Series(short, complete, sums.terms, grows=False)
 
-    def harm(self, a: Grads, b: Grads) -> tuple[str, float]:
-        """The parameter where two gradients differ most, and by which share of what it should get."""
-        return worst(a, b, None if self.series.grows else self.series.complete)
+    def harm(self, a: Grads, b: Grads) -> float:
+        """By which share of what the parameters should get two gradients differ."""
+        return difference(a, b, {} if self.series.grows else self.series.complete)
 
     @cached_property
     def inside(self) -> Grads:
@@ -209,7 +209,7 @@ class Patient(Problem):
         if residual > max(self.floor, 1e-6):
             out.append(
                 f"The free phase ends with a residual of {residual:.1e}; the gradient differs by "
-                f"{self.harm(self.as_it_is, self.in_float64)[1]:.1%} from that at rest, which does no harm."
+                f"{self.harm(self.as_it_is, self.in_float64):.1%} from that at rest, which does no harm."
             )
         name, value = least_cosine(self.series.complete, self.exact)
         if value < 0.99:
@@ -312,18 +312,22 @@ def _learned(around: Linearised, moved: State) -> Grads:
     return {name: -g.detach() for name, g in around.synapses(moved).items()}
 
 
-def gaps(a: Grads, b: Grads, beside: Grads | None = None) -> dict[str, float]:
-    """|a - b| / max(|a|, |b|, |beside|) by name, where a gradient is not too faint to matter."""
-    others = (a, b) if beside is None else (a, b, beside)
-    sizes = {name: max(float(g[name].norm()) for g in others) for name in a}
-    whole = max(sizes.values())
-    if not math.isfinite(whole):
-        return dict.fromkeys(a, math.inf)
-    return {n: float((a[n] - b[n]).norm()) / size for n, size in sizes.items() if size > FAINT * whole and size > 0.0}
+def difference(a: Grads, b: Grads, beside: Grads) -> float:
+    """|a - b| / max(|a|, |b|, |beside|), all parameters together; infinite where one of them is."""
+    size = max(_norm(g.values()) for g in (a, b, beside))
+    if not math.isfinite(size):
+        return math.inf
+    return _norm(a[name] - b[name] for name in a) / size if size else 0.0
 
 
-def worst(a: Grads, b: Grads, beside: Grads | None = None) -> tuple[str, float]:
-    return max(gaps(a, b, beside).items(), key=lambda item: item[1], default=("", 0.0))
+def _norm(values: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(v.square().sum()) for v in values))
+
+
+def audible(grads: Grads) -> list[str]:
+    """The parameters whose gradient is not too faint to matter."""
+    sizes = {name: float(g.norm()) for name, g in grads.items()}
+    return [name for name, size in sizes.items() if size > FAINT * max(sizes.values())]
 
 
 def whole_cosine(a: Grads, b: Grads) -> float:
@@ -337,5 +341,5 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def least_cosine(a: Grads, b: Grads) -> tuple[str, float]:
-    found = {name: cosine(a[name], b[name]) for name in gaps(a, b)}
+    found = {name: cosine(a[name], b[name]) for name in audible(b)}
     return min(found.items(), key=lambda item: item[1], default=("", 1.0))

@@ -10,7 +10,7 @@ import torch
 from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product
-from eqprop.gdu.patient import EXPLODED, GAP, Patient, march, size_of, worst
+from eqprop.gdu.patient import EXPLODED, GAP, Patient, difference, march, size_of
 from eqprop.gdu.verdict import Finding, nice, percent
 from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import State, distance, first_bad_layer, layer_name
@@ -49,12 +49,12 @@ def settles(p: Patient) -> Finding | Settled:
 
 def _restless(p: Patient, found: Finding) -> Finding | Settled:
     """What it costs the gradient that the state is not yet where it would rest."""
-    name, gap = p.harm(p.as_it_is, p.in_float64)
+    gap = p.harm(p.as_it_is, p.in_float64)
     if gap <= GAP:
         residual = float(p.free.residual.max())
         note = f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
         return Settled(note, p, found)
-    return replace(found, shown_by=f"{found.shown_by}, and the gradient of {name} is off by {percent(gap)}")
+    return replace(found, shown_by=f"{found.shown_by}, and the gradient is off by {percent(gap)}")
 
 
 def _few_restless(p: Patient, found: Finding) -> Finding | Settled:
@@ -65,7 +65,7 @@ def _few_restless(p: Patient, found: Finding) -> Finding | Settled:
     if not bool(rests.any()) or bool(rests.all()):
         return found
     others = p.only(rests)
-    gap = worst(p.as_it_is, others.as_it_is)[1]
+    gap = difference(p.as_it_is, others.as_it_is, {})
     if gap > GAP:
         return found
     rest = settles(others)
