@@ -266,6 +266,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         if stopped:
             console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
     console.print(f"Run folder: {folder}", soft_wrap=True)
+    console.print(f"Next, write its page: eqprop report {folder}", soft_wrap=True)
 
 
 def new_console(**options: Any) -> Console:

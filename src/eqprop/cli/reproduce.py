@@ -44,7 +44,7 @@ from eqprop.report.page import Written, write_report
 from eqprop.report.runs import Row, read_run
 from eqprop.training.api import begin_or_resume
 from eqprop.training.metrics import Line, Result, StoredTrial, draw, free_phases, mean, stored_trials
-from eqprop.training.plan import Leg, Plan, split_estimators
+from eqprop.training.plan import Leg, Plan, Settings, given_data, make_plan, read_images, split_estimators
 from eqprop.training.watch import Progress, Watch, counted
 
 reproduce = typer.Typer(help="Reproduce the paper's figures and tables.", no_args_is_help=True)
@@ -123,6 +123,7 @@ def table1(
     engine: Engine = None,
     device: Device = None,
     threads: Threads = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Resumable.
@@ -145,6 +146,8 @@ def table1(
     _check_out(out)
     options: dict[str, Any] = {"estimators": estimators, "trials": trials, "samples": samples, "data": data}
     options |= {"engine": engine, "device": device, "threads": threads}
+    if not yes and (device or "cpu") == "cpu" and not (out / preset).exists():
+        _ask(sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators))
     overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
@@ -158,6 +161,27 @@ def table1(
     written = write_report(out)
     if not quiet:
         _show(out, written)
+
+
+LONG = 2.0
+"""Hours on a CPU from which the table is not begun without --yes."""
+
+
+def _hours(experiment: Experiment, samples: int | None, data: str | None) -> float:
+    """Roughly the time of one trial by one estimator on two cores."""
+    from eqprop.tuning.effort import PACES, count_work
+
+    settings = Settings(estimators=("ep",), samples=samples)
+    plan = make_plan(experiment, settings, read_images(given_data(data), settings))
+    return count_work(plan).seconds(experiment, PACES["cpu"]) * plan.iterations * experiment.epochs / 3600
+
+
+def _ask(hours: float) -> None:
+    if hours >= LONG:
+        raise ValueError(
+            f"This takes about {hours:.0f} hours on a CPU (estimated for two cores). Give --yes to begin; it can be "
+            "stopped and continued. Or train on a GPU (--device cuda), or a part: --rows P-1h --trials 1 --epochs 3."
+        )
 
 
 def _published(result: Result) -> dict[str, Any]:

@@ -62,6 +62,12 @@ class Estimator(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        third: object = self.schedule
+        if isinstance(third, int | float) and hasattr(self, "beta"):
+            raise ValueError(
+                f"{name} got {third} as its third argument, which is the schedule. Give other numbers by name: "
+                f"{name}({self.T}, {self.K}, beta={third})."
+            )
         if not isinstance(self.T, int) or self.T < 0:
             raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")
         if not isinstance(self.K, int) or self.K < 1:

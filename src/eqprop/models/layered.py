@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Literal, final
@@ -198,6 +199,12 @@ def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
         raise ValueError(
             f"sizes is {tuple(sizes)}; expected at least two positive integers from the output to the input, "
             "such as (10, 512, 784)."
+        )
+    if len(sizes) > 2 and sizes[-1] < sizes[0]:
+        warnings.warn(
+            f"Layered got sizes {tuple(sizes)}: sizes run from output to input, so this net has {sizes[0]} outputs and "
+            f"{sizes[-1]} inputs. For the net the other way round give {tuple(sizes)[::-1]}.",
+            stacklevel=4,
         )
     return tuple(sizes)
 
