@@ -2,7 +2,7 @@
 
 python -m benchmarks.own_models    results/own-models.json (about ten minutes on one thread)
 
-The nets are as a user may write them. All share beta, T, K, the optimizer and its rate: nothing is tuned to one of them.
+The nets are as a user may write them. All share beta, T, K, the optimizer and its rate; none is tuned.
 Measured are the cosine with the exact gradient (recurrent backprop at the steady state, in float64) at the first
 weights, and the test error after a short training.
 """
