@@ -29,6 +29,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/kernels.md": [performance.work_block, performance.floors_block],
     "docs/estimators.md": [
         *(estimators.bias_block, estimators.orders_block, estimators.cost_block, estimators.training_block),
+        estimators.own_models_block,
         partial(runs.runs_of, "continual"),
     ],
     "docs/beyond.md": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -67,6 +67,24 @@ def training_block() -> str:
         error = f"{own['test_error'][-1]:.2f} %" if own["test_error"] else "diverged"
         lines.append([form, error, listed("–" if v is None else f"{v:.4f}" for v in own["loss"])])
     return table(["estimator", f"test error after {found['epochs']} epochs", "mean loss per epoch"], lines)
+
+
+def own_models_block() -> str:
+    """Means over the seeds for each of the models."""
+    (found,) = documents("own-models.json")
+    names = list(found["nets"][0]["cosine"])
+    heads = [*(f"{name}: cosine" for name in names), *(f"{name}: error, %" for name in names)]
+    lines = []
+    for net in found["nets"]:
+        cosines = [f"{mean(net['cosine'][name]):.2f}" for name in names]
+        lines.append([net["name"], *cosines, *(_mean_error(net["test_error"][name]) for name in names)])
+    return table(["model", *heads], lines)
+
+
+def _mean_error(errors: list[float | None]) -> str:
+    kept = [e for e in errors if e is not None]
+    lost = len(errors) - len(kept)
+    return (f"{mean(kept):.1f}" if kept else "–") + (f" ({lost} diverged)" if lost else "")
 
 
 @drawn

@@ -15,6 +15,8 @@ from torch import Tensor
 
 import eqprop
 from eqprop.experiments.architecture import Own
+from eqprop.experiments.io import find_experiment
+from eqprop.experiments.paper import PAPER
 from eqprop.training import evaluate, load, resume, train
 
 FILE = """
@@ -115,7 +117,7 @@ def test_the_own_cost_is_what_is_trained(mine: Path, monkeypatch: pytest.MonkeyP
     train(own, mine / "own", **options, optimizer="SGD")
     built, theta = own.build(0), load(mine / "own", model=own).model
     x, y = built.data[0], torch.eye(3)[built.data[1]]
-    eqprop.EP(10, 5, beta=0.1).backward(built.model, built.cost or eqprop.SquaredError(), x, y)
+    eqprop.EP(10, 5, beta=0.1, nudging="symmetric").backward(built.model, built.cost or eqprop.SquaredError(), x, y)
     for (name, before), after in zip(built.model.named_parameters(), theta.parameters(), strict=True):
         assert before.grad is not None
         torch.testing.assert_close(after, before - 0.02 * before.grad, rtol=1e-4, atol=1e-6, msg=name)
@@ -243,3 +245,21 @@ def test_a_model_is_called_for_its_output_and_a_cost_without_theta() -> None:
     parametric = eqprop.FunctionCost(lambda s, y, theta: theta["W01"].sum() + s[0].sum(-1), parametric=True)
     with pytest.raises(ValueError, match=r"expected cost\(s, y, theta\)"):
         parametric(settled.state, y)
+
+
+def test_own_models_are_nudged_symmetrically_by_default(mine: Path, tmp_path: Path) -> None:
+    by_function = train(f"{mine}/mine.py:build", tmp_path / "a", epochs=1)
+    assert list(by_function.summary["estimators"]) == ["ep-symmetric"]
+    asked = train(f"{mine}/mine.py:build", tmp_path / "b", epochs=1, estimators="ep")
+    assert list(asked.summary["estimators"]) == ["ep"]
+
+
+def test_a_file_with_kind_own_has_the_same_default_and_the_papers_experiments_keep_theirs(tmp_path: Path) -> None:
+    lines = 'T = 4\nK = 2\nepochs = 1\n[architecture]\nkind = "{}"\n{}\n[learning_rates]\n"*" = 0.1\n'
+    (tmp_path / "own.toml").write_text(lines.format("own", ""))
+    (tmp_path / "layered.toml").write_text(lines.format("layered", "sizes = [10, 24, 784]"))
+    (tmp_path / "named.toml").write_text('estimator = "ep"\n' + lines.format("own", ""))
+    assert find_experiment(tmp_path / "own.toml").estimator == "ep-symmetric"
+    assert find_experiment(tmp_path / "named.toml").estimator == "ep"
+    assert find_experiment(tmp_path / "layered.toml").estimator == "ep"
+    assert {e.estimator for name, e in PAPER.items() if not name.startswith("continual")} == {"ep"}

@@ -361,6 +361,8 @@ class Experiment:
 
 
 OWN_T, OWN_K, OWN_EPOCHS, OWN_RATE = 50, 10, 10, 0.001
+OWN_ESTIMATOR: EstimatorName = "ep-symmetric"
+"""Of own models, chosen over ten of them (see docs/estimators.md)."""
 
 
 def own_experiment(own: Own) -> Experiment:
@@ -373,6 +375,7 @@ def own_experiment(own: Own) -> Experiment:
         K=OWN_K,
         epochs=OWN_EPOCHS,
         learning_rates={EVERY_OTHER: OWN_RATE},
+        estimator=OWN_ESTIMATOR,
         optimizer="Adam",
         cost=OWN_COST if own.has_cost else "squared-error",
     )

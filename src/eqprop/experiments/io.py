@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.architecture import KINDS, Architecture, Factory, Own, as_own, is_own, load_own
-from eqprop.experiments.experiment import Experiment, PaperResult, own_experiment
+from eqprop.experiments.experiment import OWN_ESTIMATOR, Experiment, PaperResult, own_experiment
 from eqprop.experiments.paper import named_experiment
 from eqprop.messages import shown, unknown
 
@@ -79,6 +79,8 @@ def read_toml(path: Path) -> Experiment:
         if architecture.get("kind", start["architecture"]["kind"]) == start["architecture"]["kind"]:
             values["architecture"] = {**start["architecture"], **architecture}
         values = {**start, "paper_results": {}, **values}
+    elif isinstance(net := values.get("architecture"), dict) and net.get("kind") == "own":
+        values.setdefault("estimator", OWN_ESTIMATOR)
     values["preset"] = "own"
     return from_dict(values, str(path))
 
