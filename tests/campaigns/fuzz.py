@@ -85,7 +85,7 @@ HOSTILE_TEXT = (
         "[/b]",
         "$x$",
     ),
-    *("../../x", "/", ".", "..", "~", "/dev/null/x", "/proc/self/mem", "/proc/1/x", "a" * 300, "a/" * 200, "x:y", ":"),
+    *("../../x", ".", "..", "~", "/dev/null/x", "/proc/self/mem", "/proc/1/x", "a" * 300, "a/" * 200, "x:y", ":"),
     *("=cmd", "<b>", "\\", "%s", "{0}", "é", "漢字", "\udcff", "\x1b[2J", "a\nb", "*", "?", "cuda:99", "meta", "cpu:7"),
     *(
         "mps",
@@ -237,7 +237,7 @@ def named_by(words: Sequence[str]) -> list[str]:
     """The paths that the words allow a command to write to."""
     options = ("--out", "--json", "--storage")
     found = []
-    for option, value in zip(words, [*words[1:], ""], strict=True):
+    for option, value in zip(words, [*words, ""][1:], strict=True):
         head, sign, tail = option.partition("=")
         if head in options:
             found.append(tail if sign else value)
@@ -392,7 +392,9 @@ def draw_folder(draw: random.Random, folder: Path) -> Case:
     """A run folder with one to three of its files damaged, replaced or missing; resumed, evaluated or reported."""
     run = folder / "named" / draw.choice(("run", "unfinished"))
     for _ in range(draw.choice((1, 1, 2, 3))):
-        there = sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink())
+        # Not what an earlier harm has linked elsewhere or made unreadable.
+        there = sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink() and not p.parent.is_symlink())
+        there = [p for p in there if os.access(p, os.R_OK | os.W_OK)]
         if there:
             harm(draw.choice(there), draw, folder)
     name = f"named/{run.name}"
@@ -569,7 +571,7 @@ class Worker:
 
     def draw(self, kind: str, number: int) -> Case:
         """Make the folder of a case and draw its words."""
-        folder = self.root / f"{kind}-{number}"
+        folder = self.root / "cases" / kind / str(number)
         shutil.copytree(self.root / "template", folder, symlinks=True)
         os.chdir(folder)
         draw = random.Random(f"{self.seed} {kind} {number}")
@@ -579,7 +581,7 @@ class Worker:
 
     def case(self, made: Case, kind: str, number: int) -> dict[str, Any]:
         """Run a case, judge it and remove its folder."""
-        folder = self.root / f"{kind}-{number}"
+        folder = self.root / "cases" / kind / str(number)
         before = snapshot(folder / "keep")
         started = time.monotonic()
         code, said, crash = self.run(made.words)
@@ -697,8 +699,9 @@ def environment(root: Path, fresh: bool) -> dict[str, str]:
     for path in made.values():
         path.mkdir(parents=True, exist_ok=True)
     fixed = {"OMP_NUM_THREADS": "1", "EQPROP_COMMIT": "fuzz", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    return {**os.environ, **fixed, **{k: str(v) for k, v in made.items()}, "PYTHONPATH": source}
+    source = [str(Path(__file__).resolve().parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
+    fixed["PYTHONPATH"] = os.pathsep.join(filter(None, source))
+    return {**os.environ, **fixed, **{k: str(v) for k, v in made.items()}}
 
 
 def lines_of(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
@@ -781,26 +784,25 @@ def run(counts: dict[str, int], seed: int, seconds: float, first: int = 0, fresh
         return {kind: campaign(kind, range(first, first + n), seed, place) for kind, n in counts.items() if n}
 
 
-def document(outcomes: dict[str, Outcome], seed: int, asked: dict[str, int]) -> dict[str, Any]:
-    """The counts, ready for JSON."""
+def document(outcomes: dict[str, Outcome], seed: int, asked: dict[str, int]) -> list[dict[str, Any]]:
+    """The counts of each campaign, ready for JSON."""
     from eqprop.provenance import provenance
 
-    return {
-        "seed": seed,
-        "limit_seconds": LIMIT,
-        "user": "root" if os.geteuid() == 0 else "ordinary",
-        "campaigns": {
-            kind: {
-                "asked": asked[kind],
-                "cases": o.cases,
-                "exit_codes": dict(sorted(o.codes.items())),
-                "slowest_seconds": round(o.slowest, 1),
-                "faults": [asdict(f) for f in o.faults],
-            }
-            for kind, o in outcomes.items()
-        },
-        "provenance": provenance(),
-    }
+    return [
+        {
+            "campaign": kind,
+            "seed": seed,
+            "root": os.geteuid() == 0,
+            "limit_seconds": LIMIT,
+            "asked": asked[kind],
+            "cases": o.cases,
+            "exit_codes": dict(sorted(o.codes.items())),
+            "slowest_seconds": round(o.slowest, 1),
+            "faults": [asdict(f) for f in o.faults],
+            "provenance": provenance(),
+        }
+        for kind, o in outcomes.items()
+    ]
 
 
 def main() -> None:
