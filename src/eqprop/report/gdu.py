@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eqprop.files import write_json
+from eqprop.files import read_bytes, write_json
 from eqprop.report.figures import BLUE, COLOURS, GREY, ORANGE, as_text, drawn, new_figure, save, write_figure
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def read_traces(folder: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

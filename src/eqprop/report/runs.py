@@ -21,6 +21,7 @@ from eqprop.experiments.paper import (
     TRAINING_SAMPLES,
     printed_experiment,
 )
+from eqprop.files import read_bytes
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
 from eqprop.training.plan import Described, Settings, data_name, read_description
@@ -223,7 +224,9 @@ def _order(run: Run) -> tuple[int, int, str, str]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    return [Picture(_caption(path, folder), path.read_bytes()) for path in sorted(folder.rglob("figures/*.png"))]
+    """Pictures that are files of the folder: a link leads elsewhere, and a pipe would be waited for."""
+    found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
+    return [Picture(_caption(path, folder), path.read_bytes()) for path in found]
 
 
 def _caption(path: Path, folder: Path) -> str:
@@ -231,7 +234,7 @@ def _caption(path: Path, folder: Path) -> str:
     place = path.parent.parent
     what = path.stem.replace("-", " ")
     try:
-        name = json.loads((place / "gdu.json").read_text(encoding="utf-8")).get("name")
+        name = json.loads(read_bytes(place / "gdu.json")).get("name")
     except (OSError, ValueError, AttributeError, RecursionError):
         name = None
     if name is None and place != folder:
