@@ -600,14 +600,14 @@ class Worker:
         return {**done, "said": said[-300:]}
 
     def run(self, words: list[str]) -> tuple[int | None, str, str]:
-        """Exit code, standard error, and the traceback if there was one."""
+        """Exit code, what was printed (standard error, if there is any), and the traceback if there was one."""
         sys.argv = ["eqprop", *words]
-        err, crash, code = io.StringIO(), "", None
+        out, err, crash, code = io.StringIO(), io.StringIO(), "", None
         modules, path = set(sys.modules), list(sys.path)
         self.audit.paths.clear()
         self.audit.on = True
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 self.main()
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
@@ -620,7 +620,8 @@ class Worker:
         for name in set(sys.modules) - modules:
             if name.startswith("eqprop_own_"):
                 del sys.modules[name]
-        return code, err.getvalue(), crash
+        # Without a command, the help is on standard output.
+        return code, err.getvalue() or out.getvalue(), crash
 
     def named(self, made: Case, folder: Path) -> list[str]:
         own = ["runs", "tuned", "demo", "play.html"]
