@@ -415,7 +415,7 @@ def harm(path: Path, draw: random.Random, folder: Path) -> None:
         if path.suffix == ".jsonl" and draw.random() < 0.4:
             lines[place : place + 1] = draw.choice(([], ["{}"], ["null"], lines[place : place + 1] * 2, ["[" * 9999]))
         elif lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 lines[place] = json.dumps(mutate(json.loads(lines[place]), draw))
         path.write_text("\n".join(lines) + "\n")
     elif how < 0.6:

@@ -264,3 +264,11 @@ def test_mnist_is_not_taken_for_kmnist(tmp_path: Path, monkeypatch: pytest.Monke
         (cache / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     with pytest.raises(ValueError, match="belongs to MNIST"):
         open_set("kmnist")
+
+
+@pytest.mark.parametrize("field", ["experiment", "settings", "data"])
+def test_a_run_whose_description_has_no_tables_is_named(call: Call, tmp_path: Path, field: str) -> None:
+    content: dict[str, object] = {"format": 2, "experiment": {}, "settings": {}, "data": {}}
+    (tmp_path / "experiment.json").write_text(json.dumps({**content, field: [1]}))
+    code, _, err = call("resume", tmp_path)
+    assert (code, f"{tmp_path}/experiment.json is damaged: {field} is [1]" in err) == (2, True)

@@ -461,6 +461,11 @@ def read_description(folder: Path) -> Described:
     missing = [name for name in (key, "settings", "data") if name not in content]
     if missing:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore it from a copy.")
+    strange = next((name for name in (key, "settings", "data") if not isinstance(content[name], Mapping)), None)
+    if strange is not None:
+        raise ValueError(
+            f"{path} is damaged: {strange} is {shown(content[strange])}; expected an object. Restore it from a copy."
+        )
     experiment, settings = from_dict(content[key], str(path)), dict(content["settings"])
     if old:
         settings["estimators"] = named_estimators(None, settings.pop("methods", ("ep",)), experiment)
