@@ -186,7 +186,7 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "an energy that is one number": (
         lambda: relax(from_energy(lambda x, s, theta: phi(x, s, theta).mean(), W, (2,), eps=0.5), ROWS, 1),
-        ["energy returned shape ()", "(4,)", "Sum over the neurons"],
+        ["energy", "returned shape ()", "(4,)", "Sum over the neurons"],
     ),
     "a transition that returns a tensor": (
         lambda: relax(from_transition(bare, W, layers=(2,)), ROWS, 1),
