@@ -456,6 +456,19 @@ def test_a_line_of_metrics_that_is_none_is_refused(run: Path, images: Images, te
     refused(run, images, "line 5, is damaged")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("engine", 0.5), ("device", None), ("states", []), ("checkpoint_every", "x")]
+)
+def test_settings_of_another_type_are_refused_in_a_sentence(
+    run: Path, images: Images, name: str, value: object
+) -> None:
+    path = run / "experiment.json"
+    content = json.loads(path.read_text())
+    content["settings"][name] = value
+    path.write_text(json.dumps(content))
+    refused(run, images, f"{name} is .*; expected a")
+
+
 def test_a_file_and_its_folder_are_flushed_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, os.replace

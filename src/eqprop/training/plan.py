@@ -86,6 +86,9 @@ class Settings:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
         if len(set(self.estimators)) < len(self.estimators):
             raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
+        for name in ("engine", "device", "states"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {shown(getattr(self, name))}; expected a name.")
         if self.engine != "auto" and self.engine not in ENGINES:
             raise ValueError(unknown("engine", self.engine, engine_names()))
         for name, (least, most) in COUNTS.items():
@@ -98,7 +101,7 @@ class Settings:
             raise ValueError(
                 f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
             )
-        if not self.checkpoint_every > 0:
+        if not isinstance(self.checkpoint_every, int | float) or not self.checkpoint_every > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 
     @classmethod
