@@ -22,6 +22,7 @@ from eqprop.experiments.paper import (
     printed_experiment,
 )
 from eqprop.files import read_bytes
+from eqprop.models.readout import OWN_COST
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
 from eqprop.training.plan import Described, Settings, data_name, read_description
@@ -74,7 +75,8 @@ class Run:
         said: list[str] = [experiment.preset]
         said += [] if experiment.schedule == "synchronous" else [experiment.schedule]
         said += [] if experiment.nudge_site == "outside" else [f"nudge {experiment.nudge_site}"]
-        said += [] if experiment.cost == "squared-error" else [experiment.cost]
+        cost = "own cost" if experiment.cost == OWN_COST else experiment.cost
+        said += [] if cost == "squared-error" else [cost]
         preset = _preset_of(experiment)
         named = ("schedule", "nudge_site", "cost")
         said += ["changed"] if preset and any(c.field not in named for c in experiment.changes(preset)) else []
