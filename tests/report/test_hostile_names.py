@@ -200,7 +200,7 @@ def test_names_that_no_output_can_show_are_refused(name: Any) -> None:
 
 
 def test_headings_of_gdu_figures_escape_names() -> None:
-    assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}).startswith(r"a\$b\$")
+    assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}, 6.0).startswith(r"a\$b\$")
 
 
 def test_a_report_takes_no_picture_from_elsewhere_and_waits_for_no_pipe(run: Run, tmp_path: Path) -> None:

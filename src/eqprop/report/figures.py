@@ -75,6 +75,36 @@ def as_text(name: str) -> str:
     return name.replace("$", r"\$")
 
 
+def wrapped(name: str, inches: float, size: float, most_lines: int = 3) -> str:
+    """A name broken into lines no wider than this at this font size; what is left over ends in an ellipsis."""
+    share = min(inches / max(_inches(name, size), 1e-9), 1.0)
+    characters = len(name) if share == 1.0 else math.ceil(1.3 * share * len(name)) + 1
+    while characters > 4:
+        lines = textwrap.wrap(name, characters, max_lines=most_lines, placeholder="…")
+        if all(_inches(line, size) <= inches for line in lines):
+            return as_text("\n".join(lines))
+        characters -= 1 + characters // 16
+    return as_text(name[:4])
+
+
+def _inches(line: str, size: float) -> float:
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), as_text(line), size=size).get_extents().width) / 72.0
+
+
+def fit_legend(figure: Figure, handles: Sequence[Any], size: float = 8.0) -> None:
+    """A legend below the figure, in as many columns as fit its width."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=size)
+        if columns == 1 or legend.get_window_extent(renderer).width <= 0.96 * figure.bbox.width:
+            return
+        legend.remove()
+
+
 def save(figure: Figure) -> dict[str, bytes]:
     """The figure as PNG and PDF, by extension. The PDF has no date, so equal figures give equal files."""
     # The font subsetter logs irrelevant messages about time stamps in fonts.
@@ -90,11 +120,13 @@ def save(figure: Figure) -> dict[str, bytes]:
 
 
 STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
-TICKS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-"""Percent, on a logarithmic axis."""
+LADDERS = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+"""Ticks of a logarithmic axis within a power of ten; the second where the first gives fewer than three."""
 WIDTH, HEIGHT = 3.4, 2.5
-NOTE_WIDTH = 52
-"""Characters per line of the note below a panel."""
+ALONE = 4.8
+"""Width of a panel without others, which a legend fits."""
+MARGIN = 0.9
+"""Inches of a panel's width that its axes leave to labels."""
 
 
 @dataclass(frozen=True)
@@ -118,22 +150,27 @@ def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
     """One panel per network: test errors with a band of one deviation, train errors dashed, the paper's dotted."""
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure = new_figure(WIDTH * columns, HEIGHT * lines + 0.3)
+    width = ALONE if columns == 1 else WIDTH
+    figure = new_figure(width * columns, HEIGHT * lines + 0.3)
     axes = figure.subplots(lines, columns, squeeze=False).flat
     estimators = list(dict.fromkeys(estimator for panel in panels for estimator, _ in panel.curves))
     colours = dict(zip(estimators, COLOURS, strict=False))
     for ax, panel in zip(axes, panels, strict=False):
-        _draw(ax, panel, colours)
+        _draw(ax, panel, colours, width - MARGIN)
     for ax in list(figure.axes)[len(panels) :]:
         ax.set_axis_off()
     _legend(figure, colours, any(panel.paper_results for panel in panels))
     return figure
 
 
-def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
+def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str], inches: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for (estimator, kind), points in panel.curves.items():
         epochs, means = [p.epoch for p in points], [p.mean for p in points]
-        ax.plot(epochs, means, STYLES[kind], color=colours[estimator], linewidth=1.2 if kind == "test" else 0.9)
+        dot = "." if len(points) == 1 else None
+        width = 1.2 if kind == "test" else 0.9
+        ax.plot(epochs, means, STYLES[kind], marker=dot, color=colours[estimator], linewidth=width)
         if kind == "test" and all(p.std is not None for p in points):
             below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
             ax.fill_between(epochs, below, above, color=colours[estimator], alpha=0.2, linewidth=0)
@@ -141,10 +178,11 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
         if estimator in colours:
             ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
     low, high = _limits(panel)
-    ax.set(title=as_text(panel.title), xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
+    ax.set(title=wrapped(panel.title, inches, 10.0), xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
     if panel.note:
-        ax.set_xlabel("epoch\n" + as_text(textwrap.fill(panel.note, NOTE_WIDTH)), fontsize=7)
-    ticks = [t for t in TICKS if low <= t <= high]
+        ax.set_xlabel("epoch\n" + wrapped(panel.note, inches, 7.0, 8), fontsize=7)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ticks = percent_ticks(low, high)
     ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
     ax.minorticks_off()
 
@@ -153,8 +191,19 @@ def _limits(panel: Panel) -> tuple[float, float]:
     """Axis limits around the means; zeros and values far below the rest are cut off."""
     values = [p.mean for points in panel.curves.values() for p in points if p.mean > 0]
     values += [paper.test for paper in panel.paper_results.values()]
-    high = max(values, default=10.0) * 1.2
-    return max(min(values, default=0.1) * 0.8, high / 2000.0), high
+    high = min(max(values, default=10.0) * 1.2, 100.0)
+    return max(min(min(values, default=0.1) * 0.8, 0.8 * high), high / 2000.0), high
+
+
+def percent_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between the limits, on a logarithmic axis."""
+    found: list[float] = []
+    for ladder in LADDERS:
+        values = [step * 10.0**power for power in range(-5, 3) for step in ladder]
+        found = [v for v in values if low * 0.999 <= v <= high * 1.001]
+        if len(found) >= 3:
+            break
+    return found
 
 
 def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> None:
@@ -164,9 +213,7 @@ def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> Non
     handles += [Line2D([], [], color=GREY, linestyle=STYLES[kind], label=f"{kind} error") for kind in STYLES]
     if with_paper:
         handles.append(Line2D([], [], color=GREY, linestyle=":", label="the paper's test error"))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), int(figure.get_figwidth())), fontsize=8
-    )
+    fit_legend(figure, handles)
 
 
 def write_figure(path: Path, files: dict[str, bytes]) -> None:
@@ -190,7 +237,7 @@ def write_tuned(folder: Path, document: Mapping[str, Any], experiment_text: str)
 @drawn
 def decisions(document: Mapping[str, Any]) -> Figure:
     """Six panels: residuals, gradient sizes, signs, rates, T and K."""
-    figure = new_figure(11.0, 6.4)
+    figure = new_figure(11.0, 8.4)
     axes = figure.subplots(2, 3)
     experiment = document["experiment"]
     _residuals(axes[0][0], document["looks"], _first(document, "T"))
@@ -200,7 +247,7 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
     _steps(axes[1][1], shrunk, "T", experiment["T"])
     _steps(axes[1][2], shrunk, "K", experiment["K"])
-    figure.suptitle(f"{as_text(document['name'])}: the curves behind T, K, beta and the learning rates")
+    figure.suptitle(wrapped(f"{document['name']}: the curves behind T, K, beta and the learning rates", 10.0, 11.0))
     return figure
 
 
@@ -218,7 +265,7 @@ def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
     _marked(ax, T, f"T {T} at first")
     ax.set(yscale="log", xlabel="step t", ylabel="|F(s) - s|", title="Residual of the free phase")
     ax.set_xlim(0, min(4 * T, max(len(look["residuals"]["median"]) for look in looks)))
-    ax.legend(fontsize=6)
+    _below(ax)
 
 
 def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
@@ -231,7 +278,7 @@ def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
     _marked(ax, K, f"K {K} at first")
     ax.set(yscale="log", xlabel="t", ylabel="share of the largest", title=r"$|\nabla_W(t)|$, exact")
     ax.set_ylim(bottom=1e-3)
-    ax.legend(fontsize=6)
+    _below(ax)
 
 
 def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
@@ -247,8 +294,8 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
                 label=f"{as_text(name)}, {look['weights']}",
             )
     _marked(ax, beta, f"beta {beta:g}")
-    ax.set(xscale="log", xlabel="beta", ylabel="%", title="Synapses with the sign of the exact gradient")
-    ax.legend(fontsize=6)
+    ax.set(xscale="log", xlabel="beta", ylabel="%", title="Synapses with the exact gradient's sign")
+    _below(ax)
 
 
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
@@ -282,7 +329,15 @@ def _errors(ax: Axes, points: Sequence[tuple[float, float, float]]) -> None:
     ax.plot(across, [p[1] for p in points], "o-", ms=4, color=COLOURS[0], label="training, running")
     ax.plot(across, [p[2] for p in points], "s--", ms=4, color=COLOURS[1], label="held out")
     ax.set_ylabel("error, %")
-    ax.legend(fontsize=6)
+    _below(ax)
+
+
+def _below(ax: Axes) -> None:
+    """The legend under the axis, where it hides no curve; long names are shortened."""
+    handles, labels = ax.get_legend_handles_labels()
+    short = [wrapped(label.replace(r"\$", "$"), 1.25, 6.0, 1) for label in labels]
+    box: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    ax.legend(handles, short, fontsize=6, ncols=2, handlelength=1.5, columnspacing=1.0, **box)
 
 
 def _marked(ax: Axes, x: float, label: str) -> None:

@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqprop.files import read_bytes, write_json
-from eqprop.report.figures import BLUE, COLOURS, GREY, ORANGE, as_text, drawn, new_figure, save, write_figure
+from eqprop.report.figures import (
+    BLUE,
+    COLOURS,
+    GREY,
+    MARGIN,
+    ORANGE,
+    as_text,
+    drawn,
+    fit_legend,
+    new_figure,
+    save,
+    wrapped,
+    write_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +62,7 @@ def processes(document: Document, traces: Document) -> Figure:
             ax.set_title(rf"$\Delta_{{{mark}}}^{{\rm EP}}$,  $-\nabla_{{{mark}}}^{{\rm BPTT}}$", fontsize=9)
         panels[-1].set_xlabel("t")
     _legend(figure)
-    figure.suptitle(_heading(document) + ", one sample", fontsize=10)
+    figure.suptitle(_heading(document, 6.8, 10.0, ", one sample"), fontsize=10)
     return figure
 
 
@@ -63,7 +76,7 @@ def rmse_panels(documents: Sequence[Document]) -> Figure:
     panels = figure.subplots(2, 3, sharey=True)
     for ax, document in zip(panels.flat, documents, strict=True):
         _draw_bars(ax, document)
-        ax.set_title(_heading(document), fontsize=9)
+        ax.set_title(_heading(document, 2.6), fontsize=9)
     for ax in panels[:, 0]:
         ax.set_ylabel("RMSE")
     _bar_legend(figure, any(document["settled"] for document in documents))
@@ -77,13 +90,14 @@ def rmse_single(document: Document) -> Figure:
     ax = figure.subplots()
     _draw_bars(ax, document)
     ax.set_ylabel("RMSE")
-    ax.set_title(_heading(document), fontsize=9)
+    ax.set_title(_heading(document, figure.get_figwidth() - MARGIN), fontsize=9)
     _bar_legend(figure, bool(document["settled"]))
     return figure
 
 
-def _heading(document: Document) -> str:
-    return f"{as_text(document['name'])}: T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
+def _heading(document: Document, inches: float, size: float = 9.0, more: str = "") -> str:
+    settings = f"T = {document['T']}, K = {document['K']}, β = {document['beta']:g}"
+    return wrapped(f"{document['name']}: {settings}{more}", inches, size)
 
 
 def shown_rmse(document: Document, kind: str, name: str, settled: bool = False) -> float | None:
@@ -111,7 +125,7 @@ def _legend(figure: Figure) -> None:
         Line2D([], [], color="black", linewidth=1.1, linestyle=(0, (4, 2)), label=r"EP, $\Delta$ (dashed)"),
         Line2D([], [], color="black", linewidth=2.6, alpha=0.4, label=r"BPTT, $-\nabla$ (solid)"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    fit_legend(figure, handles, 9.0)
 
 
 def _draw_bars(ax: Axes, document: Document) -> None:
@@ -150,7 +164,7 @@ def _bar_legend(figure: Figure, outlined: bool) -> None:
     handles = [Patch(color=BLUE, label="neurons"), Patch(color=ORANGE, label="synapses")]
     if outlined:
         handles.append(Patch(facecolor="white", edgecolor="black", label="including unsettled samples"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    fit_legend(figure, handles, 9.0)
 
 
 DOCUMENT, TRACES, FIGURES = "gdu.json", "traces.json", "figures"

@@ -35,10 +35,9 @@
       for (const s of visible) {
         const p = s.points.find((q) => q.epoch === epoch);
         if (!p) continue;
-        const family = s.key.split("-")[0];
-        marker.append(make("circle", { cx: p.x, cy: p.y, r: 4, class: family }));
+        marker.append(make("circle", { cx: p.x, cy: p.y, r: 4, class: s.estimator }));
         const row = document.createElement("span");
-        row.className = family;
+        row.className = s.estimator;
         const spread = p.std === null ? "" : ` ± ${p.std.toFixed(2)}`;
         row.textContent = `${s.label} ${p.mean.toFixed(2)}${spread} %`;
         rows.push(row);

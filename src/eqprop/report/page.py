@@ -16,13 +16,13 @@ from eqprop.experiments.io import to_dict
 from eqprop.experiments.literature import LITERATURE
 from eqprop.files import write_text
 from eqprop.provenance import __version__
-from eqprop.report.figures import error_curves, panel_of, save, write_figure
-from eqprop.report.runs import KINDS, Contents, Point, Row, Run, collect, rows, to_csv, to_latex
+from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
+from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
 from eqprop.training.metrics import Line
 from eqprop.training.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 12.0, 54.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 36.0, 54.0
 STEPS = (1.0, 2.0, 5.0)
 
 
@@ -37,11 +37,6 @@ class Series:
     @property
     def key(self) -> str:
         return f"{self.estimator}-{self.kind}"
-
-    @property
-    def family(self) -> str:
-        """ep, bptt or rbp, which sets the colour."""
-        return self.estimator.partition("-")[0]
 
     @property
     def label(self) -> str:
@@ -66,10 +61,7 @@ class Axes:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def ticks(self) -> list[float]:
-        """1, 2 and 5 times powers of ten within the limits."""
-        powers = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
-        values = [step * 10.0**power for power in powers for step in STEPS]
-        return [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
+        return percent_ticks(self.low, self.high)
 
 
 def series(run: Run) -> list[Series]:
@@ -77,12 +69,13 @@ def series(run: Run) -> list[Series]:
     return [s for s in found if s.points]
 
 
-def axes(curves: Sequence[Series], epochs: int) -> Axes:
-    """Fit the axes to the curves and their bands; an error of 0 lies at the lower edge."""
+def axes(curves: Sequence[Series], epochs: int, paper: Sequence[float] = ()) -> Axes:
+    """Fit the axes to the curves, their bands and the paper's errors; 0 lies at the lower edge, 100 is the largest."""
     values = [v for s in curves for p in s.points for v in (p.mean, p.mean + (p.std or 0.0)) if v > 0]
+    values += paper
     low, high = (min(values), max(values)) if values else (0.1, 10.0)
-    low, high = max(low, high / 1000.0), max(high, low * 4.0)
-    return Axes(epochs, _round(low * 0.9, math.floor), _round(high * 1.05, math.ceil))
+    high = min(_round(max(high * 1.05, low * 1.5), math.ceil), 100.0)
+    return Axes(epochs, _round(min(max(low * 0.9, high / 1000.0), high / 4.0), math.floor), high)
 
 
 def _round(value: float, direction: object) -> float:
@@ -94,10 +87,15 @@ def _round(value: float, direction: object) -> float:
     return min(v for v in ladder if v >= value * 0.999999)
 
 
-def draw(curves: Sequence[Series], epochs: int, name: str) -> str:
-    """The SVG of one figure."""
-    frame = axes(curves, epochs)
-    inside = [_grid(frame), *(_band(s, frame) for s in curves), *(_line(s, frame) for s in curves)]
+def draw(curves: Sequence[Series], epochs: int, name: str, paper: Mapping[str, float]) -> str:
+    """The SVG of one figure; paper: test errors by estimator."""
+    frame = axes(curves, epochs, list(paper.values()))
+    inside = [
+        _grid(frame),
+        *(_band(s, frame) for s in curves),
+        *(_paper(n, v, frame) for n, v in paper.items()),
+        *(_line(s, frame) for s in curves),
+    ]
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" tabindex="0" '
         f'aria-label="{escape(name)}: errors over epochs">' + "".join(inside) + '<g class="marker"></g></svg>'
@@ -115,13 +113,11 @@ def _grid(frame: Axes) -> str:
         foot = HEIGHT - BOTTOM
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot:g}" y2="{foot + 5:g}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{foot + 23:g}" text-anchor="middle">{epoch}</text>')
-    foot, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
+    foot = HEIGHT - BOTTOM
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{foot:g}" y2="{foot:g}"/>')
     centre = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="name" x="{centre:g}" y="{HEIGHT - 6:g}" text-anchor="middle">epoch</text>')
-    parts.append(
-        f'<text class="name" transform="translate(17 {middle:g}) rotate(-90)" text-anchor="middle">error, %</text>'
-    )
+    parts.append('<text class="name" x="4" y="20">error, %</text>')
     return "".join(parts)
 
 
@@ -135,8 +131,17 @@ def _line(s: Series, frame: Axes) -> str:
     path = " ".join(f"{'L' if n else 'M'}{frame.x(p.epoch):.1f} {frame.y(p.mean):.1f}" for n, p in enumerate(s.points))
     dot = s.points[-1]
     return (
-        f'<g class="curve {s.family} {s.kind}" data-series="{s.key}"><path d="{path}"/>'
+        f'<g class="curve {s.estimator} {s.kind}" data-series="{s.key}"><path d="{path}"/>'
         f'<circle cx="{frame.x(dot.epoch):.1f}" cy="{frame.y(dot.mean):.1f}" r="3"/></g>'
+    )
+
+
+def _paper(estimator: str, error: float, frame: Axes) -> str:
+    """The paper's test error across the figure."""
+    y = frame.y(error)
+    return (
+        f'<line class="paper {escape(estimator)}" data-series="{escape(estimator)}-test" x1="{LEFT:g}" '
+        f'x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
     )
 
 
@@ -148,16 +153,16 @@ def _band(s: Series, frame: Axes) -> str:
     over = [f"{frame.x(p.epoch):.1f},{frame.y(p.mean + (p.std or 0.0)):.1f}" for p in points]
     under = [f"{frame.x(p.epoch):.1f},{frame.y(p.mean - (p.std or 0.0)):.1f}" for p in reversed(points)]
     corners = " ".join([*over, *under])
-    return f'<polygon class="band {s.family} {s.kind}" data-series="{s.key}" points="{corners}"/>'
+    return f'<polygon class="band {s.estimator} {s.kind}" data-series="{s.key}" points="{corners}"/>'
 
 
-def hover_data(curves: Sequence[Series], epochs: int) -> dict[str, object]:
+def hover_data(curves: Sequence[Series], frame: Axes) -> dict[str, object]:
     """Data for the script: where each epoch is drawn, and the values there."""
-    frame = axes(curves, epochs)
     return {
         "series": [
             {
                 "key": s.key,
+                "estimator": s.estimator,
                 "label": s.label,
                 "points": [
                     {
@@ -228,7 +233,7 @@ def _file_name(run: Run, folder: Path) -> str:
 def render(contents: Contents) -> str:
     """The page as HTML."""
     table = rows(contents.runs)
-    parts = [_head(contents), _table(table), _figures(contents.runs), _pictures(contents)]
+    parts = [_head(contents), _pictures(contents), _table(table), _figures(contents.runs)]
     parts += [_settings(contents.runs), _sources(table)]
     style, script = (files("eqprop.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
@@ -327,30 +332,34 @@ def _point(test: Point | None, train: Point | None) -> str:
 
 def _figures(runs: list[Run]) -> str:
     drawn = [(run, series(run)) for run in runs]
-    shown = [_figure(run, curves) for run, curves in drawn if curves]
+    alone = sum(bool(curves) for _, curves in drawn) == 1
+    shown = [_figure(run, curves, alone) for run, curves in drawn if curves]
     if not shown:
         return ""
     return (
         '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; bands show plus '
-        "and minus one standard deviation. Solid: test error; dashed: running train error. Point at a figure, or "
+        "and minus one standard deviation. Solid: test error; dashed: running train error; dotted: the paper’s "
+        "test error, if the run is the paper’s. Point at a figure, or "
         "use the arrow keys, to see values; buttons toggle curves.</p>"
         f'<div class="figures">{"".join(shown)}</div>'
         "</section>\n"
     )
 
 
-def _figure(run: Run, curves: list[Series]) -> str:
+def _figure(run: Run, curves: list[Series], alone: bool) -> str:
     epochs = max(p.epoch for s in curves for p in s.points)
     buttons = "".join(
-        f'<button type="button" class="{s.family} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
+        f'<button type="button" class="{s.estimator} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
         f"{escape(s.label)}</button>"
         for s in curves
     )
     trials = max(p.trials for s in curves for p in s.points)
-    data = json.dumps(hover_data(curves, epochs)).replace("<", "\\u003c")
+    drawn = {s.estimator for s in curves}
+    paper = {name: result.test for name, result in run.paper_results.items() if name in drawn}
+    data = json.dumps(hover_data(curves, axes(curves, epochs, list(paper.values())))).replace("<", "\\u003c")
     return (
-        f"<figure data-curves><h3>{escape(run.title)}</h3>"
-        f"{draw(curves, epochs, run.title)}"
+        f"<figure data-curves{' class=alone' * alone}><h3>{escape(run.title)}</h3>"
+        f"{draw(curves, epochs, run.title, paper)}"
         f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
         f"<figcaption>{escape(run.model)} on {escape(run.data)}, {trials} trial{'s' * (trials != 1)}"
         f"{escape(''.join(f', {change}' for change in run.changes))}</figcaption>"
@@ -361,11 +370,30 @@ def _figure(run: Run, curves: list[Series]) -> str:
 def _pictures(contents: Contents) -> str:
     if not contents.pictures:
         return ""
-    shown = "".join(
-        f'<figure><img src="{p.source}" alt="{escape(p.caption)}"><figcaption>{escape(p.caption)}</figcaption></figure>'
-        for p in contents.pictures
+    loose = "".join(_picture(p) for p in contents.pictures if not p.verdict)
+    verdicts = list(dict.fromkeys((p.comparison, p.verdict) for p in contents.pictures if p.verdict))
+    compared = [_comparison(c, v, contents, len(verdicts) <= MOST_OPEN) for c, v in verdicts]
+    loose = f'<div class="figures">{loose}</div>' if loose else ""
+    return f'<section id="gdu"><h2>Gradient-descending updates</h2>{"".join(compared)}{loose}</section>\n'
+
+
+MOST_OPEN = 2
+"""Comparisons whose figures are shown at once; of more, the verdicts are."""
+
+
+def _comparison(name: str, verdict: str, contents: Contents, shown: bool) -> str:
+    """The verdict of a comparison, and its figures in full width."""
+    own = [p for p in contents.pictures if (p.comparison, p.verdict) == (name, verdict)]
+    figures = "".join(map(_picture, own))
+    return (
+        f"<details{' open' * shown}><summary>{escape(name)}</summary>"
+        f'<p class="verdict">{escape(verdict)}</p><div class="theorem">{figures}</div></details>\n'
     )
-    return f'<section id="gdu"><h2>Gradient-descending updates</h2><div class="figures">{shown}</div></section>\n'
+
+
+def _picture(p: Picture) -> str:
+    caption = escape(p.caption)
+    return f'<figure><img src="{p.source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
 
 
 def _settings(runs: list[Run]) -> str:

@@ -168,6 +168,8 @@ class Picture:
 
     caption: str
     png: bytes
+    comparison: str = ""
+    verdict: str = ""
 
     @property
     def source(self) -> str:
@@ -228,20 +230,23 @@ def _order(run: Run) -> tuple[int, int, str, str]:
 def _pictures(folder: Path) -> list[Picture]:
     """Pictures that are files of the folder: a link leads elsewhere, and a pipe would be waited for."""
     found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
-    return [Picture(_caption(path, folder), path.read_bytes()) for path in found]
+    return [_picture(path, folder) for path in found]
 
 
-def _caption(path: Path, folder: Path) -> str:
-    """What is drawn and, if known, the name of the comparison."""
+def _picture(path: Path, folder: Path) -> Picture:
+    """The figure, what it shows and, if known, the name and the verdict of its comparison."""
     place = path.parent.parent
     what = path.stem.replace("-", " ")
     try:
-        name = json.loads(read_bytes(place / "gdu.json")).get("name")
+        content = json.loads(read_bytes(place / "gdu.json"))
+        name, budget = content.get("name"), content.get("budget")
     except (OSError, ValueError, AttributeError, RecursionError):
-        name = None
+        name = budget = None
+    verdict = budget.get("verdict") if isinstance(budget, dict) else None
     if name is None and place != folder:
         name = str(place.relative_to(folder))
-    return f"{what}, {name}" if name else what
+    caption = f"{what}, {name}" if name else what
+    return Picture(caption, path.read_bytes(), str(name or what), verdict if isinstance(verdict, str) else "")
 
 
 def _mean(values: Sequence[float]) -> float:
