@@ -52,8 +52,8 @@ print(report.verdict)
 assert report.verdict.startswith("The GDU property holds")
 
 # %% [markdown]
-# The doctor asks more: whether the targets can be reached, whether the nudge arrives everywhere, and whether a few steps
-# at your learning rate lower the loss.
+# The doctor asks more: whether the targets can be reached, whether the nudge arrives everywhere, and whether a few
+# steps at your learning rate lower the loss.
 
 # %%
 ep = eqprop.EP(T=25, K=10, beta=0.1, nudging="symmetric")
@@ -115,6 +115,6 @@ print(f"test error {error:.1f} %, by chance 90 %; c was 0.1, now {trained.model.
 assert error < (60 if short else 30)
 
 # %% [markdown]
-# The same file works on the command line: `eqprop gdu FILE.py:build`, `eqprop doctor FILE.py:build`,
-# `eqprop train FILE.py:build` (see [training](../training.md#your-own-data)). If your net does not come out so well, the
-# [next tutorial](4_not_learning.md) is about that.
+# The same file works on the command line: `eqprop gdu FILE.py:build`, `eqprop doctor FILE.py:build`, `eqprop train
+# FILE.py:build` (see [training](../training.md#your-own-data)). If your net does not come out so well, the [next
+# tutorial](4_not_learning.md) is about that.

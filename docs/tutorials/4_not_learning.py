@@ -92,8 +92,8 @@ assert mended.healthy
 # %% [markdown]
 # ## 3. Weights that are not tied
 #
-# EP needs a symmetric network: the weight from $h$ to $o$ is the weight from $o$ to $h$. A network with feedback weights
-# of its own settles nicely and still learns nothing of use. No T, K or beta cures that.
+# EP needs a symmetric network: the weight from $h$ to $o$ is the weight from $o$ to $h$. A network with feedback
+# weights of its own settles nicely and still learns nothing of use. No T, K or beta cures that.
 
 
 # %%
@@ -144,8 +144,8 @@ assert mended.healthy
 # %% [markdown]
 # ## 5. The second phase is too short
 #
-# A nudge travels one layer per step. With three hidden layers and $K = 2$ it never reaches the first weights, which stay
-# as they were drawn.
+# A nudge travels one layer per step. With three hidden layers and $K = 2$ it never reaches the first weights, which
+# stay as they were drawn.
 
 # %%
 deep = Layered((2, 5, 5, 5, 4), "prototypical", "tanh", init="glorot", seed=0, dtype=torch.float64)
@@ -163,5 +163,5 @@ assert mended.healthy
 #
 # `eqprop doctor RUN` examines the network of a run folder with its own T, K, beta and rates, and `eqprop doctor
 # FILE.py:build` one of your own. The [page on the doctor](../doctor.md) lists every question it asks;
-# [troubleshooting](../troubleshooting.md) goes from symptoms to causes. How to choose T, K and beta in the first place is
-# the subject of the [next tutorial](5_choosing.md).
+# [troubleshooting](../troubleshooting.md) goes from symptoms to causes. How to choose T, K and beta in the first
+# place is the subject of the [next tutorial](5_choosing.md).

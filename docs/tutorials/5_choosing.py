@@ -43,7 +43,8 @@ axes.legend()
 worst = [float(r.max()) for r in residuals]
 T = next(n for n, r in zip(lengths, worst, strict=True) if r < 1e-3)
 print(f"T = {T} is the first at which no neuron moves by 0.001 in a step")
-assert worst[0] > 0.01 and worst[-1] < 1e-9
+assert worst[0] > 0.01
+assert worst[-1] < 1e-9
 
 # %% [markdown]
 # Near its rest a network forgets where it came from by the same factor at every step: the line becomes straight. A
@@ -122,9 +123,9 @@ assert 50 < two[1] / two[2] < 200, "symmetric: of the order of beta squared"
 assert errors[torch.float32, "symmetric"][-1] > errors[torch.float32, "symmetric"][-2], "rounding wins in the end"
 
 # %% [markdown]
-# In `float64` the error falls with beta, and faster with symmetric nudging. In `float32`, in which networks are trained,
-# it rises again below some beta. Between 0.01 and 0.5 is the usual place; with a free phase that has not quite settled,
-# larger is safer.
+# In `float64` the error falls with beta, and faster with symmetric nudging. In `float32`, in which networks are
+# trained, it rises again below some beta. Between 0.01 and 0.5 is the usual place; with a free phase that has not
+# quite settled, larger is safer.
 #
 # ## Let it be done for you
 #

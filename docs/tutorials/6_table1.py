@@ -42,7 +42,7 @@ for estimator in ("ep", "bptt"):
 print("in the folder:", ", ".join(sorted(p.name for p in (runs / "whole").iterdir() if not p.name.startswith("."))))
 
 # %%
-assert abs(whole.test_error("ep") - whole.test_error("bptt")) < 10
+assert max(whole.test_error(estimator) for estimator in ("ep", "bptt")) < (85 if epochs == 3 else 50)
 
 # %% [markdown]
 # ## Stop
@@ -54,10 +54,9 @@ assert abs(whole.test_error("ep") - whole.test_error("bptt")) < 10
 import signal
 
 from eqprop.training import Stopped
-from eqprop.training.watch import Watch
 
 
-class Impatient(Watch):
+class Impatient(eqprop.Watch):
     def epoch(self, lines, progress):
         if lines[0]["epoch"] == 2:
             signal.raise_signal(signal.SIGINT)
@@ -80,9 +79,7 @@ assert stopped
 # fingerprint is compared.
 
 # %%
-from eqprop.training import resume
-
-resumed = resume(runs / "stopped", data=data)
+resumed = eqprop.resume(runs / "stopped", data=data)
 
 
 def weights(folder):
@@ -106,16 +103,15 @@ assert resumed.test_error("bptt") == whole.test_error("bptt")
 # It is one file that needs no network.
 
 # %%
-from eqprop.report.page import write_report
-
-written = write_report(runs)
+written = eqprop.report(runs)
 page = written.page.read_text(encoding="utf-8")
 print(f"{written.page.name}, {len(page) // 1024} KiB; {written.csv.name}; {written.latex.name}")
 
 # %%
-assert "P-1h" in page and "http://" not in page.replace("http://www.w3.org", "")
+assert "P-1h" in page
+assert "http://" not in page.replace("http://www.w3.org", "")
 
 # %% [markdown]
-# A result counts as reproduced when its mean is within two of the paper's standard deviations, on the paper's data and at
-# full length; so this one does not. [What came out in full](../table1.md), and
-# [what does not come out, and why](../table1-notes.md). Next: [extend it from outside](8_extend.md).
+# A result counts as reproduced when its mean is within two of the paper's standard deviations, on the paper's data
+# and at full length; so this one does not. [What came out in full](../table1.md), and [what does not come out, and
+# why](../table1-notes.md). Next: [extend it from outside](8_extend.md).

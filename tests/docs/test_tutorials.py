@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import eqprop
 from docs.site.tutorial import cells, execute
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -43,3 +46,12 @@ def test_the_examples_of_the_reference_are_true(path: Path) -> None:
     failed, tried = doctest.testfile(str(path), module_relative=False)
     assert tried > 0
     assert failed == 0
+
+
+@pytest.mark.parametrize("name", eqprop.__all__)
+def test_a_public_name_is_in_the_reference_with_an_example(name: str) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
+    examples = "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
+    assert re.search(rf"\beqprop\.{name}\b", examples), "an example uses it"
+    if not (name == "__version__" or isinstance(getattr(eqprop, name), ModuleType)):
+        assert re.search(rf"^::: eqprop\.([a-z_.]+\.)?{name}$", text, re.M), "its docstring is shown"

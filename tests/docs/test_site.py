@@ -1,0 +1,92 @@
+"""The site builds without a warning, needs nothing from elsewhere, and its pages open without an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.browser import Browser, find_browser
+from helpers.pages import ROOT
+
+pytestmark = pytest.mark.slow
+FETCHED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'> ]+)""", re.I)
+LINKED = re.compile(r"""<link\b[^>]*>""", re.I)
+QUIET_LINKS = ("canonical", "next", "prev")
+"""Relations of <link> that a browser does not fetch."""
+IN_STYLES = re.compile(r"""(?:url\(["']?|@import ["'])((?:https?:)?//[^"')]+)""", re.I)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("built") / "site"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "EQPROP_SHORT": "1"}
+    words = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def elsewhere(page: str) -> list[str]:
+    """What a browser would fetch from another host to show a page."""
+    links = [tag for tag in LINKED.findall(page) if re.search(r"href=[\"']?(https?:)?//", tag)]
+    loud = [tag for tag in links if not any(f"rel={q}{r}" in tag for r in QUIET_LINKS for q in ("", '"'))]
+    return [*FETCHED.findall(page), *loud, *IN_STYLES.findall(page)]
+
+
+def test_what_is_fetched_from_elsewhere_is_noticed() -> None:
+    assert elsewhere('<script src="https://cdn.example/a.js"></script><link rel="stylesheet" href="//a.example/b.css">')
+    assert elsewhere("<style>@import 'https://fonts.example/x.css'</style>")
+    assert elsewhere('<a href="https://arxiv.org">paper</a><script src="assets/a.js"></script>') == []
+
+
+def test_no_page_asks_another_host(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 25
+    found = {p.name: e for p in pages if (e := elsewhere(p.read_text(encoding="utf-8")))}
+    assert found == {}
+    styles = {p.name: e for p in site.rglob("*.css") if (e := IN_STYLES.findall(p.read_text(encoding="utf-8")))}
+    assert styles == {}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+    started = Browser(program)
+    yield started
+    started.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    "name", ["index", "tutorials/1_from_scratch", "tutorials/5_choosing", "howto/extend", "api/models", "zoo"]
+)
+def test_a_page_opens_without_errors(name: str, site: Path, browser: Browser) -> None:
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(site / f"{name}.html", width=390, mobile=True)
+    assert browser.errors == []
+    assert [r for r in browser.requests if not r.startswith(("file:", "data:", "blob:"))] == []
+    assert browser.run("document.documentElement.scrollWidth") <= 390, "wider than a phone"
+
+
+@pytest.mark.browser
+def test_the_search_finds_a_page_without_a_server(site: Path, browser: Browser) -> None:
+    browser.open(site / "index.html")
+    browser.run("document.querySelector('[data-md-component=search-query]').focus()")
+    browser.run(
+        "(() => { const q = document.querySelector('[data-md-component=search-query]'); q.value = 'holomorphic';"
+        " q.dispatchEvent(new Event('input', {bubbles: true})); q.dispatchEvent(new KeyboardEvent('keyup')); })()"
+    )
+    end = time.monotonic() + 20
+    while not browser.run("document.querySelectorAll('.md-search-result__item').length"):
+        assert time.monotonic() < end, "nothing found"
+        time.sleep(0.1)
