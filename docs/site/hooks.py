@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 from docs.site import zoo  # noqa: E402
 from docs.site.tutorial import execute  # noqa: E402
 
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme fetches to search in pages opened from a folder; docs/assets/worker.js does that instead."""
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 
 
@@ -66,3 +68,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     # Tutorials draw and train: one thread is faster for such small nets.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Point every page to our own script in the place of the one that the theme fetches."""
+    site = Path(config.site_dir)
+    for path in site.rglob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        if SHIM in page:
+            own = os.path.relpath(site / "assets" / "worker.js", path.parent)
+            path.write_text(page.replace(SHIM, own), encoding="utf-8")
