@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.site import zoo  # noqa: E402
+from docs.site import animation, zoo  # noqa: E402
 from docs.site.tutorial import execute  # noqa: E402
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -33,6 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "zoo.md": zoo.page(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "play.html": _play(),
+        "settles.svg": animation.draw(),
     }
     for name, content in made_pages.items():
         files.append(File.generated(config, name, content=content))
