@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -337,3 +339,48 @@ def check_finite(
         f"{model.title} ended in a state that is not finite, but a second run did not. Make its transition a "
         "deterministic function of x and s."
     )
+
+
+FLOPS_PER_THREAD = 1e8
+"""Floating point operations of a step on a mini-batch that are worth a thread of their own.
+
+torch's threads meet at the end of every operation. Where operations are short they mostly wait for one another, and on
+a busy machine for their turn: two threads run P-1h 50 times slower than one when both cores have other work.
+"""
+
+
+def threads_for(model: Dynamics, x: Tensor) -> int:
+    """CPU threads for torch on this model and mini-batch.
+
+    At most torch's current number, and one for small work. Depends on sizes alone, never on how busy the machine is, so
+    that a seed gives the same bits whatever else runs.
+    """
+    most = torch.get_num_threads()
+    if most == 1 or next(model.parameters(), x).device.type != "cpu":
+        return most
+    return min(most, max(1, int(_step_flops(model, x) / FLOPS_PER_THREAD)))
+
+
+@torch.no_grad()
+def _step_flops(model: Dynamics, x: Tensor) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    samples = math.prod(x.shape[: model.sample_dims(x)])
+    one = x[(slice(0, 1),) * model.sample_dims(x)] if model.networks is None else x[:, :1]
+    try:
+        with FlopCounterMode(display=False) as counter:
+            model.step(model.drive(one), model.init_state(one))
+        return float(counter.get_total_flops()) * samples / math.prod(one.shape[: model.sample_dims(one)])
+    except RuntimeError:  # the counter cannot follow a model that contains modules and differentiates itself
+        return 2.0 * samples * sum(p.numel() for p in model.parameters())
+
+
+@contextmanager
+def using_threads(threads: int | None) -> Iterator[None]:
+    """Set torch's number of CPU threads, and restore it afterwards; None leaves it alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

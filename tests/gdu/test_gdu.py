@@ -31,12 +31,11 @@ from eqprop.estimators import Step
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison
 from eqprop.gdu import free as free_phase
-from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.free import settle
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
 from eqprop.gdu.lockstep import Comparison, combine, dissect
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
-from eqprop.gdu.metrics import Group, batch_mean, groups
+from eqprop.gdu.metrics import Group, batch_mean, groups, outcome_of
 from eqprop.models import Layered, stack
 
 COST = SquaredError()

@@ -19,11 +19,11 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from eqprop.experiments.architecture import Own, load_own
 from eqprop.files import write_text
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
+    from eqprop.experiments.architecture import Own
     from eqprop.training import Result, Watch
 
 MOST_THREADS = 1024
@@ -68,7 +68,7 @@ def _options_of(kind: type) -> Iterator[inspect.Parameter]:
     types = get_type_hints(kind)
     for f in fields(kind):
         if "help" in f.metadata:
-            # The dataclass checks choices and lists the valid ones; here they are plain strings.
+            # The dataclass checks choices and lists the valid ones; here they are strings.
             bare = {k for k in (get_args(types[f.name]) or (types[f.name],)) if k in (int, float, bool)}
             annotation = (bare.pop() if bare else str) | None
             # typer would write --evaluation-t.
@@ -113,6 +113,8 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
 
 def factory(where: str | None) -> Own | None:
     """Load the function of --model."""
+    from eqprop.experiments.architecture import load_own
+
     return None if where is None else load_own(where)
 
 

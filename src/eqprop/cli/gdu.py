@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -20,14 +21,15 @@ from eqprop.cost import Problem, SquaredError
 from eqprop.data import Images, as_images, one_hot, open_set
 from eqprop.data.images import check_device
 from eqprop.dynamics import NUDGE_SITES, NudgeSite, set_nudge_site
-from eqprop.experiments.architecture import Built, is_own, load_own, own_code
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
-from eqprop.experiments.io import READERS, find_experiment
 from eqprop.gdu import AUTHORS, PAPER
 from eqprop.gdu.free import Release
 from eqprop.gdu.report import Concentration
 from eqprop.messages import unknown
 from eqprop.relax import SCHEDULES, Schedule
+
+if TYPE_CHECKING:
+    from eqprop.experiments.architecture import Built
 
 OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
 """Defaults for your own model."""
@@ -58,28 +60,57 @@ def setup(target: str, asked: Asked) -> Setup:
     """Resolve the target to a setup, ready to be compared."""
     _check(asked)
     # An experiment takes precedence over a folder of the same name; ./toy is always the folder.
-    other = not is_own(target) and target.lower() not in (name.lower() for name in GDU_EXPERIMENTS[asked.preset])
-    if other and Path(target).is_dir():
-        return _fitted(_trained(Path(target), asked), asked)
-    if other and Path(target).suffix in READERS and Path(target).is_file():
-        return _described(Path(target), asked)
-    if other and "/" in target:
-        raise FileNotFoundError(
-            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, an experiment's FILE.toml, or "
-            f"one of {', '.join(GDU_EXPERIMENTS['paper'])}."
-        )
+    if not _is_named(target, asked.preset):
+        found = _other(target, asked)
+        if found is not None:
+            return found
     if asked.estimator is not None or asked.trial is not None:
         raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
-    if is_own(target):
-        return _fitted(_own(target, asked), asked)
     if asked.data is not None:
         raise ValueError(
             f"--data applies to your own function, or to a run whose data has moved; {target} is neither. Omit it."
         )
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "batch", "seed")
     experiment = gdu_experiment(target, asked.preset).override(**{name: getattr(asked, name) for name in names})
-    found = Setup.of_experiment(experiment, DTYPES[asked.dtype or "float64"], asked.device)
-    return replace(found, schedule=asked.schedule or found.schedule)
+    chosen = Setup.of_experiment(experiment, DTYPES[asked.dtype or "float64"], asked.device)
+    return replace(chosen, schedule=asked.schedule or chosen.schedule)
+
+
+def _is_named(target: str, preset: str) -> bool:
+    return target.lower() in (name.lower() for name in GDU_EXPERIMENTS[preset])
+
+
+def _other(target: str, asked: Asked) -> Setup | None:
+    """The setup of a run folder, a file or a user's function; None if the target is none of them."""
+    from eqprop.experiments.architecture import is_own
+    from eqprop.experiments.io import READERS
+
+    if is_own(target):
+        if asked.estimator is not None or asked.trial is not None:
+            return None
+        return _fitted(_own(target, asked), asked)
+    if Path(target).is_dir():
+        return _fitted(_trained(Path(target), asked), asked)
+    if Path(target).suffix in READERS and Path(target).is_file():
+        return _described(Path(target), asked)
+    if "/" in target:
+        raise FileNotFoundError(
+            f"There is no folder {target}. Give the folder of a run, FILE.py:FUNCTION, an experiment's FILE.toml, or "
+            f"one of {', '.join(GDU_EXPERIMENTS['paper'])}."
+        )
+    return None
+
+
+@contextmanager
+def _naming_own(target: str, preset: str) -> Iterator[None]:
+    """Name the line of a user's function in its errors."""
+    if _is_named(target, preset if preset in GDU_EXPERIMENTS else "paper"):
+        yield
+        return
+    from eqprop.experiments.architecture import is_own, own_code
+
+    with own_code(target if is_own(target) else None):
+        yield
 
 
 def _check(asked: Asked) -> None:
@@ -165,6 +196,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 
 def _described(path: Path, asked: Asked) -> Setup:
     """The untrained network of an experiment's file, on training images."""
+    from eqprop.experiments.io import find_experiment
     from eqprop.training.plan import Settings, read_images
 
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "seed", "schedule")
@@ -191,6 +223,8 @@ def _described(path: Path, asked: Asked) -> Setup:
 
 def _own(target: str, asked: Asked) -> Setup:
     """The network of FILE.py:FUNCTION on its own samples, or on some of its data (see `Own`)."""
+    from eqprop.experiments.architecture import load_own
+
     built = load_own(target).build(asked.seed or 0)
     return Setup(
         problem=_problem(built, asked),
@@ -258,7 +292,7 @@ def gdu(
     turns = cast(Schedule | None, schedule)
     asked = Asked(preset, T, K, beta, init, batch, seed, dtype, device, data, site, cost, estimator, trial, turns)
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
-    with own_code(target if is_own(target) else None):
+    with _naming_own(target, preset):
         chosen = setup(target, asked)
         with progress_bar(chosen.name) as tell:
             document, traces = run(chosen, drop_unsettled, tell, threads)

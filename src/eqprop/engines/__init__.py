@@ -9,9 +9,8 @@ from eqprop.engines.base import (
     Task,
     choose,
     engine_names,
-    threads_for,
-    using_threads,
 )
+from eqprop.relax import threads_for, using_threads
 
 __all__ = [
     "ENGINES",

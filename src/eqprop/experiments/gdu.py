@@ -15,13 +15,12 @@ from torch import Tensor
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
-from eqprop.engines import threads_for, using_threads
 from eqprop.gdu import AUTHORS, PAPER, Convention, Options, Report, compare
 from eqprop.messages import shown, unknown
 from eqprop.models import Convolutional, CrossEntropy, Layered, Toy
 from eqprop.models.readout import COSTS, READOUT_SEED, CostName
 from eqprop.provenance import provenance
-from eqprop.relax import Schedule
+from eqprop.relax import Schedule, threads_for, using_threads
 
 Kind = Literal["toy", "energy-based", "prototypical", "convolutional"]
 InitName = Literal["default", "glorot"]

@@ -14,12 +14,23 @@ from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
-from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
 from eqprop.gdu.doctor import OF_GRADIENT, examine
 from eqprop.gdu.free import FreePhase, NeverSettlesError, check_settling, release, settle
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius
 from eqprop.gdu.lockstep import Comparison, Moment, dissect, pair
-from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, groups, measure
+from eqprop.gdu.metrics import (
+    PAPER,
+    Budget,
+    Convention,
+    Distance,
+    Group,
+    Metrics,
+    groups,
+    measure,
+    outcome_of,
+    parts_of,
+    sentence,
+)
 from eqprop.gdu.patient import Patient, Symptoms
 from eqprop.gdu.report import KINDS, Report, Residual, Trace, concentration, follow
 from eqprop.gdu.rest import settles

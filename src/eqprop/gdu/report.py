@@ -12,10 +12,9 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
-from eqprop.gdu.budget import Budget
 from eqprop.gdu.free import Release
 from eqprop.gdu.lockstep import Comparison, Moment
-from eqprop.gdu.metrics import Convention, Group, Metrics, batch_mean
+from eqprop.gdu.metrics import Budget, Convention, Group, Metrics, batch_mean
 from eqprop.relax import relax
 
 CANDIDATES = 40
