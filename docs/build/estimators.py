@@ -72,19 +72,10 @@ def training_block() -> str:
 def own_models_block() -> str:
     """Means over the seeds for each of the models."""
     (found,) = documents("own-models.json")
-    names = list(found["nets"][0]["cosine"])
-    heads = [*(f"{name}: cosine" for name in names), *(f"{name}: error, %" for name in names)]
-    lines = []
-    for net in found["nets"]:
-        cosines = [f"{mean(net['cosine'][name]):.2f}" for name in names]
-        lines.append([net["name"], *cosines, *(_mean_error(net["test_error"][name]) for name in names)])
-    return table(["model", *heads], lines)
-
-
-def _mean_error(errors: list[float | None]) -> str:
-    kept = [e for e in errors if e is not None]
-    lost = len(errors) - len(kept)
-    return (f"{mean(kept):.1f}" if kept else "–") + (f" ({lost} diverged)" if lost else "")
+    columns = [(key, name) for key in ("cosine", "test_error") for name in found["nets"][0][key]]
+    heads = [f"{name}: {'cosine' if key == 'cosine' else 'error, %'}" for key, name in columns]
+    shown = lambda net, key, name: "–" if None in net[key][name] else f"{mean(net[key][name]):.2f}"  # noqa: E731
+    return table(["model", *heads], [[net["name"], *(shown(net, *c) for c in columns)] for net in found["nets"]])
 
 
 @drawn

@@ -19,21 +19,13 @@ NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
 SEEDS = range(5)
 BETAS = (0.1, 0.01, 0.001, 0.0001)
-USUAL = {
-    "preset": "paper",
-    "seed": 0,
-    "schedule": "synchronous",
-    "dtype": "float64",
-    "nudge_site": "outside",
-    "cost": "squared-error",
-    "trained": None,
-}
+USUAL = {"preset": "paper", "seed": 0, "schedule": "synchronous", "dtype": "float64", "trained": None}
+USUAL |= {"nudge_site": "outside", "cost": "squared-error"}
 
 
 def compared(name: str, **other: Any) -> Document:
     """The comparison of an experiment at its own settings, but for those given."""
-    beta = gdu_experiment(name).beta
-    return only("gdu", **{"name": name, "beta": beta, **USUAL, **other})
+    return only("gdu", **{"name": name, "beta": gdu_experiment(name).beta, **USUAL, **other})
 
 
 @cache

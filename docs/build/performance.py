@@ -93,15 +93,14 @@ def floors_block(found: Sequence[Document] | None = None) -> str:
         lines = []
         for name in PAPER if where in peaks else ():
             for method in BOTH:
-                all_steps = ("synchronous", "never")
-                if every := [r for r in printed(rows, name, method) if (r["schedule"], r["stop"]) == all_steps]:
+                ran = printed(rows, name, method)
+                if every := [r for r in ran if (r["schedule"], r["stop"]) == ("synchronous", "never")]:
                     best = min(every, key=lambda r: r["us_per_iteration"])
                     least = floors(named_experiment(name), method, best["trials"], peaks[where])
-                    reached = best["us_per_iteration"]
+                    reached, errors = best["us_per_iteration"], (best["max_error"], best["naive_max_error"])
                     cells = [f"{name} {method.upper()}", best["engine"], best["trials"], large(least.arithmetic)]
                     cells += [large(least.latency), f"{large(reached)} ± {large(best['spread_us'])}"]
-                    errors = [f"{best[key]:.0e}" for key in ("max_error", "naive_max_error")]
-                    lines.append([*cells, f"{reached / least.higher:.1f}", *errors])
+                    lines.append([*cells, f"{reached / least.higher:.1f}", *(f"{e:.0e}" for e in errors)])
         if lines:
             heads = ["", "engine", "networks", "arithmetic", "latency", "reached", "× floor", "error", "torch's"]
             parts.append(f"**{where}**, µs per iteration\n\n{table(heads, lines, words=2)}")
@@ -112,8 +111,7 @@ def floors_block(found: Sequence[Document] | None = None) -> str:
 def scaling(found: Document | None = None) -> Figure:
     """Microseconds per iteration over each size, a line per engine."""
     found = next(d for d in documents("bench") if "scaling" in d) if found is None else found
-    axes = list(found["base"])
-    figure = new_figure(10.0, 2.6)
+    axes, figure = list(found["base"]), new_figure(10.0, 2.6)
     panels = figure.subplots(1, len(axes), sharey=True)
     for axis, panel in zip(axes, panels, strict=True):
         own = [p for p in found["scaling"] if p["axis"] == axis]
