@@ -53,6 +53,8 @@ class Effort:
         for name in ("rounds", "naive_rounds", "check_iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        if not 0.0 < self.chunk_seconds < float("inf"):
+            raise ValueError(f"chunk_seconds is {self.chunk_seconds}; expected a number of seconds above 0.")
         if self.naive_rounds > self.rounds:
             raise ValueError(f"The naive twin cannot be timed {self.naive_rounds} times in {self.rounds} rounds.")
         if self.trained < 0:

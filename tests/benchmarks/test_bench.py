@@ -282,3 +282,9 @@ def test_a_record_the_obvious_code_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges ep-random-sign"):
         bench.experiments_named(["P-1h", "initialised-ep"])
     assert [experiment.name for experiment in bench.experiments_named([])] == list(PAPER)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, float("inf")])
+def test_a_chunk_takes_a_time(seconds: float) -> None:
+    with pytest.raises(ValueError, match="chunk_seconds is .*; expected a number of seconds above 0"):
+        bench.Effort(chunk_seconds=seconds)

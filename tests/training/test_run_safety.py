@@ -540,3 +540,13 @@ def test_the_checkpoint_keeps_the_lines_of_its_metrics(made: Path) -> None:
     assert list(lines) == (made / "whole" / "metrics.jsonl").read_text().splitlines()
     assert len(metrics(made / "whole")) == 6
     assert weights(made / "whole").keys() == weights(made / "begun").keys()
+
+
+def test_a_finished_run_resumed_elsewhere_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained, so what the record says of its device and threads stays."""
+    train(SMALL, tmp_path / "run", data=few_images(), epochs=1, threads=1)
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    # Another name of the same device: there is no other one on most machines.
+    resume(tmp_path / "run", data=few_images(), device="cpu:0", threads=2)
+    assert json.loads(before)["device"] == "cpu"
+    assert (tmp_path / "run" / "result.json").read_bytes() == before

@@ -260,7 +260,7 @@ def _slope_left_out(model: Dynamics) -> bool:
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    size = max(float(a.norm()), float(b.norm()))
+    size = max(float(a.detach().norm()), float(b.detach().norm()))
     return float((a - b).norm()) / size if size else 0.0
 
 

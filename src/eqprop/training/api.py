@@ -171,7 +171,8 @@ def resume(
         plan = Plan(described.experiment, here, images, own, identity(described.content), source, described.old)
         # Keep the engine the run started with, unless it moves to a device that engine may not support.
         moved = "auto" if here.device != settings.device else None
-        return _work(plan, held, watch or Watch(), Turn(options.get("engine") or moved, only, restart))
+        turn = Turn(options.get("engine") or moved, only, restart)
+        return _work(plan, held, watch or Watch(), turn, settings)
 
 
 def begin_or_resume(
@@ -222,8 +223,11 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 
-def _work(plan: Plan, held: Held, watch: Watch, turn: Turn) -> Result:
-    """Train every unfinished leg, with graceful shutdown on signals; write the result."""
+def _work(plan: Plan, held: Held, watch: Watch, turn: Turn, recorded: Settings | None = None) -> Result:
+    """Train every unfinished leg, with graceful shutdown on signals; write the result.
+
+    `recorded` are the settings of a run that is resumed: where nothing is left to train, its result stays as they say.
+    """
     folder, watch = held.folder, Steady(watch)
     session = {"provenance": provenance(plan.settings.device), "engines": {}}
     _warn_other_machine(last_session(folder), session["provenance"], watch)
@@ -234,7 +238,8 @@ def _work(plan: Plan, held: Held, watch: Watch, turn: Turn) -> Result:
             loop.run(session, turn)
         finally:
             watch.end()
-    summary = summarise(plan, folder)
+    shown = plan if recorded is None or session["engines"] else replace(plan, settings=recorded)
+    summary = summarise(shown, folder)
     _write(held, RESULT, summary)
     return Result(folder, summary)
 
