@@ -550,3 +550,14 @@ def test_a_finished_run_resumed_elsewhere_keeps_its_result(tmp_path: Path, monke
     resume(tmp_path / "run", data=few_images(), device="cpu:0", threads=2)
     assert json.loads(before)["device"] == "cpu"
     assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("field", "value"), [("set", 1.5), ("name", []), ("sha256", True), ("test_samples", "ten")])
+def test_data_of_another_type_in_a_description_is_named(tmp_path: Path, field: str, value: Any) -> None:
+    train(SMALL, tmp_path / "run", data=few_images(), epochs=1)
+    path = tmp_path / "run" / "experiment.json"
+    content = json.loads(path.read_text())
+    content["data"][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"experiment.json is damaged: {field} of its data is .*Restore it"):
+        resume(tmp_path / "run", data=few_images())

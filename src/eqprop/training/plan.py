@@ -452,6 +452,17 @@ class Described:
         return leg_folder(estimator, trial, self.settings, self.old)
 
 
+def _check_data_fields(data: Mapping[str, Any], path: Path) -> None:
+    kinds: dict[str, type] = dict.fromkeys(("name", "sha256", "set", "directory"), str)
+    for name, kind in (kinds | {"training_samples": int, "test_samples": int}).items():
+        value = data.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            expected = "text" if kind is str else "a whole number"
+            raise ValueError(
+                f"{path} is damaged: {name} of its data is {shown(value)}; expected {expected}. Restore it from a copy."
+            )
+
+
 def read_description(folder: Path) -> Described:
     """Read the experiment, settings and data of a run."""
     path = experiment_file(folder)
@@ -469,6 +480,7 @@ def read_description(folder: Path) -> Described:
         raise ValueError(
             f"{path} is damaged: {strange} is {shown(content[strange])}; expected an object. Restore it from a copy."
         )
+    _check_data_fields(content["data"], path)
     experiment, settings = from_dict(content[key], str(path)), dict(content["settings"])
     if old:
         settings["estimators"] = named_estimators(None, settings.pop("methods", ("ep",)), experiment)
