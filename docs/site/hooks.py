@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(made)
     made_pages = {
         "zoo.md": zoo.page(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("),
         "play.html": _play(),
         "settles.svg": animation.draw(),
     }
