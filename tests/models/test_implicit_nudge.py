@@ -87,10 +87,10 @@ def test_the_synapses_follow_bptt_as_with_the_nudge_inside(
     net = build()
     x, y = batch(net)
     free = relax(net, x, Phase(3000, schedule, stop="settled", still=1e-16), keep=K)
-    nabla = BPTT(3000, K, schedule).processes(net, COST, x, y, free)
+    nabla = BPTT(3000, K, schedule=schedule).processes(net, COST, x, y, free)
 
     def error(beta: float) -> float:
-        gaps = gap(EP(3000, K, schedule, beta=beta).processes(net, COST, x, y, free), nabla)
+        gaps = gap(EP(3000, K, schedule=schedule, beta=beta).processes(net, COST, x, y, free), nabla)
         return max(gaps[name] for name in nabla.synapses)
 
     assert error(1e-6) < GDU_AT_SMALL_BETA
@@ -139,8 +139,8 @@ def test_a_model_without_phi_has_none() -> None:
 @pytest.mark.parametrize("engine", ["cpu"])
 def test_engines_with_the_step_written_out_leave_it_and_sweeps_to_the_reference(model: Any, engine: str) -> None:
     with pytest.raises(ValueError, match="it has no sweeps"):
-        choose(engine, Task(model, COST, EP(3, 2, "sweeps")))
-    assert choose("auto", Task(model, COST, EP(3, 2, "sweeps"))).name == "eager"
+        choose(engine, Task(model, COST, EP(3, 2, schedule="sweeps")))
+    assert choose("auto", Task(model, COST, EP(3, 2, schedule="sweeps"))).name == "eager"
     set_nudge_site(model, "implicit")
     with pytest.raises(ValueError, match="it has no implicit nudge"):
         choose(engine, Task(model, COST, EP(3, 2)))

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from eqprop import BPTT, EP, RBP, Estimator, Phase, PrimitiveDynamics, SquaredError, from_energy, relax
 from eqprop.models import Activation, Convolutional, Layered, Toy, stack, unstack
 from eqprop.models.activations import ACTIVATIONS, activation
-from eqprop.models.convolutional import conv, conv_transpose, conv_weight, pool, unpool
+from eqprop.models.convolutional import Window, conv, conv_transpose, conv_weight, max_pool
 from eqprop.state import State
 
 
@@ -33,16 +33,17 @@ def names(model: PrimitiveDynamics) -> list[str]:
 def test_the_four_derivatives_of_the_convolution_lemma(kernel: int, padding: int, size: int) -> None:
     """Phi = Y . P(W * X): by Z = W * X, X, W and Y, each formula against autograd. Zones need not divide the map."""
     X, W = random_like((2, 2, 9, 8), 0).requires_grad_(), random_like((3, 2, kernel, kernel), 1).requires_grad_()
-    Z = conv(X, W, None, padding)
-    pooled = pool(Z, size)
+    window = Window(padding)
+    Z = conv(X, W, None, window)
+    pooled = max_pool(Z, size)
     Y = random_like(tuple(pooled.values.shape), 2).requires_grad_()
     phi = (Y * torch.nn.functional.max_pool2d(Z, size)).sum()
     by_z, by_x, by_w, by_y = torch.autograd.grad(phi, (Z, X, W, Y))
     with torch.no_grad():
-        spread = unpool(Y, pooled, size)
+        spread = pooled.spread(Y)
         same(spread, by_z)  # P^-1(Y)
-        same(conv_transpose(spread, W, padding), by_x)  # W~ * P^-1(Y)
-        same(conv_weight(X, spread, W, padding), by_w)  # P^-1(Y) * X
+        same(conv_transpose(spread, W, window), by_x)  # W~ * P^-1(Y)
+        same(conv_weight(X, spread, W, window), by_w)  # P^-1(Y) * X
         same(pooled.values, by_y)  # P(W * X)
 
 
@@ -52,26 +53,27 @@ def test_the_flipped_kernel_of_the_paper_is_the_transpose_convolution() -> None:
     flipped = W.transpose(0, 1).flip(-2, -1)
     for padding in (0, 1, 3):
         expected = torch.nn.functional.conv2d(Z, flipped, padding=3 - padding)
-        same(conv_transpose(Z, W, padding), expected)
+        same(conv_transpose(Z, W, Window(padding)), expected)
 
 
 def test_convolutions_of_stacked_networks_are_those_of_each() -> None:
     X, W, b = random_like((2, 3, 2, 6, 7), 0), random_like((2, 4, 2, 3, 3), 1), random_like((2, 4), 2)
-    Z = conv(X, W, b, 1)
-    pooled = pool(Z, 2)
-    spread = unpool(pooled.values, pooled, 2)
-    back, weight = conv_transpose(spread, W, 1), conv_weight(X, spread, W, 1)
+    window = Window(padding=1)
+    Z = conv(X, W, b, window)
+    pooled = max_pool(Z, 2)
+    spread = pooled.spread(pooled.values)
+    back, weight = conv_transpose(spread, W, window), conv_weight(X, spread, W, window)
     for r in range(2):
-        alone = conv(X[r], W[r], b[r], 1)
+        alone = conv(X[r], W[r], b[r], window)
         same(Z[r], alone)
         same(pooled.values[r], torch.nn.functional.max_pool2d(alone, 2))
-        same(back[r], conv_transpose(spread[r], W[r], 1))
-        same(weight[r], conv_weight(X[r], spread[r], W[r], 1))
+        same(back[r], conv_transpose(spread[r], W[r], window))
+        same(weight[r], conv_weight(X[r], spread[r], W[r], window))
 
 
 def test_inverse_pooling_puts_values_where_the_maxima_are() -> None:
     z = torch.tensor([[[[1.0, 5.0, 0.0], [2.0, 3.0, 0.0], [9.0, 9.0, 9.0]]]])
-    spread = unpool(torch.tensor([[[[7.0]]]]), pool(z, 2), 2)
+    spread = max_pool(z, 2).spread(torch.tensor([[[[7.0]]]]))
     assert spread.tolist() == [[[[0.0, 7.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
 
 

@@ -13,7 +13,19 @@ from helpers.nets import F64, batch, energy_based, gap, gather, named, prototypi
 from helpers.tolerances import EXACT_LIMIT, GDU_AT_SMALL_BETA, NOT_EQUAL, SETTLED_GRADIENT
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP, Phase, SquaredError, limit_steps, relax
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    ContinualEP,
+    Estimator,
+    HolomorphicEP,
+    Phase,
+    SquaredError,
+    from_transition,
+    limit_steps,
+    relax,
+)
 from eqprop.dynamics import Dynamics
 from eqprop.models import Conv, Dense, Lateral, Layered, Network, Skip
 from eqprop.relax import Relaxation, Schedule, turns
@@ -81,7 +93,7 @@ def test_reversed_the_processes_are_those_of_bptt_update_by_update(build: Callab
     net = build()
     x, y, free = at_rest(net)
     delta = gather(limit_steps(net, COST, x, y, free, K, "sweeps"))
-    nabla = gather(BPTT(T, K, "sweeps").steps(net, COST, x, y, free))
+    nabla = gather(BPTT(T, K, schedule="sweeps").steps(net, COST, x, y, free))
     assert max(gap(delta, nabla).values()) < EXACT_LIMIT
     assert min(float(v.abs().max()) for v in nabla.synapses.values()) > 1e-6
 
@@ -91,7 +103,7 @@ def test_with_the_nudge_inside_the_synapses_are(build: Callable[[], Dynamics]) -
     net = build()
     x, y, free = at_rest(net)
     delta = gather(limit_steps(net, COST, x, y, free, K, "sweeps"))
-    nabla = gather(BPTT(T, K, "sweeps").steps(net, COST, x, y, free))
+    nabla = gather(BPTT(T, K, schedule="sweeps").steps(net, COST, x, y, free))
     gaps = gap(delta, nabla)
     assert max(gaps[name] for name in nabla.synapses) < EXACT_LIMIT
     assert min(float(v.abs().max()) for v in nabla.synapses.values()) > 1e-6
@@ -101,8 +113,8 @@ def test_with_the_nudge_inside_the_synapses_are(build: Callable[[], Dynamics]) -
 def test_at_small_beta_ep_follows_update_by_update(build: Callable[[], Dynamics]) -> None:
     net = build()
     x, y, free = at_rest(net)
-    delta = EP(T, K, "sweeps", beta=1e-6).processes(net, COST, x, y, free)
-    nabla = BPTT(T, K, "sweeps").processes(net, COST, x, y, free)
+    delta = EP(T, K, schedule="sweeps", beta=1e-6).processes(net, COST, x, y, free)
+    nabla = BPTT(T, K, schedule="sweeps").processes(net, COST, x, y, free)
     gaps = gap(delta, nabla)
     assert max(gaps[name] for name in nabla.synapses) < GDU_AT_SMALL_BETA
 
@@ -112,7 +124,7 @@ def test_in_the_same_order_they_are_not() -> None:
     net = ring(**EB)
     x, y, free = at_rest(net)
     delta = gather(limit_steps(net, COST, x, y, free, K, "sweeps-same"))
-    nabla = gather(BPTT(T, K, "sweeps-same").steps(net, COST, x, y, free))
+    nabla = gather(BPTT(T, K, schedule="sweeps-same").steps(net, COST, x, y, free))
     gaps = relative_gap(delta, nabla)
     assert min(gaps[name] for name in nabla.synapses) > 10 * NOT_EQUAL
 
@@ -124,7 +136,7 @@ def test_with_two_groups_the_same_order_lags_by_one_update() -> None:
     assert groups == ((1,), (0, 2))
     x, y, free = at_rest(net)
     same_order = gather(limit_steps(net, COST, x, y, free, K, "sweeps-same"))
-    nabla = gather(BPTT(T, K, "sweeps").steps(net, COST, x, y, free))
+    nabla = gather(BPTT(T, K, schedule="sweeps").steps(net, COST, x, y, free))
     for name, value in same_order.synapses.items():
         assert float(value[0].abs().max()) == 0.0
         assert_close(value[1:], -nabla.synapses[name][:-1], rtol=0.0, atol=EXACT_LIMIT)
@@ -145,10 +157,12 @@ def test_estimators_are_the_sums_of_their_steps(build: Callable[[], Dynamics], s
     net = build()
     x, y = batch(net)
     free = relax(net, x, Phase(11, schedule), keep=K - 4)
-    forms: list[Estimator] = [EP(11, 5, schedule)]
-    forms += [EP(11, 5, schedule, nudging="symmetric"), ContinualEP(11, 5, schedule, rates=0.02)]
-    forms += [] if build is deep else [HolomorphicEP(11, 5, schedule, points=3)]  # no complex convolutions on the CPU
-    for estimator in (*forms, BPTT(11, 5, schedule)):
+    forms: list[Estimator] = [EP(11, 5, schedule=schedule)]
+    forms += [EP(11, 5, schedule=schedule, nudging="symmetric"), ContinualEP(11, 5, schedule=schedule, rates=0.02)]
+    forms += (
+        [] if build is deep else [HolomorphicEP(11, 5, schedule=schedule, points=3)]
+    )  # no complex convolutions on the CPU
+    for estimator in (*forms, BPTT(11, 5, schedule=schedule)):
         end, grads = estimator.gradient(net, COST, x, y)
         same(end.state, free.state)
         total = sums(gather(estimator.steps(net, COST, x, y, free)))
@@ -163,7 +177,9 @@ def test_the_order_of_updates() -> None:
     assert turns(net, 3, "sweeps-same", range(-4, 4)) == [last, first, second, last, first, second, last, first]
     assert turns(net, 3, "synchronous", range(2)) == [None, None]
     assert turns(prototypical(3), 3, "sweeps", range(-2, 2)) == [(1,), (0, 2), (0, 2), (1,)]
-    assert turns(energy_based(3), 3, "sweeps", range(-3, 1)) == [(2,), (1,), (0,), (0,)]
+    assert turns(energy_based(3), 3, "sweeps", range(-2, 2)) == [(1,), (0, 2), (0, 2), (1,)]
+    unknown = from_transition(lambda x, s, theta: s, {"W": torch.zeros(1)}, layers=(2, 3, 4))
+    assert turns(unknown, 3, "sweeps", range(-3, 1)) == [(2,), (1,), (0,), (0,)]
 
 
 @pytest.mark.parametrize("build", [ring, deep, lambda: prototypical(4, "tanh")], ids=["ring", "deep", "chain"])

@@ -1,13 +1,12 @@
-"""The paper's models (toy, fully connected layered, convolutional) and a softmax readout."""
+"""Nets as graphs, the paper's among them (toy, fully connected layered, convolutional), and a softmax readout."""
 
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Conv, Dense, Lateral, Skip, Transposed, register
-from eqprop.models.convolutional import Convolutional
-from eqprop.models.layered import Layered
+from eqprop.models.connections import Connection, Dense, Lateral, Skip, register
+from eqprop.models.convolutional import Conv, Convolutional, Transposed
+from eqprop.models.layered import Layered, Toy
 from eqprop.models.network import Network
 from eqprop.models.readout import CrossEntropy, stack_readouts, unstack_readout
 from eqprop.models.stacking import stack, unstack
-from eqprop.models.toy import Toy
 
 __all__ = [
     "Activation",

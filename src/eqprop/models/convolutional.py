@@ -1,104 +1,363 @@
-"""Convolutional nets in the prototypical setting: convolution and pooling, then fully connected layers  [exp:conv]."""
+"""Convolutions and pooling as connections, and the paper's convolutional nets made of them  [exp:conv]."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics, set_nudge_site
+from eqprop.dynamics import NudgeSite
+from eqprop.messages import unknown
 from eqprop.models.activations import Activation, activation
-from eqprop.models.init import Init, Wanted, add_parameters
+from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, register
+from eqprop.models.graph import INPUT, Graph, Wiring
 from eqprop.models.layered import layered_parameters
-from eqprop.state import LayerParameters, State, zero_state
+from eqprop.state import LayerParameters
+
+Image = tuple[int, int, int]
+Pooling = Literal["max", "average", "soft"]
+
+
+class Window(NamedTuple):
+    """How a kernel moves over an image, as of torch's conv2d."""
+
+    padding: int = 0
+    stride: int = 1
+    groups: int = 1
+
+
+def conv(h: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    """W * h + b  [defconv]."""
+    joined, w, networks = _joined(h, weight)
+    b = bias if bias is None or networks == 1 else bias.flatten()
+    return _parted(F.conv2d(joined, w, b, window.stride, window.padding, 1, networks * window.groups), weight)
+
+
+def conv_transpose(z: Tensor, weight: Tensor, window: Window, rest: Sequence[int] = (0, 0)) -> Tensor:
+    """W~ * z: convolution with the flipped kernel, back to the size before the convolution, which left out a `rest`."""
+    joined, w, networks = _joined(z, weight)
+    back = F.conv_transpose2d(joined, w, None, window.stride, window.padding, rest, networks * window.groups)
+    return _parted(back, weight)
+
+
+def conv_weight(h: Tensor, z: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """z * h: the derivative of sum(z . (W * h)) with respect to W, summed over the batch  [lma3]."""
+    if h.is_complex() or z.is_complex():  # torch has no such gradient on the CPU
+        a, b, c, d = (conv_weight(u, v, weight.real, window) for u in _parts(h) for v in _parts(z))
+        return torch.complex(a - d, b + c)
+    (joined, w, networks), (out, _, _) = _joined(h, weight), _joined(z, weight)
+    grad = conv2d_weight(joined, w.shape, out, window.stride, window.padding, 1, networks * window.groups)
+    return grad.view_as(weight)
+
+
+def _joined(h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Stacked networks as groups of one convolution: (R, B, C, H, W) -> (B, R C, H, W), the weights likewise."""
+    if weight.dim() == 4:
+        return h, weight, 1
+    return h.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1), weight.shape[0]
+
+
+def _parted(z: Tensor, weight: Tensor) -> Tensor:
+    """(B, R C, H, W) -> (R, B, C, H, W)."""
+    return z if weight.dim() == 4 else z.unflatten(1, (weight.shape[0], -1)).transpose(0, 1)
+
+
+def _parts(h: Tensor) -> tuple[Tensor, Tensor]:
+    return (h.real, h.imag) if h.is_complex() else (h, torch.zeros_like(h))
 
 
 class Pooled(NamedTuple):
-    """P(z), with the positions of the maxima in z and the size of z for the inverse."""
+    """P(z), and h -> d<h, P(z)>/dz."""
 
     values: Tensor
-    indices: Tensor
-    size: tuple[int, int]
+    spread: Callable[[Tensor], Tensor]
 
 
-def conv(h: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """W * h + b  [defconv]."""
-    if weight.dim() == 4:
-        return F.conv2d(h, weight, bias, padding=padding)
-    networks = weight.shape[0]
-    flat_bias = None if bias is None else bias.flatten()
-    z = F.conv2d(_join(h), weight.flatten(0, 1), flat_bias, padding=padding, groups=networks)
-    return _part(z, networks)
-
-
-def conv_transpose(z: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """W~ * z: convolution with the flipped kernel, padded to restore the size before the convolution."""
-    if weight.dim() == 4:
-        return F.conv_transpose2d(z, weight, padding=padding)
-    networks = weight.shape[0]
-    return _part(F.conv_transpose2d(_join(z), weight.flatten(0, 1), padding=padding, groups=networks), networks)
-
-
-def conv_weight(h: Tensor, z: Tensor, weight: Tensor, padding: int) -> Tensor:
-    """z * h: the derivative of sum(z . (W * h)) with respect to W, summed over the batch  [lma3]."""
-    if weight.dim() == 4:
-        return conv2d_weight(h, weight.shape, z, padding=padding)
-    networks = weight.shape[0]
-    shape = weight.flatten(0, 1).shape
-    grad = conv2d_weight(_join(h), shape, _join(z), padding=padding, groups=networks)
-    return grad.unflatten(0, (networks, -1))
-
-
-def pool(z: Tensor, size: int) -> Pooled:
-    """P(z): the maximum of each size x size window, and its position."""
+def max_pool(z: Tensor, size: int) -> Pooled:
+    """The maximum of each size x size zone; h goes back to the positions of the maxima, zero elsewhere  [invpool]."""
+    if size == 1:
+        return Pooled(z, lambda h: h)
+    lead, sides = z.shape[:-3], (z.shape[-2], z.shape[-1])
     values, indices = F.max_pool2d(z.flatten(0, -4), size, return_indices=True)
-    lead = z.shape[:-3]
-    return Pooled(values.unflatten(0, lead), indices.unflatten(0, lead), (z.shape[-2], z.shape[-1]))
+
+    def spread(h: Tensor) -> Tensor:
+        return F.max_unpool2d(h.flatten(0, -4), indices, (size, size), output_size=sides).unflatten(0, lead)
+
+    return Pooled(values.unflatten(0, lead), spread)
 
 
-def unpool(h: Tensor, pooled: Pooled, size: int) -> Tensor:
-    """P^-1(h): h at the positions of the maxima, zero elsewhere  [invpool]."""
-    spread = F.max_unpool2d(h.flatten(0, -4), pooled.indices.flatten(0, -4), (size, size), output_size=pooled.size)
-    return spread.unflatten(0, h.shape[:-3])
+def average_pool(z: Tensor, size: int) -> Pooled:
+    sides = (z.shape[-2], z.shape[-1])
+    return Pooled(_zones(z, size).mean((-3, -1)), lambda h: _spread_evenly(h, size, sides))
 
 
-def _join(h: Tensor) -> Tensor:
-    """(R, B, C, H, W) -> (B, R C, H, W)."""
-    return h.transpose(0, 1).flatten(1, 2)
+def _spread_evenly(h: Tensor, size: int, sides: tuple[int, ...]) -> Tensor:
+    return _unzoned(_each_zone(h / size**2).expand(*h.shape[:-1], size, h.shape[-1], size), sides)
 
 
-def _part(z: Tensor, networks: int) -> Tensor:
-    """(B, R C, H, W) -> (R, B, C, H, W)."""
-    return z.unflatten(1, (networks, -1)).transpose(0, 1)
+def soft_pool(z: Tensor, size: int) -> Pooled:
+    """P = sum_i p_i z_i, p = softmax(z) over the zone; dP/dz_i = p_i (1 + z_i - P). Also of complex numbers."""
+    zones = _zones(z, size)  # (..., H, size, W, size)
+    # The shift keeps exp in range and falls out again.
+    powers = torch.exp(zones - zones.real.detach().amax((-3, -1), keepdim=True))
+    p = powers / powers.sum((-3, -1), keepdim=True)
+    values = (p * zones).sum((-3, -1))
+    slopes = p * (1.0 + zones - _each_zone(values))
+    return Pooled(values, lambda h: _unzoned(slopes * _each_zone(h), (z.shape[-2], z.shape[-1])))
 
 
-class ConvDrive(NamedTuple):
-    """The part that is constant during a phase: the pooled response to x and the positions of its maxima."""
+def _zones(z: Tensor, size: int) -> Tensor:
+    """(..., H size + rest, W size + rest) -> (..., H, size, W, size), the rests left out."""
+    height, width = (n // size for n in z.shape[-2:])
+    cut = z[..., : height * size, : width * size]
+    return cut.unflatten(-1, (width, size)).unflatten(-3, (height, size))
 
-    visible: Pooled
+
+def _each_zone(values: Tensor) -> Tensor:
+    """(..., H, W) -> (..., H, 1, W, 1)."""
+    return values.unsqueeze(-1).unsqueeze(-3)
+
+
+def _unzoned(zones: Tensor, sides: tuple[int, ...]) -> Tensor:
+    """The inverse of `_zones`, the rests filled with zeros."""
+    z = zones.flatten(-4, -3).flatten(-2, -1)
+    return F.pad(z, (0, sides[1] - z.shape[-1], 0, sides[0] - z.shape[-2]))
+
+
+POOLINGS: dict[str, Callable[[Tensor, int], Pooled]] = {"max": max_pool, "average": average_pool, "soft": soft_pool}
+
+
+@register("conv")
+@final
+@dataclass(frozen=True)
+class Conv(Connection):
+    """A(pre) = P(W * pre), a convolution and the pooling of its result.
+
+    kernel, stride, padding, groups     as of torch's conv2d; channels are those of the layers
+    pool                                zones of pool x pool, side by side; 1: none
+    pooling                             "max", "average" or "soft": sum of z exp(z) over sum of exp(z)
+    bias                                A(pre) = P(W * pre + b). Up to rounding it is the layer's own bias, which it
+                                        replaces in `Convolutional`: every pooling here has P(z + b) = P(z) + b.
+    """
+
+    kernel: int = field(default=3, kw_only=True)
+    stride: int = field(default=1, kw_only=True)
+    padding: int = field(default=0, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+    pool: int = field(default=1, kw_only=True)
+    pooling: Pooling = field(default="max", kw_only=True)
+    bias: bool = field(default=False, kw_only=True)
+
+    stacks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise ValueError(unknown("pooling", self.pooling, POOLINGS))
+        _check_window(self, self.kernel, self.window)
+        if not isinstance(self.pool, int) or self.pool < 1:
+            raise ValueError(f"Conv {self} has pool={self.pool!r}; expected the side of a zone, 1 for no pooling.")
+
+    @property
+    def window(self) -> Window:
+        return Window(self.padding, self.stride, self.groups)
+
+    def weights(self, pre: Shape, post: Shape) -> dict[str, Weight]:
+        area, inputs, outputs = self.kernel**2, pre[0] // self.groups, post[0]
+        fans = (inputs * area, outputs * area)
+        found = {"W": Weight((outputs, inputs, self.kernel, self.kernel), *fans)}
+        return found | ({"b": Weight((outputs,), *fans)} if self.bias else {})
+
+    @property
+    def piecewise_linear(self) -> bool:
+        return self.pool == 1 or self.pooling != "soft"
+
+    def maps(self, pre: Shape, post: Shape) -> Shape:
+        """The shape before pooling."""
+        return (post[0], *self._sides(pre))
+
+    def _sides(self, pre: Shape) -> tuple[int, ...]:
+        return tuple((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[-2:])
+
+    def check(self, pre: Shape, post: Shape) -> None:
+        _check_images(self, pre, post, self.groups)
+        _check_result(self, pre, post, (post[0], *(n // self.pool for n in self._sides(pre))))
+
+    def forward(self, pre: Tensor, theta: Theta) -> Tensor:
+        return self._respond(pre, theta).values
+
+    def feedback(self, post: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        return self._back(self._spread(post, pre, theta), pre, theta)
+
+    def both(self, post: Tensor, pre: Tensor, theta: Theta) -> tuple[Tensor, Tensor]:
+        found = self._respond(pre, theta)
+        return found.values, self._back(found.spread(post), pre, theta)
+
+    def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
+        return self._by_weights(post, conv_weight(pre, self._spread(post, pre, theta), theta["W"], self.window))
+
+    def contrast(self, plus: Ends, minus: Ends, theta: Theta) -> dict[str, Tensor]:
+        """As of a linear connection, between the layer before pooling and pre."""
+        moved, weight = plus.post - minus.post, theta["W"]
+        if plus.pre is minus.pre:
+            return self._by_weights(
+                moved, conv_weight(plus.pre, self._spread(moved, plus.pre, theta), weight, self.window)
+            )
+        before = self._spread(minus.post, minus.pre, theta)
+        total = conv_weight(plus.pre, self._moved(plus, minus, before, theta), weight, self.window)
+        return self._by_weights(moved, total + conv_weight(plus.pre - minus.pre, before, weight, self.window))
+
+    def _moved(self, plus: Ends, minus: Ends, before: Tensor, theta: Theta) -> Tensor:
+        """How far d<post, P(z)>/dz moved; `before` is the one at minus."""
+        if self._moves_values:
+            return self._spread(plus.post, plus.pre, theta) - before
+        moved = self._spread(plus.post - minus.post, plus.pre, theta)
+        return moved if self._spreads_evenly else moved + (self._spread(minus.post, plus.pre, theta) - before)
+
+    def _by_weights(self, post: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """With the gradient of b, all of post: in each zone the slopes of the pooling sum to 1."""
+        return {"W": weight, "b": post.sum((-4, -2, -1))} if self.bias else {"W": weight}
+
+    def operations(self, pre: Shape, post: Shape) -> int:
+        return 2 * math.prod(self.maps(pre, post)) * (pre[0] // self.groups) * self.kernel**2
+
+    def describe(self) -> str:
+        changed = [f"{self.kernel} x {self.kernel}"]
+        changed += [f"stride {self.stride}"] if self.stride > 1 else []
+        changed += [f"padding {self.padding}"] if self.padding else []
+        changed += [f"{self.groups} groups"] if self.groups > 1 else []
+        changed += [f"{self.pooling}-pool {self.pool}"] if self.pool > 1 else []
+        return f"Conv {', '.join(changed)}"
+
+    @property
+    def _spreads_evenly(self) -> bool:
+        """Whether the way back through the pooling is the same at every pre."""
+        return self.pool == 1 or self.pooling == "average"
+
+    @property
+    def _moves_values(self) -> bool:
+        """Whether the way back copies numbers, so that differences after it are as exact as before."""
+        return self.pool > 1 and self.pooling == "max"
+
+    def _respond(self, pre: Tensor, theta: Theta) -> Pooled:
+        return POOLINGS[self.pooling](conv(pre, theta["W"], theta.get("b"), self.window), self.pool)
+
+    def _spread(self, post: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        """d<post, P(z)>/dz at z = W * pre; without pooling, or with averages, z is not needed."""
+        if self.pool == 1:
+            return post
+        if self._spreads_evenly:
+            return _spread_evenly(post, self.pool, self._sides(tuple(pre.shape)))
+        return self._respond(pre, theta).spread(post)
+
+    def _back(self, z: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        # What a stride left over at the far side comes back as zeros.
+        rest = [(n + 2 * self.padding - self.kernel) % self.stride for n in pre.shape[-2:]]
+        return conv_transpose(z, theta["W"], self.window, rest)
+
+
+@register("transposed")
+@final
+@dataclass(frozen=True)
+class Transposed(Connection):
+    """A(pre) = W~ * pre, a transposed convolution: with a stride the layer post is larger than pre.
+
+    kernel, stride, padding, rest, groups   as of torch's conv_transpose2d, rest being its output_padding
+    """
+
+    kernel: int = field(default=3, kw_only=True)
+    stride: int = field(default=1, kw_only=True)
+    padding: int = field(default=0, kw_only=True)
+    rest: int = field(default=0, kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+
+    linear: ClassVar[bool] = True
+    stacks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_window(self, self.kernel, self.window)
+        if not isinstance(self.rest, int) or not 0 <= self.rest < self.stride:
+            raise ValueError(f"Transposed {self} has rest={self.rest!r}; expected a number from 0 below the stride.")
+
+    @property
+    def window(self) -> Window:
+        return Window(self.padding, self.stride, self.groups)
+
+    def weights(self, pre: Shape, post: Shape) -> dict[str, Weight]:
+        area, inputs, outputs = self.kernel**2, pre[0], post[0] // self.groups
+        return {"W": Weight((inputs, outputs, self.kernel, self.kernel), inputs * area, outputs * area)}
+
+    def check(self, pre: Shape, post: Shape) -> None:
+        _check_images(self, pre, post, self.groups)
+        sides = ((n - 1) * self.stride - 2 * self.padding + self.kernel + self.rest for n in pre[1:])
+        _check_result(self, pre, post, (post[0], *sides))
+
+    def forward(self, pre: Tensor, theta: Theta) -> Tensor:
+        return conv_transpose(pre, theta["W"], self.window, (self.rest, self.rest))
+
+    def feedback(self, post: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        return conv(post, theta["W"], None, self.window)
+
+    def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
+        return {"W": conv_weight(post, pre, theta["W"], self.window)}
+
+    def operations(self, pre: Shape, post: Shape) -> int:
+        return 2 * math.prod(pre) * (post[0] // self.groups) * self.kernel**2
+
+    def describe(self) -> str:
+        return f"Transposed {self.kernel} x {self.kernel}, stride {self.stride}"
+
+
+def _check_window(c: Connection, kernel: int, window: Window) -> None:
+    padding, stride, groups = window
+    if any(not isinstance(n, int) for n in (kernel, *window)) or (
+        min(kernel, stride, groups) < 1 or not 0 <= padding < kernel
+    ):
+        raise ValueError(
+            f"{type(c).__name__} {c} has kernel={kernel!r}, stride={stride!r}, padding={padding!r}, groups={groups!r}; "
+            "expected whole numbers, at least 1, and a padding from 0 below the kernel."
+        )
+
+
+def _check_images(c: Connection, pre: Shape, post: Shape, groups: int) -> None:
+    name = type(c).__name__
+    if len(pre) != 3 or len(post) != 3:
+        raise ValueError(
+            f"{name} {c} joins layers of {pre} and {post}; expected (channels, height, width) at both ends. Use Dense "
+            "where a layer is flat."
+        )
+    if pre[0] % groups or post[0] % groups:
+        raise ValueError(f"{name} {c} has groups={groups}, which do not divide {pre[0]} and {post[0]} channels.")
+
+
+def _check_result(c: Connection, pre: Shape, post: Shape, got: Shape) -> None:
+    if got != post:
+        raise ValueError(
+            f"{type(c).__name__} {c} makes {got} of {pre}, and the layer {c.post} is {post}. Change the layer, or the "
+            "connection's kernel, stride, padding or pooling."
+        )
 
 
 @final
-class Convolutional(PrimitiveDynamics):
+class Convolutional(Graph):
     """Flat layers s0 (output), s1, ... over convolutional layers h0, h1, ..., over the image x = h^{N_conv}.
 
     Phi = sum_n s^n . Wfc_{n,n+1} . s^{n+1} + sum_n h^n . P(Wconv_{n,n+1} * h^{n+1} + b),   s_{t+1} = sigma(dPhi/ds),
     where s^{N_fc} is h0 flattened and P is max-pooling; biases are added to each layer's input, before pooling in
-    convolutions. The inverse pooling uses the arg-max of the current state.
+    convolutions. The inverse pooling uses the arg-max of the current state. Contrasts are those of [deltaconv] for
+    filters and of [delta-fc] for flat layers.
 
     input_shape     (channels, height, width) of x
     channels        of h0, h1, ..., from the output side, as the layers are numbered; (64, 32) in the paper
     flat            sizes of s0, s1, ...; (10,) in the paper; empty, (), if a readout reads h0
     nudge_site      "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
     """
-
-    bipartite = True  # except that the inverse pooling uses the arg-max of the layer's own state
 
     def __init__(
         self,
@@ -116,186 +375,33 @@ class Convolutional(PrimitiveDynamics):
         seed: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.image, self.input_shape = tuple(input_shape), tuple(input_shape)
-        self.channels, self.flat = tuple(channels), tuple(flat)
-        self.kernel, self.padding, self.pool, self.bias = kernel, padding, pool, bias
-        self.activation = _activation(activation)
-        self.maps = self._map_shapes()
-        set_nudge_site(self, nudge_site)
-        add_parameters(self, self._wanted(), init, seed, dtype)
-
-    def _map_shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """The shapes of h0, h1, ..., computed from the input; raises if one would be empty."""
-        if not self.channels or min((*self.channels, *self.flat)) < 1:
-            raise ValueError(
-                f"channels is {self.channels} and flat is {self.flat}; expected positive sizes from the output side, "
-                "with at least one convolution, such as channels=(64, 32), flat=(10,)."
-            )
-        if (
-            len(self.image) != 3
-            or min(self.image) < 1
-            or self.kernel < 1
-            or self.pool < 1
-            or not 0 <= self.padding < self.kernel
-        ):
-            raise ValueError(
-                f"input_shape {self.input_shape}, kernel {self.kernel}, padding {self.padding}, pool {self.pool}; "
-                "expected (channels, height, width), positive sizes, and a padding below the kernel."
-            )
-        _, height, width = self.image
-        shapes: list[tuple[int, int, int]] = []
-        for count in reversed(self.channels):
-            height, width = ((side + 2 * self.padding - self.kernel + 1) // self.pool for side in (height, width))
-            if height < 1 or width < 1:
-                raise ValueError(
-                    f"An image of {self.input_shape} is too small: nothing is left for layer "
-                    f"h{len(self.channels) - len(shapes) - 1}. Use fewer convolutional layers, a smaller kernel or "
-                    "pool, or padding."
-                )
-            shapes.append((count, height, width))
-        return tuple(reversed(shapes))
-
-    def _wanted(self) -> list[Wanted]:
-        window = (self.kernel, self.kernel)
-        flat = [(pair, ()) for pair in pairwise((*self.flat, math.prod(self.maps[0])))]
-        maps = [(pair, window) for pair in pairwise((*self.channels, self.image[0]))]
-        wanted = []
-        for ((rows, columns), kernel), (names, bias) in zip([*flat, *maps], self.layer_parameters, strict=True):
-            fans = (columns * math.prod(kernel), rows * math.prod(kernel))
-            wanted.append(Wanted(names[0], (rows, columns, *kernel), *fans))
-            if bias is not None:
-                wanted.append(Wanted(bias, (rows,), *fans))
-        return wanted
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        return (*(f"s{n}" for n in range(len(self.flat))), *(f"h{n}" for n in range(len(self.channels))))
-
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
-
-    def init_state(self, x: Tensor) -> State:
-        return zero_state(x, [*((n,) for n in self.flat), *self.maps], x.shape[:-3])
-
-    def filters(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """Wconv_{n,n+1} and its bias."""
-        return getattr(self, f"Wconv{n}{n + 1}"), getattr(self, f"bconv{n}") if self.bias else None
-
-    def weight(self, n: int) -> Tensor:
-        return getattr(self, f"Wfc{n}{n + 1}")
-
-    def response(self, h: Tensor, n: int) -> Pooled:
-        """P(Wconv_{n,n+1} * h + b) with the positions of its maxima."""
-        return pool(conv(h, *self.filters(n), self.padding), self.pool)
-
-    def split(self, s: State) -> tuple[State, State]:
-        return s[: len(self.flat)], s[len(self.flat) :]
-
-    def primitive(self, x: Tensor, s: State) -> Tensor:
-        flat, maps = self.split(s)
-        chain = (*flat, maps[0].flatten(-3))
-        phi = torch.zeros((), dtype=x.dtype, device=x.device)
-        for n in range(len(flat)):
-            inputs = chain[n + 1] @ self.weight(n).mT
-            if self.bias:
-                inputs = inputs + getattr(self, f"bfc{n}").unsqueeze(-2)
-            phi = phi + (chain[n] * inputs).sum(-1)
-        for n, (h, below) in enumerate(zip(maps, (*maps[1:], x), strict=True)):
-            phi = phi + (h * self.response(below, n).values).flatten(-3).sum(-1)
-        return phi
-
-    def drive(self, x: Tensor) -> ConvDrive:
-        return ConvDrive(self.response(x, len(self.channels) - 1))
-
-    def gradient(self, drive: ConvDrive, s: State) -> State:
-        return self._gradient(drive, s, range(len(s)))
-
-    def group_gradient(self, drive: ConvDrive, s: State, layers: Collection[int]) -> State:
-        return self._gradient(drive, s, layers)
-
-    def _gradient(self, drive: ConvDrive, s: State, wanted: Collection[int]) -> State:
-        """dPhi/ds for the wanted layers; the others are returned unchanged."""
-        flat, maps = self.split(s)
-        chain = (*flat, maps[0].flatten(-3))
-        out = list(s)
-        first = len(flat)
-        for n in range(first):
-            if n in wanted:
-                inputs = chain[n + 1] @ self.weight(n).mT
-                if self.bias:
-                    inputs = inputs + getattr(self, f"bfc{n}").unsqueeze(-2)
-                out[n] = inputs if n == 0 else inputs + chain[n - 1] @ self.weight(n - 1)
-        responses = [
-            self.response(maps[n + 1], n) if first + n in wanted or first + n + 1 in wanted else None
-            for n in range(len(maps) - 1)
-        ]
-        for n in range(len(maps)):
-            if first + n not in wanted:
-                continue
-            pooled = drive.visible if n == len(maps) - 1 else responses[n]
-            assert pooled is not None, "computed above for every wanted layer"
-            feedback = self._feedback(flat, maps, responses, n)
-            out[first + n] = pooled.values if feedback is None else pooled.values + feedback
-        return tuple(out)
-
-    def _feedback(self, flat: State, maps: State, responses: Sequence[Pooled | None], n: int) -> Tensor | None:
-        """The input of h_n from the layer nearer the output: F^-1(Wfc^T s) or W~ * P^-1(h_{n-1})  [lma2]."""
-        if n == 0 and not flat:
-            return None
-        if n == 0:
-            return (flat[-1] @ self.weight(len(flat) - 1)).unflatten(-1, self.maps[0])
-        pooled = responses[n - 1]
-        assert pooled is not None, "computed for every wanted layer"
-        return conv_transpose(unpool(maps[n - 1], pooled, self.pool), self.filters(n - 1)[0], self.padding)
-
-    @property
-    def output_bounds(self) -> tuple[float, float] | None:
-        return self.activation.bounds
-
-    def squash(self, s: State) -> State:
-        return tuple(self.activation(layer) for layer in s)
-
-    def half_step(self, drive: ConvDrive, s: State, parity: int) -> State:
-        wanted = range(parity, len(s), 2)
-        moved = self._gradient(drive, s, wanted)
-        return tuple(self.activation(v) if n in wanted else v for n, v in enumerate(moved))
-
-    def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """(1/B) (P^-1(h+^n) * h+^{n+1} - P^-1(h-^n) * h-^{n+1}) for filters  [deltaconv], flat layers as [delta-fc].
-
-        Differences come first, du v+ + u- dv: the sums over samples and places are far larger than what they differ in.
-        """
-        samples = x.shape[-4]
-        pairs = self._flat_contrast(s_plus, s_minus) | self._map_contrast(x, s_plus, s_minus)
-        return {name: g / samples for name, g in pairs.items()}
-
-    def _flat_contrast(self, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        plus, minus = ((*flat, maps[0].flatten(-3)) for flat, maps in map(self.split, (s_plus, s_minus)))
-        out = {}
-        for n in range(len(self.flat)):
-            moved = plus[n] - minus[n]
-            out[f"Wfc{n}{n + 1}"] = moved.mT @ plus[n + 1] + minus[n].mT @ (plus[n + 1] - minus[n + 1])
-            if self.bias:
-                out[f"bfc{n}"] = moved.sum(-2)
-        return out
-
-    def _map_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        (_, plus), (_, minus) = self.split(s_plus), self.split(s_minus)
-        out = {}
-        for n in range(len(self.channels)):
-            name, (weight, _) = f"Wconv{n}{n + 1}", self.filters(n)
-            moved = plus[n] - minus[n]
-            if n + 1 == len(self.channels):
-                out[name] = conv_weight(x, unpool(moved, self.response(x, n), self.pool), weight, self.padding)
+        image, channels, flat = tuple(input_shape), tuple(channels), tuple(flat)
+        _check_channels(channels, flat)
+        maps = _map_shapes(image, channels, kernel, padding, pool)
+        layers: dict[str, Shape] = {f"s{n}": (size,) for n, size in enumerate(flat)}
+        layers |= {f"h{n}": shape for n, shape in enumerate(maps)}
+        links: list[Connection] = []
+        for post, pre in pairwise((*layers, INPUT)):
+            kind, n = post[0], int(post[1:])
+            if kind == "s":
+                links.append(Dense(pre, post, name=f"Wfc{n}{n + 1}"))
             else:
-                after, before = (unpool(maps[n], self.response(maps[n + 1], n), self.pool) for maps in (plus, minus))
-                out[name] = conv_weight(plus[n + 1], after - before, weight, self.padding)
-                out[name] = out[name] + conv_weight(plus[n + 1] - minus[n + 1], before, weight, self.padding)
-            if self.bias:
-                out[f"bconv{n}"] = moved.sum((-4, -2, -1))
-        return out
+                name = f"Wconv{n}{n + 1}"
+                links.append(Conv(pre, post, kernel=kernel, padding=padding, pool=pool, bias=bias, name=name))
+        sigma = _activation(activation)
+        net = Wiring(image, layers, tuple(links[::-1]), (sigma,) * len(layers), bias=bias, nudge_site=nudge_site)
+        super().__init__(net, init, seed, dtype)
+        self.image, self.channels, self.flat, self.maps = image, channels, flat, maps
+        self.kernel, self.padding, self.pool, self.activation = kernel, padding, pool, sigma
+
+    def weight_name(self, c: Connection, short: str) -> str:
+        return f"bconv{c.post[1:]}" if short == "b" else super().weight_name(c, short)
+
+    def bias_name(self, layer: str) -> str | None:
+        return f"bfc{layer[1:]}" if self.bias and layer[0] == "s" else None
+
+    def _mean(self, total: Tensor, samples: int) -> Tensor:
+        return total / samples  # not times 1/B: recorded runs depend on the last bit
 
 
 # The constructor's argument of the same name shadows the function.
@@ -305,3 +411,31 @@ _activation = activation
 def convolutional_parameters(flat: int, maps: int, bias: bool = True) -> tuple[LayerParameters, ...]:
     """Wfc01 and bfc0, ... for the flat layers, then Wconv01 and bconv0, ... for the maps."""
     return layered_parameters(flat, bias, "fc") + layered_parameters(maps, bias, "conv")
+
+
+def _check_channels(channels: Shape, flat: Shape) -> None:
+    if not channels or min((*channels, *flat)) < 1:
+        raise ValueError(
+            f"channels is {channels} and flat is {flat}; expected positive sizes from the output side, with at least "
+            "one convolution, such as channels=(64, 32), flat=(10,)."
+        )
+
+
+def _map_shapes(image: Shape, channels: Shape, kernel: int, padding: int, pool: int) -> tuple[Image, ...]:
+    """The shapes of h0, h1, ..., computed from the input; raises if one would be empty."""
+    if len(image) != 3 or min(image) < 1 or kernel < 1 or pool < 1 or not 0 <= padding < kernel:
+        raise ValueError(
+            f"input_shape {image}, kernel {kernel}, padding {padding}, pool {pool}; expected (channels, height, "
+            "width), positive sizes, and a padding below the kernel."
+        )
+    _, height, width = image
+    shapes: list[Image] = []
+    for count in reversed(channels):
+        height, width = ((side + 2 * padding - kernel + 1) // pool for side in (height, width))
+        if height < 1 or width < 1:
+            raise ValueError(
+                f"An image of {image} is too small: nothing is left for layer h{len(channels) - len(shapes) - 1}. Use "
+                "fewer convolutional layers, a smaller kernel or pool, or padding."
+            )
+        shapes.append((count, height, width))
+    return tuple(reversed(shapes))

@@ -1,25 +1,23 @@
-"""Fully connected layered nets of any depth, energy-based or prototypical  [sec:depth]."""
+"""Fully connected nets: layered ones of any depth  [sec:depth], and the toy model  [exp:toymodel]."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
-from typing import Literal, final
+from collections.abc import Callable, Sequence
+from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.dynamics import NudgeSite
 from eqprop.models.activations import Activation, activation
-from eqprop.models.init import Init, Wanted, add_parameters
-from eqprop.state import LayerParameters, State, zero_state
-
-Setting = Literal["energy-based", "prototypical"]
+from eqprop.models.connections import Dense, Init, Weight
+from eqprop.models.graph import INPUT, Graph, Setting, Wiring, energy_step
+from eqprop.state import LayerParameters
 
 
 @final
-class Layered(PrimitiveDynamics):
+class Layered(Graph):
     """Layers s0 (output), s1, ..., and the static input, each connected to the next by tied weights.
 
     Energy-based  [exp:def-fc-eb], with r = sigma(s), the input entering as sigma(x):
@@ -53,136 +51,76 @@ class Layered(PrimitiveDynamics):
         seed: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.sizes = _check_sizes(sizes)
-        self.energy_based = _check_setting(setting, eps, clip, output_slope)
-        self.activation = _activation(activation)
-        self.clip, self.output_slope, self.bias = clip, output_slope, bias
-        self.eps = check_eps(eps) if eps is not None else 1.0
-        self.nudge_scale = self.eps
-        self.bipartite = not self.energy_based
-        self.depth = len(self.sizes) - 1
-        self.input_shape = (self.sizes[-1],)
-        set_nudge_site(self, nudge_site)
-        add_parameters(self, self._wanted(), init, seed, dtype)
-
-    def _wanted(self) -> list[Wanted]:
-        wanted = []
-        for (rows, columns), (names, bias) in zip(pairwise(self.sizes), self.layer_parameters, strict=True):
-            wanted.append(Wanted(names[0], (rows, columns), columns, rows))
-            if bias is not None:
-                wanted.append(Wanted(bias, (rows,), columns, rows))
-        return wanted
+        sizes = _check_sizes(sizes)
+        depth, sigma = len(sizes) - 1, _activation(activation)
+        step = energy_step(setting, eps, clip, output_slope)
+        names = [*(f"s{n}" for n in range(depth)), INPUT]
+        links = [Dense(names[n + 1], names[n], name=f"W{n}{n + 1}") for n in reversed(range(depth))]
+        net = Wiring(
+            (sizes[-1],),
+            {f"s{n}": (sizes[n],) for n in range(depth)},
+            tuple(links),
+            (sigma,) * depth,
+            input_activation=None if step is None else sigma,
+            eps=step,
+            clip=clip,
+            output_slope=output_slope,
+            bias=bias,
+            nudge_site=nudge_site,
+        )
+        super().__init__(net, init, seed, dtype)
+        self.sizes, self.depth, self.activation = sizes, depth, sigma
 
     def weight(self, n: int) -> Tensor:
         """W_{n,n+1}, shape (n_n, n_{n+1}), or (R, n_n, n_{n+1}) when stacked."""
         return getattr(self, f"W{n}{n + 1}")
 
-    def offset(self, n: int) -> Tensor | None:
-        """b_n as a row (1, n_n), or (R, 1, n_n) when stacked; None without biases."""
-        return getattr(self, f"b{n}").unsqueeze(-2) if self.bias else None
 
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        return tuple(f"s{n}" for n in range(self.depth))
+@final
+class Toy(Graph):
+    """Output, hidden and input layers all connected, without lateral connections.
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return layered_parameters(self.depth, self.bias)
+    Phi = (1 - eps)/2 |s|^2 + eps (r0.W01.r1 + r0.W0x.rx + r1.W1x.rx + b.r), r = sigma(s), rx = sigma(x).
 
-    def init_state(self, x: Tensor) -> State:
-        return zero_state(x, [(n,) for n in self.sizes[:-1]], x.shape[:-1])
+    sizes are (outputs, hidden, inputs), (5, 50, 10) in the paper. Parameters W01, W0x, W1x and b0, b1.
+    """
 
-    def activity(self, s: State) -> State:
-        """The activity other layers receive: sigma(s) in the energy-based setting, s in the prototypical one."""
-        return tuple(self.activation(layer) for layer in s) if self.energy_based else s
+    W01: nn.Parameter
+    W0x: nn.Parameter
+    W1x: nn.Parameter
+    b0: nn.Parameter
+    b1: nn.Parameter
 
-    def input_activity(self, x: Tensor) -> Tensor:
-        return self.activation(x) if self.energy_based else x
-
-    def primitive(self, x: Tensor, s: State) -> Tensor:
-        r = (*self.activity(s), self.input_activity(x))
-        phi = torch.zeros((), dtype=x.dtype, device=x.device)
-        for n in range(self.depth):
-            inputs = r[n + 1] @ self.weight(n).mT
-            offset = self.offset(n)
-            phi = phi + (r[n] * (inputs if offset is None else inputs + offset)).sum(-1)
-        if not self.energy_based:
-            return phi
-        squares = torch.stack([layer.square().sum(-1) for layer in s]).sum(0)
-        return 0.5 * (1.0 - self.eps) * squares + self.eps * phi
-
-    def drive(self, x: Tensor) -> tuple[Tensor | None, ...]:
-        """The constant input of each layer: biases, and W x for the layer next to the input."""
-        constant = [self.offset(n) for n in range(self.depth)]
-        last = self.input_activity(x) @ self.weight(self.depth - 1).mT
-        constant[-1] = last if constant[-1] is None else last + constant[-1]
-        return tuple(constant)
-
-    def inputs(self, drive: Sequence[Tensor | None], r: Sequence[Tensor], n: int) -> Tensor:
-        """W_{n,n+1} r^{n+1} + W_{n-1,n}^T r^{n-1} + b^n, the total input of layer n."""
-        total = drive[n]
-        if n + 1 < self.depth:
-            above = r[n + 1] @ self.weight(n).mT
-            total = above if total is None else total + above
-        if n > 0:
-            below = r[n - 1] @ self.weight(n - 1)
-            total = below if total is None else total + below
-        assert total is not None, "a layer has a neighbour or the input"
-        return total
-
-    def gradient(self, drive: Sequence[Tensor | None], s: State) -> State:
-        r = self.activity(s)
-        inputs = [self.inputs(drive, r, n) for n in range(self.depth)]
-        if not self.energy_based:
-            return tuple(inputs)
-        slopes = [None if n == 0 and not self.output_slope else self.activation.slope(v) for n, v in enumerate(s)]
-        forces = (v if d is None else v * d for v, d in zip(inputs, slopes, strict=True))
-        return tuple((1.0 - self.eps) * v + self.eps * f for v, f in zip(s, forces, strict=True))
-
-    @property
-    def squashes(self) -> bool:
-        return not self.energy_based
-
-    @property
-    def output_bounds(self) -> tuple[float, float] | None:
-        return super().output_bounds if self.energy_based else self.activation.bounds
-
-    def squash(self, s: State) -> State:
-        return s if self.energy_based else tuple(self.activation(layer) for layer in s)
-
-    def project(self, s: State) -> State:
-        return tuple(layer.clamp(0.0, 1.0) for layer in s) if self.clip else s
-
-    def group_gradient(self, drive: Sequence[Tensor | None], s: State, layers: Collection[int]) -> State:
-        if self.energy_based:
-            return self.gradient(drive, s)
-        return tuple(self.inputs(drive, s, n) if n in layers else layer for n, layer in enumerate(s))
-
-    def half_step(self, drive: Sequence[Tensor | None], s: State, parity: int) -> State:
-        return tuple(
-            self.activation(self.inputs(drive, s, n)) if n % 2 == parity else layer for n, layer in enumerate(s)
+    def __init__(
+        self,
+        sizes: tuple[int, int, int] = (5, 50, 10),
+        activation: str | Activation | Callable[[Tensor], Tensor] = "tanh",
+        *,
+        eps: float = 0.08,
+        bias: bool = True,
+        init: Init = "default",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if len(sizes) != 3 or any(not isinstance(n, int) or n < 1 for n in sizes):
+            raise ValueError(f"sizes is {tuple(sizes)}; expected (outputs, hidden, inputs), such as (5, 50, 10).")
+        outputs, hidden, visible = sizes
+        sigma = _activation(activation)
+        net = Wiring(
+            (visible,),
+            {"s0": (outputs,), "s1": (hidden,)},
+            (Dense("s1", "s0"), Dense(INPUT, "s0"), Dense(INPUT, "s1")),
+            (sigma, sigma),
+            input_activation=sigma,
+            eps=energy_step("energy-based", eps),
+            bias=bias,
         )
+        super().__init__(net, init, seed, dtype)
+        self.sizes, self.activation = tuple(sizes), sigma
 
-    def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
-        """(1/B) (r+^n r+^{n+1}^T - r-^n r-^{n+1}^T), times eps if energy-based  [delta-fc-canon, delta-fc].
-
-        Differences come first, dr r+^T + r- dr^T: the sums over samples are far larger than what they differ in.
-        """
-        plus, minus = self.activity(s_plus), self.activity(s_minus)
-        visible = self.input_activity(x)
-        factor = (self.eps if self.energy_based else 1.0) / x.shape[-2]
-        out = {}
-        for n in range(self.depth):
-            moved = plus[n] - minus[n]
-            if n + 1 < self.depth:
-                pairs = moved.mT @ plus[n + 1] + minus[n].mT @ (plus[n + 1] - minus[n + 1])
-            else:
-                pairs = moved.mT @ visible
-            out[f"W{n}{n + 1}"] = factor * pairs
-            if self.bias:
-                out[f"b{n}"] = factor * moved.sum(-2)
-        return out
+    def _wanted(self) -> dict[str, Weight]:
+        """Biases after the weights."""
+        return dict(sorted(super()._wanted().items(), key=lambda item: item[0].startswith("b")))
 
 
 # The constructor's argument of the same name shadows the function.
@@ -207,18 +145,3 @@ def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
             stacklevel=4,
         )
     return tuple(sizes)
-
-
-def _check_setting(setting: str, eps: float | None, clip: bool, output_slope: bool) -> bool:
-    if setting == "energy-based":
-        if eps is None:
-            raise ValueError("Got no eps for the energy-based setting; expected a number in (0, 1], such as eps=0.2.")
-        return True
-    if setting != "prototypical":
-        raise ValueError(f"setting is {setting!r}; expected 'energy-based' or 'prototypical'.")
-    if eps is not None or clip or not output_slope:
-        raise ValueError(
-            "eps, clip and output_slope apply to the energy-based setting only. Omit them, or choose "
-            "setting='energy-based'."
-        )
-    return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.cost import Cost, FunctionCost
-from eqprop.models.init import Init, Wanted, add_parameters
+from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
@@ -66,7 +66,7 @@ class CrossEntropy(Cost):
                 "least two classes, and the index of a layer, 0 being the last."
             )
         self.inputs, self.classes, self.layer = inputs, classes, layer
-        wanted = [Wanted("Wout", (classes, inputs), inputs, classes), Wanted("bout", (classes,), inputs, classes)]
+        wanted = {"Wout": Weight((classes, inputs), inputs, classes), "bout": Weight((classes,), inputs, classes)}
         add_parameters(self, wanted, init, seed, dtype)
 
     @property
