@@ -33,7 +33,7 @@ def literals(path: Path) -> dict[str, Any]:
     return found
 
 
-FLAGS = literals(Path(__file__).with_name("src") / ENGINE / "build.py")
+FLAGS = literals(Path(__file__).with_name("src") / ENGINE / "binding.py")
 
 
 def compiler() -> str | None:

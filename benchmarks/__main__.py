@@ -1,6 +1,7 @@
 """python -m benchmarks: check every engine against the naive twin, then time it.
 
     python -m benchmarks P-1h --device cuda --trials 5 --json out.json
+    python -m benchmarks A B P-conv@128 my_model.py:build --engine eager,compiled    (see benchmarks.nets)
 
 An engine less accurate than float32 gets no ratio, and the command exits with code 1.
 """
@@ -17,8 +18,10 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.nets import is_subject, measure_nets
 from benchmarks.run import Effort, Plan, default_device, experiments_named, measure
 from benchmarks.scaling import Curves, measure_scaling
+from eqprop.engines.base import PRECISIONS
 from eqprop.files import write_json
 from eqprop.relax import Schedule, Stop
 
@@ -89,7 +92,8 @@ def check_target(where: str | None) -> None:
 def parser() -> argparse.ArgumentParser:
     effort, request = Effort(), Request()
     p = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every engine against the naive twin.")
-    p.add_argument("names", nargs="*", help="experiments; default: all six")
+    p.add_argument("names", nargs="*", help="experiments (default: all six), or nets of benchmarks.nets")
+    p.add_argument("--precision", default="float32", choices=PRECISIONS, help="of nets of benchmarks.nets")
     for name in ("method", "engine", "schedule", "stop", "preset"):
         p.add_argument(f"--{name}", default=getattr(request, name))
     p.add_argument("--trials", type=int, default=request.trials)
@@ -147,6 +151,14 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     effort = Effort(given.rounds, given.naive_rounds, given.chunk_seconds, given.check_iterations, given.trained)
+    others = [name for name in given.names if is_subject(name)]
+    if others:
+        if len(others) < len(given.names):
+            alone = next(name for name in given.names if name not in others)
+            raise ValueError(f"{alone} has a naive twin of its own, without autodiff. Give it alone, or as {alone}@20.")
+        return measure_nets(
+            given.names, words(given.engine), given.precision, (device_named(given.device), effort), say
+        )
     if given.scaling:
         return measure_scaling(Curves(words(given.engine), device_named(given.device), effort=effort), say)
     chosen = {name: getattr(given, name) for name in ("method", "engine", "schedule", "stop", "trials", "preset")}

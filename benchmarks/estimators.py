@@ -31,7 +31,7 @@ from eqprop.experiments.io import OLD_ESTIMATORS
 from eqprop.experiments.paper import PAPER
 from eqprop.provenance import provenance
 from eqprop.training import train
-from eqprop.training.plan import make_optimizer
+from eqprop.training.extras import make_optimizer
 
 OUT = RESULTS / "estimators"
 NETS: tuple[tuple[str, NudgeSite], ...] = (("P-2h", "outside"), ("P-2h", "inside"), ("EB-2h", "outside"))

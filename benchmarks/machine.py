@@ -21,7 +21,7 @@ import torch
 from benchmarks.run import check_device
 from benchmarks.timing import wait
 from eqprop.engines.base import full_precision
-from eqprop.engines.cpu import build as cpu_library
+from eqprop.engines.cpu import binding as cpu_library
 from eqprop.engines.cuda import nvrtc
 from eqprop.files import write_json
 from eqprop.provenance import provenance

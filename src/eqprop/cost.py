@@ -173,12 +173,13 @@ class Nudge:
     """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative but not 0.
 
     beta is a number, or a tensor with one value per sample, (B,) or (R, B), or per network, (R, 1). It may be complex
-    if the state is.
+    if the state is. `checked=False` skips the check that reads beta, for a nudge that is traced.
     """
 
     cost: Cost
     y: Tensor
     beta: float | complex | Tensor
+    checked: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.beta, Tensor):
@@ -195,7 +196,9 @@ class Nudge:
         if isinstance(strength, complex) or output.is_complex():
             raise TypeError("The implicit nudge is not analytic, so beta must be real. Use nudge_site='inside'.")
         # A tensor on a GPU is not looked at: that would wait for the device.
-        least = strength if not isinstance(strength, Tensor) else 0.0 if strength.is_cuda else float(strength.min())
+        seen = self.checked and not (isinstance(strength, Tensor) and strength.is_cuda)
+        least = float(strength.min()) if seen and isinstance(strength, Tensor) else strength if seen else 0.0
+        assert not isinstance(least, Tensor), "read above"
         if least <= -1.0:
             raise ValueError(
                 f"The implicit nudge has no unique solution at beta = {least / factor:g}: 1 + beta must be positive. "

@@ -80,6 +80,11 @@ class Dynamics(nn.Module):
         new = self.transition(drive, s)
         return new if push is None else add(new, push)
 
+    @property
+    def nudge_added(self) -> bool:
+        """Whether a nudged step is the free step plus the push, so that both follow from one evaluation of F."""
+        return type(self).step is Dynamics.step
+
     def half_step(self, drive: Drive, s: State, parity: int) -> State:
         """F(x, s) for the layers of one parity (0: even); the other layers are unchanged."""
         raise TypeError(
@@ -114,6 +119,13 @@ class Dynamics(nn.Module):
         """The parameters feeding each layer, by name, output first; empty if the model does not declare them."""
         return ()
 
+    def feedforward(self, x: Tensor) -> State:
+        """The layers of the feed-forward net with the same weights: each seen once, from the input to the output."""
+        raise ValueError(
+            f"{self.title} has no forward pass; backprop serves prototypical nets whose connections make no loop, such "
+            "as Layered, Convolutional or Network. Train it by BPTT."
+        )
+
     def sample_dims(self, x: Tensor) -> int:
         """The number of leading dimensions of x that index samples: 1, or 2 for stacked networks."""
         return 1 if self.input_shape is None else x.dim() - len(self.input_shape)
@@ -142,7 +154,7 @@ class PrimitiveDynamics(Dynamics):
     def __init_subclass__(cls, **options: Any) -> None:
         """Warn about a subclass of a final class; refuse a primitive under formulas written by hand for another."""
         super().__init_subclass__(**options)
-        final = next((base for base in cls.__mro__[1:] if base.__module__.startswith("eqprop.models.")), None)
+        final = next((base for base in cls.__mro__[1:] if vars(base).get("__final__")), None)
         if final is not None:
             warnings.warn(
                 f"{final.__name__} is final: fast engines serve it exactly as it is, so {cls.__name__} runs on the "
@@ -194,19 +206,23 @@ class PrimitiveDynamics(Dynamics):
 
     def autodiff_gradient(self, x: Tensor, s: State) -> State:
         """dPhi/ds by automatic differentiation: the oracle. Differentiable again when gradients are being recorded."""
+        return self._slope(lambda inputs: self._primitive_checked(x, inputs), s)
+
+    def _slope(self, function: Callable[[State], Tensor], s: State) -> State:
+        """df/ds of a function of s with one value per sample."""
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
             # A state that is part of a graph stays in it. Any other becomes a leaf, by a view rather than a detached
             # copy, so that forward-mode tangents pass through.
-            inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
-            phi = self._primitive_checked(x, inputs)
-            if not phi.requires_grad:
+            inputs = tuple([v if v.requires_grad else v.view_as(v).requires_grad_() for v in s])
+            values = function(inputs)
+            if not values.requires_grad:
                 raise ValueError(
                     f"The primitive of {self.title} does not depend on the state; expected a differentiable "
                     "function of s. Look for a detach() or a no_grad() in it."
                 )
-            grads = derivative(phi.sum(), inputs, create_graph=recording)
-        return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, grads, strict=True))
+            grads = derivative(values, inputs, create_graph=recording)
+        return tuple([torch.zeros_like(v) if g is None else g for v, g in zip(s, grads, strict=True)])
 
     def autodiff_contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """The parameter contrast by automatic differentiation of Phi: the oracle. Frozen parameters are omitted.
@@ -244,7 +260,9 @@ class PrimitiveDynamics(Dynamics):
         return {}
 
     def _primitive_checked(self, x: Tensor, s: State) -> Tensor:
-        phi = self.primitive(x, s)
+        return self._checked(self.primitive(x, s), s, x)
+
+    def _checked(self, phi: Tensor, s: State, x: Tensor) -> Tensor:
         expected = s[0].shape[: self.sample_dims(x)]
         if phi.shape != expected:
             raise ValueError(

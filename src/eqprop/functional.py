@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -77,21 +77,7 @@ def from_energy(
 
     Extras as in `Extras`; project keeps the state in range, as a clip does.
     """
-    given = _extras(function, extras)
-
-    def primitive(x: Tensor, s: State, theta: Theta) -> Tensor:
-        energy = function(x, s, theta)
-        if energy.shape != x.shape[:1]:
-            raise ValueError(
-                f"The energy {given.name} returned shape {tuple(energy.shape)}; expected one value per sample, shape "
-                f"{tuple(x.shape[:1])}. Sum over the neurons, not over the samples."
-            )
-        squares = torch.stack([layer.square().flatten(1).sum(-1) for layer in s]).sum(0)
-        return 0.5 * squares - eps * energy
-
-    model = _Primitive(primitive, parameters, layers, None, given)
-    model.nudge_scale = check_eps(eps)
-    return model
+    return _Energy(function, parameters, layers, check_eps(eps), _extras(function, extras))
 
 
 def _extras(function: Callable[..., Any], given: Mapping[str, Any]) -> Extras:
@@ -169,9 +155,20 @@ class _Transition(_ByFunction, Dynamics):
     def transition(self, x: Tensor, s: State) -> State:
         return self.project(tuple(self.function(x, s, self.theta())))
 
+    @property
+    def nudge_added(self) -> bool:
+        return self.extras.project is None
+
     def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
         new = tuple(self.function(drive, s, self.theta()))
         return self.project(new if push is None else add(new, push))
+
+
+class _Fixed(NamedTuple):
+    """What a model reads during a phase, beside its state."""
+
+    x: Tensor
+    theta: Theta
 
 
 class _Primitive(_ByFunction, PrimitiveDynamics):
@@ -189,9 +186,51 @@ class _Primitive(_ByFunction, PrimitiveDynamics):
     def primitive(self, x: Tensor, s: State) -> Tensor:
         return self.function(x, s, self.theta())
 
+    def drive(self, x: Tensor) -> _Fixed:
+        """x and the parameters, looked up once per phase; without a graph where none is recorded."""
+        theta = self.theta()
+        return _Fixed(x, theta if torch.is_grad_enabled() else {name: p.detach() for name, p in theta.items()})
+
+    def gradient(self, drive: Drive, s: State) -> State:
+        x, theta = drive if isinstance(drive, _Fixed) else self.drive(drive)
+        return self._slope(lambda inputs: self._checked(self.function(x, inputs, theta), inputs, x), s)
+
     @property
     def squashes(self) -> bool:
         return self.sigma is not None
 
     def squash(self, s: State) -> State:
         return s if self.sigma is None else tuple(self.sigma(layer) for layer in s)
+
+
+class _Energy(_Primitive):
+    """Phi = 1/2 |s|^2 - eps E. Its slope is written s - eps dE/ds, which spares every step the squares."""
+
+    def __init__(
+        self,
+        function: Callable[[Tensor, State, Theta], Tensor],
+        parameters: Theta,
+        layers: Sequence[LayerShape],
+        eps: float,
+        extras: Extras,
+    ) -> None:
+        super().__init__(function, parameters, layers, None, extras)
+        self.nudge_scale = eps
+
+    def energy(self, x: Tensor, s: State, theta: Theta) -> Tensor:
+        value = self.function(x, s, theta)
+        if value.shape != x.shape[:1]:
+            raise ValueError(
+                f"The energy {self.title} returned shape {tuple(value.shape)}; expected one value per sample, shape "
+                f"{tuple(x.shape[:1])}. Sum over the neurons, not over the samples."
+            )
+        return value
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        squares = torch.stack([layer.square().flatten(1).sum(-1) for layer in s]).sum(0)
+        return 0.5 * squares - self.nudge_scale * self.energy(x, s, self.theta())
+
+    def gradient(self, drive: Drive, s: State) -> State:
+        x, theta = drive if isinstance(drive, _Fixed) else self.drive(drive)
+        slope = self._slope(lambda inputs: self.energy(x, inputs, theta), s)
+        return tuple([torch.sub(v, g, alpha=self.nudge_scale) for v, g in zip(s, slope, strict=True)])

@@ -6,8 +6,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -115,38 +116,51 @@ def relax(
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
-    start = prepare(model, x, state, nudge)
+    s, steps, before, step = _run(model, x, phase, prepare(model, x, state, nudge), nudge, keep)
+    residual = distance(step(s), s, model.sample_dims(x))
+    settled = residual < settled_below(s[0].dtype, phase.tolerance)
+    # States skipped by an early stop equal the fixed point.
+    trail = (*before, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
+    return Relaxation(s, steps, residual, settled, trail)
+
+
+@torch.no_grad()
+def end_of_phase(model: Dynamics, x: Tensor, phase: Phase, state: State, nudge: Nudge) -> State:
+    """The last state of a nudged phase, as by `relax`, without the further step that measures its residual."""
+    return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0)[0]
+
+
+def _run(
+    model: Dynamics, x: Tensor, phase: Phase, start: State, nudge: Nudge | None, keep: int
+) -> tuple[State, int, deque[State], Stepper]:
+    """The last state, the steps taken, at least `keep` states before the last, and the step itself."""
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
-    drive = model.drive(x)
-    step = Stepper(model, drive, nudge)
-
+    step = _MAKE_STEPPER.get()(model, x, nudge, phase)
     groups = model.sweep(len(start)) if phase.schedule in SWEEPS else ()
     origin = phase.T + phase.then if nudge is None else 0
 
-    def advance(t: int, s: State) -> State:
+    def update(t: int) -> Update:
         if phase.schedule == "alternating":
-            return model.half_step(drive, s, (phase.T - 1 - t) % 2)
-        return step(s, turn(groups, t - origin, phase.schedule))
+            return (phase.T - 1 - t) % 2
+        return turn(groups, t - origin, phase.schedule)
 
     # An update of one group changes only its layers, so it takes a whole sweep to see that nothing moves.
     span = 2 if phase.schedule == "alternating" else len(groups) or 1
     recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
-    for t in range(phase.T):
-        recent.append(advance(t, recent[-1]))
-        if t == 0:
+    steps = 0
+    for n, look in _strides(phase, step.block, span, keep):
+        recent.append(step.run(recent[-1], [update(t) for t in range(steps, steps + n)]))
+        if steps == 0:
             _check_step(model, recent[-1], start)
-        if phase.stop == "settled" and (t + 1) % CHECK_EVERY == 0 and _still(recent[-1], recent[-1 - span], phase):
+        steps += n
+        if look and _still(recent[-1], recent[-1 - span], phase):
             break
-    steps = min(t + 1, phase.T) if phase.T else 0
     s = recent.pop()
     if phase.checked:
-        check_finite(model, s, lambda: _replay(start, advance, steps), kind="step" if nudge is None else "nudged step")
-    residual = distance(step(s), s, model.sample_dims(x))
-    settled = residual < settled_below(s[0].dtype, phase.tolerance)
-    # States skipped by an early stop equal the fixed point.
-    trail = (*recent, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
-    return Relaxation(s, steps, residual, settled, trail)
+        kind = "step" if nudge is None else "nudged step"
+        check_finite(model, s, lambda: _replay(start, step, map(update, range(steps))), kind=kind)
+    return s, steps, recent, step
 
 
 def autocast_on(x: Tensor) -> bool:
@@ -170,23 +184,77 @@ def turns(model: Dynamics, layers: int, schedule: Schedule, times: Iterable[int]
     return [turn(groups, t, schedule) for t in times]
 
 
+Update = tuple[int, ...] | int | None
+"""What a step changes: some layers, those of one parity (0: even) in an alternating phase, or with None all."""
+
+
 class Stepper:
     """s -> F(x, s), or s -> F(x, s) - beta dl/ds; of some layers, the others unchanged, or of all."""
+
+    block: int = 1
+    """How many steps `run` takes best at once."""
 
     def __init__(self, model: Dynamics, drive: Drive, nudge: Nudge | None) -> None:
         self.model, self.drive, self.nudge = model, drive, nudge
         self.theta = {} if nudge is None else dict(model.named_parameters())
         self.implicit = nudge is not None and isinstance(model, PrimitiveDynamics) and model.nudge_site == "implicit"
 
-    def __call__(self, s: State, layers: tuple[int, ...] | None = None) -> State:
+    def __call__(self, s: State, update: Update = None) -> State:
         model, drive, nudge = self.model, self.drive, self.nudge
+        if isinstance(update, int):
+            return model.half_step(drive, s, update)
         if self.implicit:
             assert nudge is not None
             assert isinstance(model, PrimitiveDynamics)
             target, strength = nudge.implicit(s[0], model.nudge_scale)
-            return model.implicit_step(drive, s, target, strength, layers)
+            return model.implicit_step(drive, s, target, strength, update)
         push = None if nudge is None else nudge.push(s, self.theta, model.nudge_scale)
-        return model.step(drive, s, push) if layers is None else model.group_step(drive, s, layers, push)
+        return model.step(drive, s, push) if update is None else model.group_step(drive, s, update, push)
+
+    def run(self, s: State, updates: Sequence[Update]) -> State:
+        """One step after the other."""
+        for update in updates:
+            s = self(s, update)
+        return s
+
+
+class StepperMaker(Protocol):
+    """Makes the steps of a phase. An engine replaces it to run the time loop of any estimator (see `stepping`)."""
+
+    def __call__(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper: ...
+
+
+def _reference_stepper(model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
+    return Stepper(model, model.drive(x), nudge)
+
+
+_MAKE_STEPPER: ContextVar[StepperMaker] = ContextVar("make_stepper", default=_reference_stepper)
+
+
+@contextmanager
+def stepping(make: StepperMaker) -> Iterator[None]:
+    """Let `relax` take the steps that `make` makes."""
+    token = _MAKE_STEPPER.set(make)
+    try:
+        yield
+    finally:
+        _MAKE_STEPPER.reset(token)
+
+
+def _strides(phase: Phase, block: int, span: int, keep: int) -> Iterator[tuple[int, bool]]:
+    """How many steps to take at once, and whether to look for a fixed point after them.
+
+    Looking takes `span` single steps, and states to keep are reached by single steps too.
+    """
+    settles = phase.stop == "settled"
+    left = phase.T
+    while block > 1 and left - keep >= block + span * settles:
+        yield block, False
+        for n in range(span * settles):
+            yield 1, n == span - 1
+        left -= block + span * settles
+    for t in range(phase.T - left, phase.T):
+        yield 1, settles and block == 1 and (t + 1) % CHECK_EVERY == 0
 
 
 def trajectory(
@@ -312,10 +380,10 @@ def _still(s: State, earlier: State, phase: Phase) -> bool:
     return all(bool(((a - b).abs() <= phase.still).all()) for a, b in zip(s, earlier, strict=True))
 
 
-def _replay(s: State, advance: Callable[[int, State], State], steps: int) -> Iterator[State]:
+def _replay(s: State, step: Stepper, updates: Iterable[Update]) -> Iterator[State]:
     yield s
-    for t in range(steps):
-        s = advance(t, s)
+    for update in updates:
+        s = step(s, update)
         yield s
 
 

@@ -63,6 +63,7 @@ class Persistent(Start):
 
     model       one network, or several stacked; each keeps its own states
     x           (N, ...) all training inputs, as the model takes them
+    source      fingerprint of the samples; None: that of x
     device      where the states are kept; None: where x is. On the CPU they may exceed the GPU's memory, and are
                 copied back and forth for every mini-batch.
 
@@ -73,7 +74,9 @@ class Persistent(Start):
     kind: ClassVar[StartName] = "persistent"
 
     @torch.no_grad()
-    def __init__(self, model: Dynamics, x: Tensor, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, model: Dynamics, x: Tensor, device: torch.device | str | None = None, source: str | None = None
+    ) -> None:
         self.samples, self.networks = len(x), model.networks
         self.device = torch.device(x.device if device is None else device)
         whole = x if model.networks is None else x.expand(model.networks, *x.shape)
@@ -86,7 +89,7 @@ class Persistent(Start):
                 f"Out of memory on {self.device} for the states of {self.samples} samples in {model.networks or 1} "
                 "network(s). Keep them on the CPU (states='cpu'), or train fewer networks at a time."
             ) from error
-        self.source = fingerprint(x)
+        self.source = fingerprint(x) if source is None else source
         self.touched = False
 
     def begin(self, x: Tensor, rows: Tensor) -> State:

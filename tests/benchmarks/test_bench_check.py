@@ -14,6 +14,7 @@ from benchmarks.check import Checker
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
+from eqprop.engines.base import Batch
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.estimators import BPTT
 from eqprop.experiments.paper import PAPER
@@ -104,14 +105,14 @@ class KeptRunner(EagerRunner):
         self.wrong = wrong
         self.free: State | None = None
 
-    def iterate(self, rows: Tensor, signs: Tensor | None = None) -> None:
+    def iterate(self, batch: Batch, signs: Tensor | None = None) -> None:
         assert self.keeps_states, "asked for before the first run"
-        estimator, x = self.estimator, self.job.images[rows]
+        estimator, x = self.estimator, batch.x
         last = estimator.K if isinstance(estimator, BPTT) else 0
         begun = relax(self.job.model, x, estimator.free_phase(estimator.T - last)).state
         free = relax(self.job.model, x, last, begun).state
         self.free = tuple(layer.half().float() if self.wrong else layer for layer in free)
-        super().iterate(rows, signs)
+        super().iterate(batch, signs)
 
     def free_states(self) -> State | None:
         assert self.free is not None

@@ -100,7 +100,7 @@ def test_without_a_home_there_is_still_a_folder(monkeypatch: pytest.MonkeyPatch,
 
 LOAD = """
 import torch
-from eqprop.engines.cpu.build import library
+from eqprop.engines.cpu.binding import library
 print(library("layered", torch.float32).train is not None)
 """
 
@@ -127,11 +127,11 @@ def test_a_damaged_library_is_compiled_again_and_one_umask_leaves_one_folder(tmp
 
 
 def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eqprop.engines.cpu import build
+    from eqprop.engines.cpu import binding
 
     hanging = tmp_path / "cc"
     hanging.write_text("#!/bin/sh\ncase $1 in --version) echo cc;; *) exec sleep 60;; esac\n")
     hanging.chmod(0o755)
-    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.2)
-    with pytest.raises(build.NoLibraryError, match="timed out"):
-        build._compile((str(hanging),), (), tmp_path)
+    monkeypatch.setattr(binding, "COMPILE_SECONDS", 0.2)
+    with pytest.raises(binding.NoLibraryError, match="timed out"):
+        binding._compile((str(hanging),), (), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,14 +50,14 @@ def test_relaxation_is_in_float32(engine: Any) -> None:
 def test_iterations_are_in_float32_also_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def broken(self: EagerRunner, rows: torch.Tensor, signs: torch.Tensor | None = None) -> None:
+    def broken(self: EagerRunner, batch: object, signs: torch.Tensor | None = None) -> None:
         seen.append(allowed())
         raise RuntimeError("no iteration today.")
 
     monkeypatch.setattr(EagerRunner, "iterate", broken)
     runner = EagerRunner.__new__(EagerRunner)
     runner.next_signs = lambda n: None  # type: ignore[method-assign]
-    runner.job = type("Job", (), {"images": torch.zeros(1)})()
+    runner.job = SimpleNamespace(stream=lambda order: iter(order))  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="today"):
         runner.run(torch.zeros(1, 2, dtype=torch.int64))
     assert seen == [(False, False)]

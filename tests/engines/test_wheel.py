@@ -25,23 +25,26 @@ for dtype in (torch.float32, torch.float64):
 """
 
 
-def build(folder: Path, **variables: str) -> Path:
-    """A wheel of the checkout, built from a copy without what lies about in it."""
+def build(folder: Path, **variables: str) -> tuple[Path, str]:
+    """A wheel of the checkout, built from a copy without what lies about in it, and the log of its building."""
     copy = folder / "copy"
     for name in ("src", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", str(ROOT / name), str(target)], check=True)
-    words = ["wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(folder), str(copy)]
-    subprocess.run([sys.executable, "-m", "pip", *words], check=True, env={**os.environ, **variables})
+    words = ["wheel", "--no-deps", "--no-build-isolation", "--verbose", "--wheel-dir", str(folder), str(copy)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
-    return wheel
+    return wheel, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="wheels with machine code are built for x86-64")
 def test_a_wheel_runs_the_c_engine_without_a_compiler(tmp_path: Path) -> None:
-    wheel = build(tmp_path)
+    wheel, _ = build(tmp_path)
     assert "py3-none-linux" in wheel.name
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
@@ -56,7 +59,9 @@ def test_a_wheel_runs_the_c_engine_without_a_compiler(tmp_path: Path) -> None:
 
 
 def test_a_pure_wheel_says_so(tmp_path: Path) -> None:
-    wheel = build(tmp_path, EQPROP_PURE_WHEEL="1")
+    wheel, log = build(tmp_path, EQPROP_PURE_WHEEL="1")
+    assert "copying src/eqprop/engines/cpu/csrc/layered.c" in log, "the log of setuptools"
+    assert "_Warning" not in log
     assert wheel.name.endswith("py3-none-any.whl")
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()

@@ -417,9 +417,9 @@ def test_the_free_phase_is_that_of_the_estimator() -> None:
     x, y = batch(net)
     expected = relax(net, x, Phase(21, "alternating")).state
     for form in (
-        HolomorphicEP(21, 2, "alternating"),
-        ContinualEP(21, 2, "alternating"),
-        EP(21, 2, "alternating", nudging="symmetric"),
+        HolomorphicEP(21, 2, schedule="alternating"),
+        ContinualEP(21, 2, schedule="alternating"),
+        EP(21, 2, schedule="alternating", nudging="symmetric"),
     ):
         assert_close(form.gradient(net, COST, x, y)[0].state, expected, rtol=0.0, atol=0.0)
 

@@ -36,8 +36,7 @@ from eqprop import (
     relax,
 )
 from eqprop.cost import Nudge
-from eqprop.models.connections import Conv, Dense
-from eqprop.models.network import Network
+from eqprop.models import Conv, Dense, Network
 from eqprop.state import State, subtract
 
 SAMPLES, T, K, BETA = 20, 40, 8, 0.1

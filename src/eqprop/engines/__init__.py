@@ -2,6 +2,9 @@
 
 from eqprop.engines.base import (
     ENGINES,
+    EXCHANGE,
+    STREAMED,
+    Batch,
     Engine,
     Job,
     Runner,
@@ -9,11 +12,15 @@ from eqprop.engines.base import (
     Task,
     choose,
     engine_names,
+    load_engine,
 )
 from eqprop.relax import threads_for, using_threads
 
 __all__ = [
     "ENGINES",
+    "EXCHANGE",
+    "STREAMED",
+    "Batch",
     "Engine",
     "Job",
     "Runner",
@@ -21,6 +28,7 @@ __all__ = [
     "Task",
     "choose",
     "engine_names",
+    "load_engine",
     "threads_for",
     "using_threads",
 ]

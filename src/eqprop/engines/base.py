@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -29,16 +30,69 @@ from eqprop.relax import SWEEPS, Phase, Relaxation
 from eqprop.starts import Start, StartName
 from eqprop.state import State
 
+Precision = Literal["float32", "tf32", "float16", "bfloat16"]
+"""Of the products in a step: matrix products and convolutions. Sums, states, gradients and weights stay float32."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Disable TF32 in matrix products and convolutions, and restore the caller's settings afterwards."""
+def full_precision(tf32: bool = False) -> Iterator[None]:
+    """Disable TF32 in matrix products and convolutions, unless asked for; restore the caller's settings afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def fixed_algorithms(asked: bool) -> Iterator[None]:
+    """If asked for, let torch use the same algorithms every time; restore the caller's settings afterwards.
+
+    On a CPU it does so anyway. Operations without such an algorithm warn.
+    """
+    if not asked:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    tuning = cudnn.benchmark, cudnn.deterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.benchmark, cudnn.deterministic = tuning
+
+
+class Batch(NamedTuple):
+    """A mini-batch: the model's inputs, targets, class numbers, and the samples' rows in the training set.
+
+    (B, ...), or (R, B, ...) for R stacked networks.
+    """
+
+    x: Tensor
+    y: Tensor
+    labels: Tensor
+    rows: Tensor
+
+
+Prepare = Callable[[Tensor, Tensor], Tensor]
+"""Stored samples and their rows in the training set -> the model's inputs: augmentation, normalisation."""
+
+STREAMED = "streamed samples"
+"""The extra of a job whose mini-batches are read while it runs."""
+
+Exchange = Callable[[list[Tensor], Tensor], Tensor]
+"""Averages gradients over processes in place. Takes the losses of this process's samples too, (R, B), and returns them,
+not finite where those of another process are not."""
+
+
+EXCHANGE = "exchange between processes"
+"""The extra of a task whose gradients are averaged over processes."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +100,8 @@ class Task:
     """What an engine should run; parts that are None are not checked.
 
     start       where the free phases of training begin (see `eqprop.starts`)
+    extras      what an iteration does besides mini-batch, gradient and optimizer step (see `Job.extras`)
+    precision   of the products in a step
     """
 
     model: Dynamics
@@ -53,6 +109,8 @@ class Task:
     estimator: Estimator | None = None
     optimizer: torch.optim.Optimizer | None = None
     start: StartName = "zero"
+    extras: tuple[str, ...] = ()
+    precision: Precision = "float32"
 
     @property
     def device(self) -> torch.device:
@@ -65,13 +123,19 @@ class Job:
     """What to train, on which data, and how.
 
     model       one network, or several stacked (see `eqprop.models.stack`); its parameters are updated in place
-    images      (N, ...) all training inputs, on the model's device and in its dtype
+    images      (N, ...) all training samples, on the model's device: its inputs, in its dtype, unless `prepare` makes
+                them of these
     targets     (N, classes) one-hot rows, or whatever the cost takes
     labels      (N,) class numbers, for the running error
     optimizer   any torch.optim optimizer over the model's (and the cost's) parameters
     networks    how many networks are stacked; None for a single one
     start       where free phases begin; None for the model's zero state
     signs       of beta per iteration, for random-sign nudging; None for seeds 0, 1, ...
+    prepare     makes inputs of stored samples; None: they are inputs already
+    stream      reads the mini-batches of these rows, ready, instead of taking them from images, which are then none
+    clip        largest norm of a network's gradient; None: any
+    exchange    averages gradients over processes before the update; None: there is one process
+    after       called after each optimizer step, for instance to average weights; what it does must be capturable
     """
 
     model: Dynamics
@@ -84,15 +148,32 @@ class Job:
     networks: int | None = None
     start: Start | None = None
     signs: Signs | None = None
+    prepare: Prepare | None = None
+    stream: Callable[[Tensor], Iterator[Batch]] | None = None
+    clip: float | None = None
+    exchange: Exchange | None = None
+    after: Callable[[], None] | None = None
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What an iteration does besides mini-batch, gradient and optimizer step, in the words of a refusal."""
+        asked = {
+            "preparation of samples": self.prepare,
+            STREAMED: self.stream,
+            "gradient clipping": self.clip,
+            EXCHANGE: self.exchange,
+            "weight averaging": self.after,
+        }
+        return tuple(name for name, part in asked.items() if part is not None)
 
     @property
     def task(self) -> Task:
         start = "zero" if self.start is None else self.start.kind
-        return Task(self.model, self.cost, self.estimator, self.optimizer, start)
+        return Task(self.model, self.cost, self.estimator, self.optimizer, start, self.extras)
 
     def check_unchanged(self) -> None:
-        """Raise RuntimeError if the model is no longer of the data's type, on its device: addresses would be wrong."""
-        expected = (self.images.dtype, self.images.device)
+        """Raise RuntimeError if the model has another type or device than its data: addresses would be wrong."""
+        expected = (self.targets.dtype, self.images.device)
         for name, p in self.model.named_parameters():
             if (p.dtype, p.device) != expected:
                 raise RuntimeError(
@@ -166,6 +247,10 @@ class Runner(ABC):
         self.tally.bad.copy_(bad)
 
 
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
 class Engine(ABC):
     """A way to run the time loop.
 
@@ -174,6 +259,15 @@ class Engine(ABC):
     """
 
     name: str
+
+    notice: Callable[[str], None] = staticmethod(_silent)
+    """Called with a sentence before something that takes seconds, such as compiling."""
+
+    precision: Precision = "float32"
+    """Of the products in a step; set by `choose`."""
+
+    precisions: tuple[Precision, ...] = ("float32",)
+    """Supported precisions."""
 
     device: str = ""
     """Type of device it runs on."""
@@ -189,7 +283,7 @@ class Engine(ABC):
     """Whether it updates parameters itself, by SGD without options such as momentum."""
 
     reference: bool = False
-    """Whether it runs the reference time loop, and so every schedule and nudge site."""
+    """Whether it runs the reference iteration, and so every schedule, nudge site and extra of a task."""
 
     starts: tuple[StartName, ...] = ("zero",)
     """Supported starting points of free phases in training (see `eqprop.starts`)."""
@@ -199,6 +293,10 @@ class Engine(ABC):
 
     def evaluates(self, samples: int) -> bool:
         return self.evaluated_from is not None and samples >= self.evaluated_from
+
+    def automatic(self, task: Task) -> Engine | None:
+        """This engine as "auto" runs the task; None where it was not measured to be faster than those behind it."""
+        return self
 
     def refuses(self, task: Task) -> str | None:
         """Why this engine cannot run the task, as a sentence; None if it can."""
@@ -212,8 +310,12 @@ class Engine(ABC):
         if self.device and task.device.type != self.device:
             where = "a CUDA device" if self.device == "cuda" else "the CPU"
             return f"it runs on {where}, and the model is on {task.device}."
+        if task.precision not in self.precisions:
+            return f"it computes in {' or '.join(self.precisions)}, and the precision is {task.precision}."
         if task.start not in self.starts:
             return f"its free phases begin at {' or '.join(self.starts)}, and the task's start is {task.start}."
+        if not self.reference and task.extras:
+            return f"it has no {task.extras[0]}."
         estimator = task.estimator
         if not self.reference and estimator is not None and estimator.schedule in SWEEPS:
             return f"it has no sweeps, and the schedule is {estimator.schedule}."
@@ -278,7 +380,8 @@ def _needs_bare_sgd(optimizer: torch.optim.Optimizer | None) -> str | None:
     if type(optimizer) is not torch.optim.SGD:
         return f"it has its own SGD update, and the optimizer is {type(optimizer).__name__}."
     for group in optimizer.param_groups:
-        extras = [name for name in ("momentum", "weight_decay", "dampening", "nesterov", "maximize") if group.get(name)]
+        options = ("momentum", "weight_decay", "decoupled_decay", "dampening", "nesterov", "maximize")
+        extras = [name for name in options if group.get(name)]
         if extras:
             return f"its own SGD update has no options, and the optimizer has {', '.join(extras)}."
     return None
@@ -298,6 +401,7 @@ _BUILT_IN = {
     "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
     "cuda-conv": "eqprop.engines.cuda.conv:Conv",
+    "compiled": "eqprop.engines.compiled:Compiled",
     "cuda-graph": "eqprop.engines.cuda.graph:Graph",
     "cpu": "eqprop.engines.cpu.engine:Cpu",
     "eager": "eqprop.engines.eager:Eager",
@@ -330,10 +434,16 @@ def choose(name: str, task: Task) -> Engine:
     if name == "auto":
         on_cpu = task.device.type == "cpu"
         names = (n for n in ENGINES.built_in if not (on_cpu and n.startswith("cuda")))
-        return next(engine for engine in map(load_engine, names) if engine.refuses(task) is None)
+        offered = (engine.automatic(task) for engine in map(load_engine, names))
+        return _set(next(engine for engine in offered if engine is not None and engine.refuses(task) is None), task)
     engine = load_engine(name)
     if (reason := engine.refuses(task)) is not None:
         raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")
+    return _set(engine, task)
+
+
+def _set(engine: Engine, task: Task) -> Engine:
+    engine.precision = task.precision
     return engine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
-from eqprop.state import State, per_sample, subtract
+from eqprop.state import State, detach, per_sample, subtract
 
 Factor = float | complex | Tensor
 """A number, or a tensor with one per stacked network, (R,)."""
@@ -55,6 +55,7 @@ class Estimator(ABC):
 
     T: int
     K: int
+    _: KW_ONLY
     schedule: Schedule = "synchronous"
     stop: Stop = "never"
     tolerance: float | None = None
@@ -62,11 +63,10 @@ class Estimator(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        third: object = self.schedule
-        if isinstance(third, int | float) and hasattr(self, "beta"):
+        if isinstance(beta := getattr(self, "beta", None), str):
             raise ValueError(
-                f"{name} got {third} as its third argument, which is the schedule. Give other numbers by name: "
-                f"{name}({self.T}, {self.K}, beta={third})."
+                f"{name} got beta={beta!r}; expected a number. Give the schedule by name: "
+                f"{name}({self.T}, {self.K}, schedule={beta!r})."
             )
         if not isinstance(self.T, int) or self.T < 0:
             raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")
@@ -206,7 +206,7 @@ def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor
     """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep]."""
     moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
     if not isinstance(model, PrimitiveDynamics):
-        return Step(moved, transition_vjp(model, x, before, moved)[1])
+        return Step(moved, parameter_vjp(model, x, before, moved))
     learned = trainable(model)
     contrast = model.contrast(x, after, before)
     return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
@@ -260,6 +260,20 @@ def transition_vjp(
         grads = pull_back(out, (*leaves, *parameters.values()), v)
     synapses = batch_mean(model, x, s, dict(zip(parameters, grads[len(s) :], strict=True)))
     return grads[: len(s)], synapses
+
+
+def parameter_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> dict[str, Tensor]:
+    """The batch mean of (dF/dtheta)^T v alone: no gradient flows back to the state."""
+    with torch.enable_grad():
+        out = model.step(model.drive(x), detach(s))
+    return parameter_pull_back(model, x, out, v)
+
+
+def parameter_pull_back(model: Dynamics, x: Tensor, out: State, v: State) -> dict[str, Tensor]:
+    """(dF/dtheta)^T v of a recorded step, as the batch mean."""
+    parameters = trainable(model)
+    grads = pull_back(out, tuple(parameters.values()), v)
+    return batch_mean(model, x, out, dict(zip(parameters, grads, strict=True)))
 
 
 def advance(model: Dynamics, drive: Drive, s: State, group: tuple[int, ...] | None) -> State:

@@ -1,4 +1,4 @@
-"""Backpropagation through time, truncated to the last K steps  [sec:background-bptt]."""
+"""Backpropagation through time, truncated to the last K steps  [sec:background-bptt]; and through one forward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
@@ -16,12 +16,13 @@ from eqprop.estimators.base import (
     Step,
     advance,
     batch_mean,
+    merge,
     pull_back,
     trainable,
     transition_vjp,
 )
 from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory, turns
-from eqprop.state import State
+from eqprop.state import State, detach
 
 
 @final
@@ -79,6 +80,56 @@ class BPTT(Estimator):
             earlier, synapses = transition_vjp(model, x, free.trail[-1 - t], nabla, group)
             yield Step(_of(nabla, group), synapses)
             nabla = earlier
+
+
+@final
+@dataclass(frozen=True)
+class Backprop(Estimator):
+    """dL/dtheta of the feed-forward net with the same weights, L = l(s, y), s = `Dynamics.feedforward`.
+
+    The yardstick beside a net that settles: the same connections, activations and pooling, passed once. There is no
+    time in it: T and K are 1, and every sample counts as settled.
+    """
+
+    T: int = 1
+    K: int = 1
+
+    def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
+        with torch.no_grad():
+            model.feedforward(x)
+
+    def gradient(
+        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
+    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        problem = Problem(model, cost, x, y)
+        with torch.enable_grad():
+            passed = model.feedforward(x)
+        free = _at_rest(model, x, detach(passed))
+        cost.check(free.state, y)
+        if self.checked:
+            self._check_values(problem, free.state)
+        return free, merge(model, self._through(problem, passed, free), problem.direct_gradient(free.state))
+
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        with torch.enable_grad():
+            passed = problem.model.feedforward(problem.x)
+        free = _at_rest(problem.model, problem.x, detach(passed))
+        return free, self._through(problem, passed, free)
+
+    def _through(self, problem: Problem, passed: State, free: Relaxation) -> dict[str, Tensor]:
+        parameters = trainable(problem.model)
+        with torch.no_grad():
+            nabla = problem.pull(free.state)
+        sums = dict(zip(parameters, pull_back(passed, tuple(parameters.values()), nabla), strict=True))
+        return batch_mean(problem.model, problem.x, free.state, sums)
+
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        raise ValueError("Backprop passes the net once and has no process over time. Compare with BPTT.")
+
+
+def _at_rest(model: Dynamics, x: Tensor, s: State) -> Relaxation:
+    samples = x.shape[: model.sample_dims(x)]
+    return Relaxation(s, 1, s[0].new_zeros(samples), torch.ones(samples, dtype=torch.bool, device=x.device))
 
 
 def _of(nabla: State, group: tuple[int, ...] | None) -> State:

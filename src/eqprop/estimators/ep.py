@@ -1,4 +1,4 @@
-"""Equilibrium propagation in discrete time  [sec:ep-algo]."""
+"""Equilibrium propagation in discrete time, and its exact limit for beta -> 0  [sec:ep-algo]."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from itertools import pairwise
 from typing import ClassVar, Literal, final
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, by_network, check_resolved, difference, minus_sum, update
-from eqprop.relax import Relaxation, relax, trajectory, turns
-from eqprop.state import State
+from eqprop.estimators.base import (
+    Estimator,
+    Step,
+    by_network,
+    check_resolved,
+    difference,
+    minus_sum,
+    parameter_pull_back,
+    parameter_vjp,
+    trainable,
+    update,
+)
+from eqprop.relax import SWEEPS, Relaxation, Schedule, end_of_phase, trajectory, turns
+from eqprop.state import State, add, detach, subtract
 
 
 class SideBySide:
@@ -157,13 +169,15 @@ class EP(Estimator):
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):
             return free, self._telescoped(problem, problem.model, free)
+        if problem.model.nudge_added and self.nudging == "one-sided" and self.schedule not in SWEEPS:
+            return free, minus_sum(self._recorded(problem, free))
         return free, minus_sum(self._updates(problem, free))
 
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
         """The sum of all updates, from its two ends  [eq:ep-grad]."""
         batch = SideBySide(problem, self._betas)
-        nudged = relax(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
-        ends = batch.split(nudged.state)
+        nudged = end_of_phase(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
+        ends = batch.split(nudged)
         plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
         unit = self._unit(model)
         contrast = model.contrast(problem.x, plus, minus)
@@ -186,6 +200,20 @@ class EP(Estimator):
             parts = [update(model, x, before, after, unit) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
 
+    def _recorded(self, problem: Problem, free: Relaxation) -> Iterator[Step]:
+        """The updates with F evaluated once per step: a free step is recorded, the nudged one is that plus the push."""
+        model, x, s = problem.model, problem.x, free.state
+        nudge, unit, theta = SideBySide(problem, self._betas).nudge, self._unit(model), problem.theta
+        for _ in range(self.K):
+            with torch.no_grad():
+                push = nudge.push(s, theta, model.nudge_scale)
+            with torch.enable_grad():
+                out = model.step(model.drive(x), s)
+            new = add(detach(out), push)
+            moved = tuple(by_network(unit, v) * v for v in subtract(new, s))
+            yield Step(moved, parameter_pull_back(model, x, out, moved))
+            s = new
+
     @property
     def _betas(self) -> tuple[float | Tensor, ...]:
         return (self.beta, -self.beta) if self.nudging == "symmetric" else (self.beta,)
@@ -200,3 +228,61 @@ def _drawn_sign(model: Dynamics) -> float | Tensor:
     """Drawn from torch's global generator, as in dropout: torch.manual_seed makes it reproducible."""
     drawn = 2.0 * torch.randint(2, (model.networks or 1,), dtype=torch.float64) - 1.0
     return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)
+
+
+def limit_steps(
+    model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int, schedule: Schedule = "synchronous"
+) -> Iterator[Step]:
+    """Delta_s(t) and Delta_theta(t) in the limit beta -> 0, t = 0, ..., K-1  [lemma:ep].
+
+    The limit is exact, without finite differences: forward-mode differentiation of the second phase along beta at
+    beta = 0. The state evolves as in the free phase and carries its tangent d s_t / d beta.
+    """
+    cost.check(free.state, y)
+    s = free.state
+    tangent = tuple(torch.zeros_like(layer) for layer in s)
+    for group in turns(model, len(s), schedule, range(K)):
+        new, new_tangent = _advance(Problem(model, cost, x, y), s, tangent, group)
+        moved = subtract(new_tangent, tangent)
+        if isinstance(model, PrimitiveDynamics):
+            synapses = _contrast_tangent(model, x, (new, new_tangent), (s, tangent))
+        else:
+            synapses = parameter_vjp(model, x, s, moved)
+        yield Step(moved, synapses)
+        s, tangent = new, new_tangent
+
+
+@torch.no_grad()
+def _advance(problem: Problem, s: State, tangent: State, group: tuple[int, ...] | None) -> tuple[State, State]:
+    """F(x, s) and its derivative along beta: J tangent - dl/ds, squash and projection included.
+
+    The nudge is passed to the step with value 0 and tangent -dl/ds, so it is differentiated wherever the model
+    applies it.
+    """
+    model, pull = problem.model, problem.pull(s)
+    with forward_ad.dual_level():
+        dual = tuple(forward_ad.make_dual(v, d) for v, d in zip(s, tangent, strict=True))
+        push = tuple(forward_ad.make_dual(torch.zeros_like(p), -p) for p in pull)
+        drive, layers = model.drive(problem.x), range(len(s)) if group is None else group
+        out = [forward_ad.unpack_dual(v) for v in model.group_step(drive, dual, layers, push)]
+        new = tuple(v.primal.detach().clone() for v in out)
+        moved = tuple(torch.zeros_like(v.primal) if v.tangent is None else v.tangent.detach().clone() for v in out)
+    return new, moved
+
+
+def _contrast_tangent(
+    model: PrimitiveDynamics, x: Tensor, plus: tuple[State, State], minus: tuple[State, State]
+) -> dict[str, Tensor]:
+    """The derivative along beta of the parameter contrast between two states with their tangents.
+
+    In the energy-based setting the tangents, and so the result, are along beta * eps, like the updates.
+    """
+    learned = trainable(model)
+    with forward_ad.dual_level():
+        a, b = (tuple(forward_ad.make_dual(v, d) for v, d in zip(*pair, strict=True)) for pair in (plus, minus))
+        contrast = {name: forward_ad.unpack_dual(g) for name, g in model.contrast(x, a, b).items()}
+        return {
+            name: torch.zeros_like(g.primal) if g.tangent is None else g.tangent.detach().clone()
+            for name, g in contrast.items()
+            if name in learned
+        }

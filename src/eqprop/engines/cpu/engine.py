@@ -15,8 +15,7 @@ from torch import Tensor
 from eqprop.cost import SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally, Task, has_bare_sgd
-from eqprop.engines.cpu.binding import Net, net_of, networks_of, refuses_net, unit_of
-from eqprop.engines.cpu.build import NoLibraryError, library
+from eqprop.engines.cpu.binding import Net, NoLibraryError, library, net_of, networks_of, refuses_net, unit_of
 from eqprop.estimators import BPTT, EP, Estimator, Signs
 from eqprop.models import Convolutional, Layered
 from eqprop.relax import SWEEPS, Phase, Relaxation, prepare, relax, settled_below

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, Task, full_precision
-from eqprop.engines.eager import EagerRunner
+from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Exchange, Job, Precision, Runner, Task, full_precision
+from eqprop.engines.eager import EagerRunner, stepping_in
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -24,11 +24,11 @@ class GraphRunner(EagerRunner):
     """`EagerRunner.iterate`, captured once per batch size and replayed.
 
     A free phase with stop="settled" runs all its steps: a graph has no early exit, and at a fixed point further steps
-    change nothing.
+    change nothing. Where processes exchange gradients, the two halves of an iteration are captured apart.
     """
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, precision: Precision = "float32") -> None:
+        super().__init__(job, precision)
         self.estimator = replace(self.estimator, stop="never")
         self.position = torch.zeros(1, dtype=torch.int64, device=job.images.device)
         self.order: Tensor | None = None
@@ -46,10 +46,19 @@ class GraphRunner(EagerRunner):
             if signs is not None and self.sign_rows is not None:
                 self.sign_rows[: len(rows)].copy_(signs)
             self.position.zero_()
+            if self.job.exchange is not None:
+                for _ in range(len(rows)):
+                    self._run_halves(self.job.exchange)
+                continue
             for _ in range(len(rows) // self.per_graph):
                 self.graph.replay()
             for _ in range(len(rows) % self.per_graph):
                 self.single.replay()
+
+    def _run_halves(self, exchange: Exchange) -> None:
+        self.graph.replay()
+        self.loss.copy_(exchange(self.gradients(), self.loss))
+        self.single.replay()
 
     def take_rates(self) -> None:
         """The graph contains the rates, so the next run captures a new one."""
@@ -77,6 +86,13 @@ class GraphRunner(EagerRunner):
                 self._captured_iteration()
         torch.cuda.current_stream().wait_stream(side)
         self.graph, self.single = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        if self.job.exchange is not None:
+            with torch.cuda.graph(self.graph):
+                self.loss = self._captured_half()
+            with torch.cuda.graph(self.single, pool=self.graph.pool()):
+                self.update(self.loss)
+            self._restore(saved)
+            return
         for graph, count in ((self.graph, self.per_graph), (self.single, 1)):
             with torch.cuda.graph(graph):
                 for _ in range(count):
@@ -84,10 +100,18 @@ class GraphRunner(EagerRunner):
         self._restore(saved)
 
     def _captured_iteration(self) -> None:
+        loss = self._captured_half()
+        if self.job.exchange is not None:  # in the warm-up only
+            loss = self.job.exchange(self.gradients(), loss)
+        self.update(loss)
+
+    def _captured_half(self) -> Tensor:
+        """The first half of an iteration, with the samples at `position`, which moves on."""
         assert self.order is not None, "laid out before capture"
         signs = None if self.sign_rows is None else self.sign_rows.index_select(0, self.position)[0]
-        self.iterate(self.order.index_select(0, self.position)[0], signs)
+        loss = self.learn(self.gather(self.order.index_select(0, self.position)[0]), signs)
         self.position += 1
+        return loss
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
         """Save what the warm-up must not change: parameters, optimizer, starts, tally, clock, position."""
@@ -96,12 +120,19 @@ class GraphRunner(EagerRunner):
         tensors += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
         tensors += [getattr(self.tally, name) for name in self.tally.names()] + [self.clock, self.position]
         tensors += [] if self.job.start is None else list(self.job.start.tensors.values())
+        tensors += getattr(self.job.after, "tensors", [])
         return [(t, t.detach().clone()) for t in tensors]
 
     @torch.no_grad()
     def _restore(self, saved: list[tuple[Tensor, Tensor]]) -> None:
         for tensor, value in saved:
             tensor.copy_(value)
+        # Momentum that the warm-up created begins at zero: the first step then makes it the gradient, as in SGD.
+        known = {id(tensor) for tensor, _ in saved}
+        for state in self.job.optimizer.state.values():
+            for new in state.values():
+                if isinstance(new, Tensor) and id(new) not in known:
+                    new.zero_()
 
 
 class Graph(Engine):
@@ -109,8 +140,13 @@ class Graph(Engine):
     device = "cuda"
     reference = True
     starts = ("zero", "persistent", "initialised", "carried")
+    precisions = PRECISIONS
 
     def refuses_more(self, task: Task) -> str | None:
+        if STREAMED in task.extras:
+            return "it captures whole iterations, and samples are read from outside."
+        if "exchange between processes" in task.extras:
+            return "it captures whole iterations, and processes exchange gradients in the middle of one."
         optimizer = task.optimizer
         if optimizer is not None and type(optimizer) is not torch.optim.SGD:
             capturable = all(group.get("capturable", False) for group in optimizer.param_groups)
@@ -120,9 +156,9 @@ class Graph(Engine):
                 return f"{type(optimizer).__name__} creates its state at the first step, which a graph cannot undo."
         return None
 
-    @full_precision()
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        return relax(model, x, phase, state)
+        with full_precision(), stepping_in(self.precision):
+            return relax(model, x, phase, state)
 
     def runner(self, job: Job) -> Runner:
-        return GraphRunner(job)
+        return GraphRunner(job, self.precision)

@@ -1,0 +1,522 @@
+"""Steps compiled by torch's inductor, for any model, your own included, with any estimator on top.
+
+A step is traced once, below automatic differentiation, so that a primitive differentiated at every step becomes a list
+of products and elementwise operations. What does not depend on the state is computed once per phase, like a drive
+written by hand; several steps in a row become one graph, which inductor turns into code. Estimator, contrast and
+optimizer are those of the reference. On a GPU the whole iteration is captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx
+
+from eqprop.autodiff import with_values
+from eqprop.cache import CacheError, code_folder
+from eqprop.cost import Nudge
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
+from eqprop.engines.cuda.graph import GraphRunner
+from eqprop.engines.eager import EagerRunner, PreciseStepper
+from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
+from eqprop.state import State
+
+Arguments = tuple[Tensor, ...]
+
+
+class CannotCapture(Exception):
+    """A step or its compilation cannot be captured; the message says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step as two graphs: `fixed` of what does not depend on the state, and `moving` of the rest.
+
+    fixed(*given, *constants) -> held                   moving(*given, *constants, *held, *state) -> state
+    constants   tensors that the model holds besides its parameters and buffers, read anew at every phase
+    """
+
+    fixed: fx.GraphModule
+    moving: fx.GraphModule
+    constants: Arguments
+
+
+def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: State) -> Split:
+    """Trace step(given, s) and split it. Raises CannotCapture where tracing cannot follow."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def flat(*values: Tensor) -> State:
+        return tuple(step(values[: len(given)], values[len(given) :]))
+
+    try:
+        traced = make_fx(flat)(*given, *s)
+        if _first(traced, _is_mutating) is not None:
+            traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*given, *s)
+    except Exception as error:  # whatever a model raises when its tensors have no values
+        raise CannotCapture(f"its step cannot be traced ({_first_line(error)})") from error
+    for kind, reason in ((_is_mutating, "changes tensors in place"), (_is_random, "draws random numbers")):
+        if (node := _first(traced, kind)) is not None:
+            raise CannotCapture(f"its step {reason} ({node.target})")
+    _forget_values_of_likes(traced)
+    return _split(traced, len(s))
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160].rstrip('.') if text else 'no message'}"
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _first(graph: fx.GraphModule, kind: Callable[[fx.Node], bool]) -> fx.Node | None:
+    return next((node for node in graph.graph.nodes if node.op == "call_function" and kind(node)), None)
+
+
+def _is_mutating(node: fx.Node) -> bool:
+    schema = _schema(node)
+    return schema is not None and schema.is_mutable
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node costs nothing: a view of its input, or a constant without one."""
+    schema = _schema(node)
+    views = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return views or not node.all_input_nodes
+
+
+_LIKES = {torch.ops.aten.ones_like.default: 1.0, torch.ops.aten.zeros_like.default: 0.0}
+
+
+def _forget_values_of_likes(traced: fx.GraphModule) -> None:
+    """Write ones_like and zeros_like as constants, so that the value they copy the shape of need not be computed.
+
+    The seed of every gradient is such a ones_like: with it goes the value of Phi itself, which no step needs.
+    """
+    graph = traced.graph
+    for node in list(graph.nodes):
+        if node.target in _LIKES:
+            value = node.meta["val"]
+            options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+            with graph.inserting_before(node):
+                new = graph.call_function(
+                    torch.ops.aten.full.default, (list(value.shape), _LIKES[node.target]), options
+                )
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _split(traced: fx.GraphModule, layers: int) -> Split:
+    nodes = list(traced.graph.nodes)
+    output = nodes[-1]
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    given, state = inputs[: len(inputs) - layers], inputs[len(inputs) - layers :]
+    constants = [node for node in nodes if node.op == "get_attr"]
+    moving = set(state)
+    for node in nodes:
+        if any(n in moving for n in node.all_input_nodes):
+            moving.add(node)
+    held, repeated = _frontier(nodes, moving)
+    fixed = _Writer([*given, *constants])
+    for node in nodes:
+        if node.op == "call_function" and node not in moving:
+            fixed.copy(node)
+    rest = _Writer([*given, *constants, *held, *state])
+    for node in nodes:
+        if node.op == "call_function" and (node in moving or node in repeated):
+            rest.copy(node)
+    return Split(
+        fixed.finish([fixed.known[node] for node in held]),
+        rest.finish(fx.node.map_arg(output.args[0], lambda n: rest.known[n])),
+        tuple(_attribute(traced, str(node.target)) for node in constants),
+    )
+
+
+def _frontier(nodes: Sequence[fx.Node], moving: set[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
+    """Of the nodes that do not move: those whose values a step needs, and the views it makes of them itself."""
+    held: dict[fx.Node, None] = {}
+    repeated: set[fx.Node] = set()
+
+    def need(node: fx.Node) -> None:
+        if node.op != "call_function" or node in held or node in repeated:
+            return
+        if _is_view(node):
+            repeated.add(node)
+            for source in node.all_input_nodes:
+                need(source)
+        else:
+            held[node] = None
+
+    for node in nodes:
+        if node in moving or node.op == "output":
+            for source in node.all_input_nodes:
+                if source not in moving:
+                    need(source)
+    return list(held), repeated
+
+
+class _Writer:
+    """Writes a graph from nodes of another; `known` are its nodes by theirs."""
+
+    def __init__(self, inputs: Sequence[fx.Node]) -> None:
+        self.graph = fx.Graph()
+        self.known = {node: self.graph.placeholder(f"in{n}") for n, node in enumerate(inputs)}
+
+    def copy(self, node: fx.Node) -> None:
+        self.known.setdefault(node, None)  # type: ignore[arg-type]
+        self.known[node] = self.graph.node_copy(node, lambda n: self.known[n])
+
+    def finish(self, output: Any) -> fx.GraphModule:
+        self.graph.output(output)
+        self.graph.eliminate_dead_code()
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+def _attribute(owner: Any, path: str) -> Tensor:
+    for name in path.split("."):
+        owner = getattr(owner, name)
+    assert isinstance(owner, Tensor), "a graph holds no other constants"
+    return owner.detach()
+
+
+def join(steps: Sequence[fx.GraphModule], order: Sequence[int], sizes: Sequence[int], layers: int) -> fx.GraphModule:
+    """Several steps in a row as one graph: (*inputs of steps[0], *inputs of steps[1], ..., *state) -> state.
+
+    `order` says which of the steps follows which; `sizes` how many inputs each has besides the state.
+    """
+    graph = fx.Graph()
+    own = [[graph.placeholder(f"in{k}_{n}") for n in range(size)] for k, size in enumerate(sizes)]
+    state: Sequence[Any] = [graph.placeholder(f"s{n}") for n in range(layers)]
+    for k in order:
+        places = [node for node in steps[k].graph.nodes if node.op == "placeholder"]
+        known: dict[fx.Node, Any] = dict(zip(places, [*own[k], *state], strict=True))
+        state = graph.graph_copy(steps[k].graph, known)  # type: ignore[assignment]
+    graph.output(tuple(state))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+_COMPILED: dict[tuple[object, ...], Callable[..., Sequence[Tensor]]] = {}
+"""Compiled graphs of this process by their text and their inputs' layouts: equal nets share them."""
+
+
+def compile_graph(
+    graph: fx.GraphModule, inputs: Arguments, before: Callable[[], None]
+) -> Callable[..., Sequence[Tensor]]:
+    """The graph as compiled code for inputs of these shapes, from memory or disk where it is there already."""
+    layout = tuple((tuple(v.shape), v.stride(), v.dtype, str(v.device)) for v in inputs)
+    key = (graph.code, layout, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    if key not in _COMPILED:
+        before()
+        _COMPILED[key] = _compile(graph, inputs)
+    return _COMPILED[key]
+
+
+def _options() -> dict[str, Any]:
+    """Inductor's settings: its cache; one process, as starting a pool takes longer; no timing if bits must repeat."""
+    options: dict[str, Any] = {"fx_graph_cache": True, "compile_threads": 1}
+    if torch.are_deterministic_algorithms_enabled():
+        options["triton.autotune_pointwise"] = False
+    return options
+
+
+def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence[Tensor]]:
+    import torch._inductor
+
+    try:
+        with _code_kept_in(str(code_folder() / "inductor")), _cacheable(), torch.no_grad():
+            made = torch._inductor.compile(graph, list(inputs), options=_options())
+            made(*inputs)  # loads the code, so that what is wrong with it is found here
+    except CacheError as error:
+        raise CannotCapture(str(error).rstrip(".")) from error
+    except Exception as error:  # a compiler has many ways to fail
+        raise CannotCapture(f"its step cannot be compiled ({_first_line(error)})") from error
+    found: Callable[..., Sequence[Tensor]] = made
+    return found
+
+
+@contextmanager
+def _code_kept_in(folder: str) -> Iterator[None]:
+    """Let inductor keep its files in this folder, unless the user chose one.
+
+    Torch notes its own default in the same place, as if the user had chosen it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    if before is None or before == default_cache_dir():
+        os.environ[name] = folder
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        else:
+            os.environ.pop(name, None)
+
+
+def _cacheable() -> AbstractContextManager[Any]:
+    """A context for tracing with symbolic shapes, although none are used: without it inductor's cache stands aside."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """Why nothing can be compiled for this device; None if it can."""
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception:  # what it raises differs between versions
+            return "it needs a C++ compiler, and none was found: install g++ or clang++, or set $CXX."
+        return None
+    from torch.utils._triton import has_triton
+
+    return None if has_triton() else "it needs Triton, which does not serve this device."
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a step reads besides the state, as tensors: parameters and buffers, x, and the nudge's y and beta."""
+
+    model: Dynamics
+    x: Tensor
+    nudge: Nudge | None
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        return [self.model] if self.nudge is None else [self.model, self.nudge.cost]
+
+    @property
+    def names(self) -> list[list[str]]:
+        return [[name for name, _ in (*m.named_parameters(), *m.named_buffers())] for m in self.modules]
+
+    def tensors(self) -> Arguments:
+        """All of them as they are now, detached."""
+        theta = [v for m in self.modules for _, v in (*m.named_parameters(), *m.named_buffers())]
+        return tuple(v.detach() for v in (*theta, self.x, *self._nudged()))
+
+    def _nudged(self) -> list[Tensor]:
+        if self.nudge is None:
+            return []
+        return [self.nudge.y, *([self.nudge.beta] if isinstance(self.nudge.beta, Tensor) else [])]
+
+    def unpack(self, values: Arguments) -> tuple[list[dict[str, Tensor]], Tensor, Nudge | None]:
+        """The inverse of `tensors`: parameters by module and name, x and the nudge."""
+        left = iter(values)
+        theta = [{name: next(left) for name in names} for names in self.names]
+        x = next(left)
+        if self.nudge is None:
+            return theta, x, None
+        y = next(left)
+        beta = next(left) if isinstance(self.nudge.beta, Tensor) else self.nudge.beta
+        return theta, x, Nudge(self.nudge.cost, y, beta, checked=False)
+
+
+LARGE = 1_000_000
+"""Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
+
+SHORTEST, LONGEST = 6, 12
+"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds."""
+
+
+def block_length(T: int, sweep: int = 1) -> int:
+    """How many steps to take at once in a phase of T: whole sweeps, and few single steps left over."""
+    lengths = [n for n in range(LONGEST, 0, -1) if n % sweep == 0 and (n >= SHORTEST or n == sweep)] or [sweep]
+    fitting = [n for n in lengths if n <= T]
+    return min(fitting, key=lambda n: T % n) if fitting else 1
+
+
+class CompiledStepper(Stepper):
+    """Takes steps in compiled blocks; what does not depend on the state is computed at the first step of each kind."""
+
+    def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
+        self.steps, self.given = steps, given
+        self.block = block_length(phase.T, _period(given, phase))
+        self.reference: Stepper | None = None
+        if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
+            given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
+        self.values = given.tensors()
+        self.held: dict[Update, Arguments] = {}
+
+    def __call__(self, s: State, update: Update = None) -> State:
+        return self.run(s, [update])
+
+    def run(self, s: State, updates: Sequence[Update]) -> State:
+        if self.reference is not None:
+            return self.reference.run(s, updates)
+        try:
+            run, inputs = self._block(s, updates)
+        except CannotCapture as error:
+            given = self.given
+            self.steps.give_up(given.model, error)
+            self.reference = PreciseStepper(given.model, given.x, given.nudge, self.steps.precision)
+            return self.reference.run(s, updates)
+        with full_precision(tf32=self.steps.precision == "tf32"):
+            return tuple(run(*inputs))
+
+    def _block(self, s: State, updates: Sequence[Update]) -> tuple[Callable[..., Sequence[Tensor]], Arguments]:
+        """These updates as compiled code, and its inputs."""
+        s = tuple(layer.contiguous() for layer in s)
+        kinds = list(dict.fromkeys(updates))
+        splits = {update: self.steps.split(self.given, self.values, s, update) for update in kinds}
+        inputs = [self._inputs(update, splits[update]) for update in kinds]
+        flat = (*(v for part in inputs for v in part), *s)
+        order = [kinds.index(u) for u in updates]
+        return self.steps.block([splits[u] for u in kinds], order, inputs, flat), flat
+
+    def _inputs(self, update: Update, split: Split) -> Arguments:
+        if update not in self.held:
+            self.held[update] = tuple(split.fixed(*self.values, *split.constants))
+        return (*self.values, *split.constants, *self.held[update])
+
+
+def _period(given: Given, phase: Phase) -> int:
+    """How many updates a sweep or a pair of half-steps takes."""
+    if phase.schedule == "alternating":
+        return 2
+    return len(given.model.sweep(len(given.model.init_state(given.x)))) if phase.schedule in SWEEPS else 1
+
+
+class CompiledSteps:
+    """Makes compiled steppers; remembers what it traced and compiled, by model and shapes.
+
+    falls_back  whether a step that cannot be captured is taken by the reference, with a warning
+    before      is called before something is compiled
+    """
+
+    precision: Precision = "float32"
+
+    def __init__(self, falls_back: bool, before: Callable[[], None]) -> None:
+        self.falls_back, self.before = falls_back, before
+        self._splits: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Split]] = WeakKeyDictionary()
+        self._blocks: dict[tuple[object, ...], Callable[..., Sequence[Tensor]]] = {}
+        self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
+
+    def stepper(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
+        if model in self._refused:
+            return PreciseStepper(model, x, nudge, self.precision)
+        return CompiledStepper(self, Given(model, x, nudge), phase)
+
+    def give_up(self, model: Dynamics, error: CannotCapture) -> None:
+        """Leave this model to the reference, with a warning; raise ValueError if that was not asked for."""
+        if not self.falls_back:
+            raise ValueError(f"The engine 'compiled' cannot serve {model.title}: {error}. Use 'eager'.") from error
+        self._refused[model] = str(error)
+        warnings.warn(f"{model.title} runs on the eager engine, which is slower: {error}.", stacklevel=2)
+
+    def split(self, given: Given, values: Arguments, s: State, update: Update) -> Split:
+        beta = None if given.nudge is None else given.nudge.beta
+        cost = None if given.nudge is None else id(given.nudge.cost)
+        shapes = tuple((v.shape, v.dtype, v.device) for v in (*values, *s))
+        key = (update, cost, None if isinstance(beta, Tensor) else beta, shapes)
+        known = self._splits.setdefault(given.model, {})
+        if key not in known:
+            known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
+        return known[key]
+
+    def block(
+        self, splits: Sequence[Split], order: Sequence[int], inputs: Sequence[Arguments], flat: Arguments
+    ) -> Callable[..., Sequence[Tensor]]:
+        layers = len(flat) - sum(map(len, inputs))
+        key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), torch.get_num_threads())
+        if key not in self._blocks:
+            graph = join([split.moving for split in splits], order, [len(part) for part in inputs], layers)
+            self._blocks[key] = compile_graph(graph, flat, self.before)
+        return self._blocks[key]
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return stepping(self.stepper)
+
+
+def step_of(given: Given, values: Arguments, s: State, update: Update, precision: Precision) -> State:
+    """One step with these values in the place of the parameters and the data."""
+    theta, x, nudge = given.unpack(values)
+
+    def run() -> State:
+        with torch.no_grad():
+            return PreciseStepper(given.model, x, nudge, precision)(s, update)
+
+    return with_values(given.modules, theta, run)
+
+
+class CompiledRunner(EagerRunner):
+    """The reference iteration over compiled steps."""
+
+    def __init__(self, job: Job, steps: CompiledSteps) -> None:
+        super().__init__(job, steps.precision)
+        self.steps = steps
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return self.steps.stepping()
+
+
+class CompiledGraphRunner(GraphRunner):
+    """The same captured in CUDA graphs; the steps are compiled in the warm-up before the capture."""
+
+    def __init__(self, job: Job, steps: CompiledSteps) -> None:
+        super().__init__(job, steps.precision)
+        self.steps = steps
+
+    def stepping(self) -> AbstractContextManager[None]:
+        return self.steps.stepping()
+
+
+class Compiled(Engine):
+    name = "compiled"
+    reference = True
+    starts = ("zero", "persistent", "initialised", "carried")
+    precisions = PRECISIONS
+
+    def __init__(self, falls_back: bool = False) -> None:
+        self.steps = CompiledSteps(falls_back, self._say_once)
+        self._said = False
+
+    def _say_once(self) -> None:
+        if not self._said:
+            self.notice("compiling the steps of this network, which later runs find in the cache")
+        self._said = True
+
+    def automatic(self, task: Task) -> Engine | None:
+        """On the CPU where a large Phi is differentiated at every step; on a GPU not before it is measured there."""
+        model = task.model
+        by_autodiff = isinstance(model, PrimitiveDynamics) and type(model).contrast is PrimitiveDynamics.contrast
+        large = sum(p.numel() for p in model.parameters()) >= LARGE
+        return Compiled(falls_back=True) if by_autodiff and large and task.device.type == "cpu" else None
+
+    def refuses_more(self, task: Task) -> str | None:
+        if task.device.type == "cpu" and task.precision != "float32":
+            return f"on a CPU it computes in float32, and the precision is {task.precision}, which eager emulates."
+        if task.device.type != "cpu" and STREAMED in task.extras:
+            return "it captures whole iterations, and samples are read from outside."
+        return why_not_compiled(task.device)
+
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        self.steps.precision = self.precision
+        with full_precision(), self.steps.stepping():
+            return relax(model, x, phase, state)
+
+    def runner(self, job: Job) -> Runner:
+        self.steps.precision = self.precision
+        # Other starts are exchanged between processes, within the half of an iteration that would be captured.
+        local = job.exchange is None or job.start is None or job.start.kind == "carried"
+        captured = job.images.device.type == "cuda" and local
+        return CompiledGraphRunner(job, self.steps) if captured else CompiledRunner(job, self.steps)

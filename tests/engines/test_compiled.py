@@ -1,0 +1,249 @@
+"""The compiled engine: any model's steps, traced and compiled, against the reference in float64."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import eqprop
+from eqprop import EP, Phase, SquaredError
+from eqprop.dynamics import Dynamics
+from eqprop.engines import Job, Task, choose
+from eqprop.engines.compiled import LARGE, Compiled, block_length, trace_step
+from eqprop.engines.eager import Eager
+from eqprop.models import Conv, Dense, Network
+from eqprop.relax import Stepper, relax, stepping
+from eqprop.training.watch import Progress, Watch
+from tests.helpers.engine_contract import (
+    EXACT,
+    Case,
+    check_calls,
+    check_frozen,
+    check_gradient,
+    check_relaxation,
+    check_settled,
+    check_training,
+    conv_cases,
+    layered,
+    layered_cases,
+)
+
+SMALL = Case("P depth 2", layered((5, 9, 12), activation="tanh"), "ep-symmetric", networks=None, samples=3)
+
+
+def phi(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+    """A net with a skip, as a user writes one; the input's product does not depend on the state."""
+    seen = (s[0] * (s[1] @ theta["W01"].T + s[2] @ theta["W02"].T)).sum(-1) + (s[1] * (s[2] @ theta["W12"].T)).sum(-1)
+    return seen + (s[2] * (x @ theta["W2x"].tanh().T)).sum(-1)
+
+
+def own_model(sizes: tuple[int, int, int, int] = (3, 7, 8, 11), gain: float = 0.4) -> Dynamics:
+    torch.manual_seed(0)
+    out, h1, h2, inputs = sizes
+    shapes = {"W01": (out, h1), "W02": (out, h2), "W12": (h1, h2), "W2x": (h2, inputs)}
+    theta = {name: gain * torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    return eqprop.from_primitive(phi, theta, (out, h1, h2), squash=torch.tanh, input_shape=(inputs,))
+
+
+def trained(engine: Any, model: Dynamics, estimator: Any, cost: Any = None, rows: int = 2, **options: Any) -> Dynamics:
+    """A copy of the model after some iterations on random data."""
+    model, cost = copy.deepcopy(model), cost or SquaredError()
+    source = torch.Generator().manual_seed(1)
+    x = torch.rand(12, *(model.input_shape or ()), generator=source, dtype=torch.float64)
+    labels = torch.randint(3, (12,), generator=source)
+    y = eqprop.data.one_hot(labels, 3, torch.float64)
+    optimizer = torch.optim.SGD([*model.parameters(), *cost.parameters()], lr=0.1)
+    runner = engine.runner(Job(model, cost, estimator, optimizer, x, y, labels, **options))
+    runner.run(torch.arange(4 * rows).view(rows, 4))
+    return model
+
+
+def apart(a: Dynamics, b: Dynamics) -> float:
+    return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_net_written_by_hand_keeps_every_promise_of_an_engine() -> None:
+    check_gradient(Compiled(), SMALL, EXACT)
+    check_training(Compiled(), SMALL, EXACT)
+    check_relaxation(Compiled(), SMALL, EXACT)
+    check_calls(Compiled(), SMALL, EXACT)
+    check_frozen(Compiled(), SMALL, EXACT)
+
+
+def test_a_phi_differentiated_at_every_step_trains_as_the_reference_does() -> None:
+    model = own_model()
+    ep = EP(T=13, K=7, beta=0.3, nudging="symmetric", schedule="sweeps")
+    twin, ours = (trained(engine, model, ep) for engine in (Eager(), Compiled()))
+    assert apart(twin, model) > 1e-4
+    assert apart(twin, ours) < 1e-12
+
+
+def test_what_does_not_depend_on_the_state_is_computed_once_per_phase() -> None:
+    model = own_model()
+    x = torch.rand(2, 11, dtype=torch.float64)
+    s = tuple(torch.rand(2, n, dtype=torch.float64) for n in (3, 7, 8))
+    theta = tuple(p.detach() for p in model.parameters())
+
+    def step(given: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        values = dict(zip(("W01", "W02", "W12", "W2x"), given[:4], strict=True))
+        grads = torch.func.grad(lambda *v: phi(given[4], v, values).sum(), argnums=(0, 1, 2))(*state)
+        return tuple(torch.tanh(g) for g in grads)
+
+    split = trace_step(step, (*theta, x), s)
+    names = [str(node.target) for node in split.moving.graph.nodes]
+    assert sum("mm" in name for name in names) == 6, "forward and back of three connections, the input's not"
+    assert [str(node.target) for node in split.fixed.graph.nodes].count("aten.tanh.default") == 1
+    held = split.fixed(*theta, x)
+    for a, b in zip(split.moving(*theta, x, *held, *s), model.step(model.drive(x), s), strict=True):
+        assert torch.allclose(a, b, rtol=0.0, atol=1e-14)
+
+
+def test_the_length_of_a_block_leaves_few_single_steps() -> None:
+    assert block_length(50) == 10
+    assert block_length(20) == 10
+    assert block_length(3) == 3 or block_length(3) == 1
+    assert all(T % block_length(T) <= 5 for T in range(6, 200))
+    assert all(block_length(T, 2) % 2 == 0 and block_length(T, 3) % 3 == 0 for T in range(12, 60))
+
+
+def test_a_step_that_looks_at_its_values_is_refused_in_words_or_falls_back_with_a_warning() -> None:
+    def looking(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+        strength = 1.0 if bool(s[0].sum() > 0) else 0.5
+        return strength * (s[0] * (x @ theta["W"].T)).sum(-1)
+
+    model = eqprop.from_primitive(looking, {"W": torch.randn(3, 4)}, (3,), squash=torch.tanh)
+    x = torch.rand(2, 4)
+    with pytest.raises(ValueError, match=r"'compiled' cannot serve looking: its step cannot be traced .*Use 'eager'"):
+        Compiled().relaxation(model, x, Phase(4))
+    with pytest.warns(UserWarning, match="looking runs on the eager engine, which is slower: its step cannot"):
+        found = Compiled(falls_back=True).relaxation(model, x, Phase(4))
+    assert torch.equal(found.state[0], relax(model, x, 4).state[0])
+
+
+def test_a_step_that_draws_random_numbers_is_refused() -> None:
+    def noisy(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+        return (s[0] * (x @ theta["W"].T + torch.rand_like(s[0]))).sum(-1)
+
+    model = eqprop.from_primitive(noisy, {"W": torch.randn(3, 4)}, (3,), squash=torch.tanh)
+    with pytest.raises(ValueError, match="its step draws random numbers"):
+        Compiled().relaxation(model, torch.rand(2, 4), Phase(4))
+
+
+def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
+    large = own_model((10, 600, 1000, 500))
+    assert sum(p.numel() for p in large.parameters()) >= LARGE
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose("auto", Task(large, SquaredError(), EP(T=5, K=2))).name == "compiled"
+        assert choose("auto", Task(own_model(), SquaredError(), EP(T=5, K=2))).name == "eager"
+        network = Network(1000, {"out": 10, "h": 1200}, [Dense("x", "h"), Dense("h", "out")])
+        assert choose("auto", Task(network, SquaredError(), EP(T=5, K=2))).name == "eager"
+
+
+def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
+    with pytest.raises(ValueError, match="cannot serve: it needs a C\\+\\+ compiler"):
+        choose("compiled", Task(own_model()))
+
+
+def test_the_notice_comes_once_before_compiling() -> None:
+    engine = Compiled()
+    said: list[str] = []
+    engine.notice = said.append
+    engine.relaxation(own_model((3, 4, 5, 6)), torch.rand(2, 6, dtype=torch.float64), Phase(2))
+    assert len(said) == 1
+    assert said[0].startswith("compiling")
+
+
+def test_blocks_reach_the_states_to_keep_and_the_fixed_point_of_single_steps() -> None:
+    class InBlocks(Stepper):
+        block = 5
+
+    model = own_model(gain=0.1)
+    x = torch.rand(4, 11, dtype=torch.float64)
+    for phase, keep in ((Phase(23), 4), (Phase(400, stop="settled", still=1e-13), 0), (Phase(21, "sweeps"), 3)):
+        expected = relax(model, x, phase, keep=keep)
+        with stepping(lambda m, x, nudge, phase: InBlocks(m, m.drive(x), nudge)):
+            found = relax(model, x, phase, keep=keep)
+        for a, b in zip((*found.trail, found.state), (*expected.trail, expected.state), strict=True):
+            assert all(torch.allclose(u, v, rtol=0.0, atol=1e-12) for u, v in zip(a, b, strict=True))
+        assert phase.stop == "never" or max(found.steps, expected.steps) < phase.T
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """A small net in float32 by the compiled engine, stopped after its first iteration."""
+    options: dict[str, Any] = {"T": 6, "K": 2, "epochs": 2, "samples": 60, "test_samples": 30, "batch": 30}
+
+    class Stop(Watch):
+        def progress(self, progress: Progress) -> None:
+            if (progress.epoch, progress.iteration) == (0, 1):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    eqprop.train("P-1h", tmp_path / "whole", engine="compiled", threads=1, deterministic=True, **options)
+    with pytest.raises(eqprop.training.Stopped):
+        eqprop.train("P-1h", tmp_path / "parts", engine="compiled", threads=1, watch=Stop(), **options)
+    eqprop.resume(tmp_path / "parts")
+    ours, theirs = (eqprop.load(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(theirs[name], value) for name, value in ours.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*layered_cases()[::5], *conv_cases()[::4]], ids=str)
+def test_every_kind_of_net(case: Case) -> None:
+    check_gradient(Compiled(), case, EXACT)
+    check_relaxation(Compiled(), case, EXACT)
+
+
+@pytest.mark.slow
+def test_a_settled_free_phase_changes_no_bit() -> None:
+    check_settled(Compiled(), SMALL, EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nudging", ["one-sided", "symmetric", "random-sign"])
+@pytest.mark.parametrize("site", ["outside", "inside", "implicit"])
+def test_nudgings_and_nudge_sites_of_a_graph(nudging: Any, site: Any) -> None:
+    network = Network(
+        (2, 8, 8),
+        {"out": 3, "h2": (4, 3, 3), "h1": (3, 8, 8)},
+        [Conv("x", "h1", kernel=3, padding=1), Conv("h1", "h2", kernel=3, pool=2), Dense("h2", "out")],
+        {"out": "identity", "*": "hard-sigmoid"},
+        nudge_site=site,
+        seed=0,
+        dtype=torch.float64,
+    )
+    ep = EP(T=9, K=5, beta=0.3, nudging=nudging, schedule="sweeps")
+    twin, ours = (trained(engine, network, ep) for engine in (Eager(), Compiled()))
+    assert apart(twin, network) > 1e-6
+    assert apart(twin, ours) < 1e-12
+
+
+@pytest.mark.slow
+def test_cross_entropy_and_a_cost_of_ones_own() -> None:
+    model = own_model()
+    readout = eqprop.CrossEntropy(3, 3, seed=0, dtype=torch.float64)
+    quartic = eqprop.FunctionCost(lambda s, y: (s[0] - y).pow(4).sum(-1) + 0.1 * s[2].square().sum(-1))
+    for cost in (readout, quartic):
+        ep = EP(T=9, K=5, beta=0.3)
+        twin, ours = (trained(engine, model, ep, copy.deepcopy(cost)) for engine in (Eager(), Compiled()))
+        assert apart(twin, ours) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimator", [eqprop.BPTT(T=13, K=4), eqprop.RBP(T=13, K=4), replace(EP(13, 4), stop="settled")]
+)
+def test_estimators_run_unchanged_on_compiled_steps(estimator: Any) -> None:
+    model = own_model()
+    twin, ours = (trained(engine, model, estimator) for engine in (Eager(), Compiled()))
+    assert apart(twin, ours) < 1e-12

@@ -1,0 +1,185 @@
+"""Products in a declared precision: what is rounded and what is not, who refuses, and the guard of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+import eqprop
+from eqprop import EP, Phase, SquaredError
+from eqprop.cost import Nudge, Problem
+from eqprop.engines import Job, Task, choose
+from eqprop.engines.base import PRECISIONS, Precision
+from eqprop.engines.compiled import Given, step_of, trace_step
+from eqprop.engines.eager import Agreement, PreciseStepper, compare_precision, compare_with_float64, products
+from eqprop.models import Conv, Dense, Layered, Network
+from eqprop.report.page import write_report
+from eqprop.training.loop import GUARD
+from eqprop.training.metrics import read_metrics
+from eqprop.training.watch import Watch
+
+LOWER: tuple[Precision, ...] = ("tf32", "float16", "bfloat16")
+BITS = {"tf32": 10, "float16": 10, "bfloat16": 7}
+
+
+def half(v: Tensor) -> Tensor:
+    return v.half().float()
+
+
+def net() -> Network:
+    return Network(
+        (2, 8, 8),
+        {"out": 5, "h2": (4, 3, 3), "h1": (3, 8, 8)},
+        [Conv("x", "h1", kernel=3, padding=1), Conv("h1", "h2", kernel=3, pool=2), Dense("h2", "out")],
+        {"out": "identity", "*": "hard-sigmoid"},
+        seed=0,
+    )
+
+
+def problem(model: Any, samples: int = 6) -> Problem:
+    source = torch.Generator().manual_seed(1)
+    x = torch.rand(samples, *model.input_shape, generator=source)
+    return Problem(model, SquaredError(), x, eqprop.data.one_hot(torch.arange(samples) % 5, 5))
+
+
+def test_products_round_their_factors_and_results_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    a, b, c = torch.randn(4, 6), torch.randn(6, 5), torch.randn(4, 5)
+    image, kernel, bias = torch.randn(2, 3, 7, 7), torch.randn(4, 3, 3, 3), torch.randn(4)
+    with products("float16"):
+        found = (a @ b, torch.addmm(c, a, b, beta=2.0, alpha=3.0), conv2d(image, kernel, bias), torch.tanh(a) + a)
+    product = half(half(a) @ half(b))
+    assert torch.equal(found[0], product)
+    assert torch.equal(found[1], 2.0 * c + 3.0 * product)
+    assert torch.equal(found[2], half(conv2d(half(image), half(kernel))) + bias.view(-1, 1, 1))
+    assert torch.equal(found[3], torch.tanh(a) + a)
+
+
+@pytest.mark.parametrize("precision", LOWER)
+def test_rounding_is_to_the_bits_of_the_precision(precision: Precision) -> None:
+    v = torch.randn(1000, 1) * torch.logspace(-2, 2, 1000).view(-1, 1)
+    with products(precision):
+        once = v @ torch.ones(1, 1)
+        twice = once @ torch.ones(1, 1)
+    assert torch.equal(once, twice)
+    error = float(((once - v) / v).abs().max())
+    assert 2.0 ** -(BITS[precision] + 2) < error <= 2.0 ** -(BITS[precision] + 1)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_traced_step_has_the_bits_of_the_reference(precision: Precision) -> None:
+    given = problem(net())
+    s = tuple(torch.rand_like(layer) for layer in given.model.init_state(given.x))
+    for nudge in (None, Nudge(given.cost, given.y, 0.5)):
+        inputs = Given(given.model, given.x, nudge)
+        values = inputs.tensors()
+        split = trace_step(
+            lambda v, state, inputs=inputs: step_of(inputs, v, state, None, precision),  # type: ignore[misc]
+            values,
+            s,
+        )
+        held = split.fixed(*values, *split.constants)
+        traced = split.moving(*values, *split.constants, *held, *s)
+        expected = PreciseStepper(given.model, given.x, nudge, precision)(s)
+        assert all(torch.equal(a, b) for a, b in zip(traced, expected, strict=True))
+        exact = PreciseStepper(given.model, given.x, nudge, "float32")(s)
+        assert all(torch.equal(a, b) for a, b in zip(expected, exact, strict=True)) == (precision == "float32")
+
+
+@pytest.mark.parametrize("precision", LOWER)
+def test_a_settled_net_keeps_its_update_and_weights_stay_float32(precision: Precision) -> None:
+    given = problem(net())
+    ep = EP(T=40, K=15, beta=0.5, nudging="symmetric")
+    found = compare_precision(given, ep, precision)
+    assert set(found) == {"", *(name for name, _ in given.model.named_parameters())}
+    assert 0.99 < found[""].cosine < 1.0 - 1e-9
+    assert abs(found[""].norm - 1.0) < 0.05
+    itself = compare_with_float64(given, ep)
+    assert itself[""].cosine > found[""].cosine
+
+    labels = torch.arange(6) % 5
+    optimizer = torch.optim.SGD(given.model.parameters(), lr=0.1, momentum=0.9)
+    engine = choose("auto", Task(given.model, given.cost, ep, optimizer, precision=precision))
+    assert (engine.name, engine.precision) == ("eager", precision)
+    engine.runner(Job(given.model, given.cost, ep, optimizer, given.x, given.y, labels)).run(torch.arange(6).view(1, 6))
+    state = [v for one in optimizer.state.values() for v in one.values() if isinstance(v, Tensor)]
+    kept = [*given.model.parameters(), *(p.grad for p in given.model.parameters()), *state]
+    assert {v.dtype for v in kept if v is not None} == {torch.float32}
+    free = engine.relaxation(given.model, given.x, Phase(10))
+    assert {layer.dtype for layer in free.state} == {torch.float32}
+
+
+def test_engines_that_cannot_do_a_precision_refuse_in_words() -> None:
+    model = Layered((10, 16, 20), seed=0)
+    ep, optimizer = EP(T=5, K=2), torch.optim.SGD(model.parameters(), lr=0.1)
+    task = Task(model, SquaredError(), ep, optimizer, precision="float16")
+    with pytest.raises(ValueError, match="cannot serve: it computes in float32, and the precision is float16"):
+        choose("cpu", task)
+    with pytest.raises(ValueError, match="on a CPU it computes in float32, and the precision is float16, which eager"):
+        choose("compiled", task)
+    with pytest.raises(ValueError, match="Unknown precision 'half'; expected one of float32, tf32"):
+        eqprop.train("P-1h", precision="half")
+
+
+def test_agreement_of_updates() -> None:
+    a = torch.tensor([3.0, 4.0])
+    doubled = Agreement.of(2.0 * a, a)
+    assert doubled.cosine == pytest.approx(1.0)
+    assert doubled.norm == pytest.approx(2.0)
+    assert Agreement.of(-a, a).cosine == pytest.approx(-1.0)
+    assert Agreement.of(0.0 * a, 0.0 * a) == Agreement(1.0, 1.0)
+    assert math.isnan(Agreement.of(0.0 * a, a).cosine)
+
+
+class Warned(Watch):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.said.append(message)
+
+
+OPTIONS: dict[str, Any] = {"T": 10, "K": 3, "epochs": 2, "samples": 60, "test_samples": 20, "threads": 1}
+
+
+def test_every_epoch_of_a_run_records_how_far_its_update_agrees(tmp_path: Path) -> None:
+    warned = Warned()
+    eqprop.train("P-1h", tmp_path / "run", precision="float16", watch=warned, beta=0.5, **OPTIONS)
+    lines = read_metrics(tmp_path / "run")
+    assert [line["precision"]["declared"] for line in lines] == ["float16", "float16"]
+    assert all(0.95 < line["precision"]["with_float32"]["whole"]["cosine"] < 1.0 for line in lines)
+    assert ["float32_with_float64" in line["precision"] for line in lines] == [True, False]
+    assert not [said for said in warned.said if "float16" in said]
+    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert described["experiment"]["precision"] == "float16"
+    page = write_report(tmp_path / "run", with_curves=False).page.read_text()
+    assert "cosine of float16 with float32, ep" in page
+    assert "cosine of float32 with float64, ep" in page
+    assert eqprop.evaluate(tmp_path / "run")["ep"][0]["test_error"] == lines[-1]["test_error"]
+
+
+def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
+    eqprop.train("P-1h", tmp_path / "run", engine="eager", **{**OPTIONS, "epochs": 1})
+    assert "precision" not in read_metrics(tmp_path / "run")[0]
+
+
+@pytest.mark.parametrize(("cosine", "ending"), [(0.9, "expected 0.95 or more"), (-0.1, "it points away")])
+def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"": Agreement(cosine, 1.0), "W01": Agreement(cosine - 0.05, 1.0)}
+    monkeypatch.setattr("eqprop.training.trainer.compare_precision", lambda *_: found)
+    warned = Warned()
+    if cosine > 0:
+        eqprop.train("P-1h", tmp_path / "run", precision="bfloat16", watch=warned, **{**OPTIONS, "epochs": 1})
+    else:
+        with pytest.raises(ValueError, match=ending):
+            eqprop.train("P-1h", tmp_path / "run", precision="bfloat16", watch=warned, **OPTIONS)
+    assert cosine < GUARD
+    assert bool([said for said in warned.said if ending in said and "for W01" in said]) == (cosine > 0)
+    assert len(read_metrics(tmp_path / "run")) == 1, "what was measured is written before the run ends"
