@@ -133,6 +133,16 @@ def test_a_set_is_downloaded_once(cache: Path, web: Web, capsys: pytest.CaptureF
     assert len(web.asked) == 4
 
 
+def test_a_digest_of_another_kind_is_checked(cache: Path, web: Web) -> None:
+    name, content = first_file(), web.files[first_file()]
+    right, wrong = (f"md5:{hashlib.md5(part).hexdigest()}" for part in (content, content + b"x"))
+    with pytest.raises(sources.DownloadError, match="the file there is not the published one"):
+        sources.download(sources.Source("tiny", (web.address,), {name: wrong}), cache, lambda *told: None)
+    assert not (cache / name).exists()
+    sources.download(sources.Source("tiny", (web.address,), {name: right}), cache, lambda *told: None)
+    assert (cache / name).read_bytes() == content
+
+
 def test_progress_is_told(cache: Path, web: Web) -> None:
     seen: list[tuple[str, int, int | None]] = []
     files = {name: digest_of(content) for name, content in web.files.items()}
@@ -286,7 +296,10 @@ def test_a_folder_that_cannot_be_made_is_told(cache: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("fashon-mnist", "Did you mean 'fashion-mnist'"), ("digits", "expected mnist, fashion-mnist, kmnist, a dir")],
+    [
+        ("fashon-mnist", "Did you mean 'fashion-mnist'"),
+        ("digits", "kmnist, cifar10, cifar100, a dir"),
+    ],
 )
 def test_an_unknown_name_is_told(name: str, words: str) -> None:
     with pytest.raises(FileNotFoundError, match=words):
@@ -298,7 +311,7 @@ def test_every_named_set_is_pinned() -> None:
         assert set(known.archives) == set(FILES)
         assert all(len(d) == 64 for d in (*known.archives.values(), *known.contents.values()))
         assert all(host.startswith("https://") and host.endswith("/") for host in known.hosts)
-    assert data.NAMES == ("mnist", "fashion-mnist", "kmnist")
+    assert data.NAMES == ("mnist", "fashion-mnist", "kmnist", "cifar10", "cifar100")
 
 
 def test_the_package_of_debian_is_fashion_mnist() -> None:

@@ -91,6 +91,16 @@ def test_shape_classes_and_checksum_are_computed() -> None:
     torch.testing.assert_close(bytes_.train_x, torch.full((4, 2), 0.2))
 
 
+def test_bytes_can_be_kept() -> None:
+    x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+    kept = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
+    divided = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1])
+    assert (kept.train_x.dtype, kept.dtype, kept.shape) == (torch.uint8, torch.float32, (2, 3))
+    assert torch.equal(kept.floats(kept.train_x), divided.train_x)
+    with pytest.raises(ValueError, match=r"x is torch\.float64, which dtype=torch\.uint8 would round"):
+        data.from_arrays(x / 2, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -1,8 +1,9 @@
-"""Your own data: arrays, tensors, dictionaries, torch datasets and loaders become one `Images`."""
+"""Your own data: arrays, tensors, dictionaries, torch datasets, loaders and image folders become one `Images`."""
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from eqprop.data.images import Images, check_destination
+from eqprop.data.images import Images, check_destination, check_device
 
 Data = Images | str | Path | Mapping[str, Any] | Sequence[Any] | None
 """What `data=` takes: a name, a directory, an .npz file, `Images`, or arrays (see `as_images`)."""
@@ -38,8 +39,10 @@ def from_arrays(
     y, y_test   class numbers 0, 1, ... or one-hot rows, to classify; any other numbers, (N,) or (N, outputs), are
                 targets, and errors are then the percentage of their variance that is not explained
     classes     by default the largest class number plus one
+    dtype       of the samples; torch.uint8 keeps bytes, a quarter of the memory: see `Images.floats`
     """
-    check_destination(device, dtype)
+    floats = torch.float32 if dtype == torch.uint8 else dtype
+    check_destination(device, floats)
     given = {"x": _array(x, "x"), "x_test": _array(x_test, "x_test"), "y": _array(y, "y")}
     given["y_test"] = _array(y_test, "y_test")
     for samples, labels in (("x", "y"), ("x_test", "y_test")):
@@ -50,7 +53,7 @@ def from_arrays(
             f"{tuple(given['x_test'].shape[1:])}; expected one shape. Prepare both in the same way."
         )
     train_x, test_x = (_samples(given[part], part, dtype) for part in ("x", "x_test"))
-    train_y, test_y, found = _answers(given["y"], given["y_test"], classes, dtype)
+    train_y, test_y, found = _answers(given["y"], given["y_test"], classes, floats)
     made = Images(
         train_x,
         train_y,
@@ -105,6 +108,104 @@ def read_npz(path: Path) -> Images:
     return from_arrays(**{**_named_parts(parts), "name": path.stem})
 
 
+ENDINGS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm")
+MOST_BYTES = 1 << 32
+"""The largest image folder read into memory, as uint8: 4 GiB."""
+
+
+def is_image_folder(folder: Path) -> bool:
+    """Whether the folder has subfolders with images, or train and test with such subfolders."""
+    root = folder / "train" if (folder / "train").is_dir() else folder
+    return any(path.suffix.lower() in ENDINGS for path in root.glob("*/*"))
+
+
+def image_folder(path: str | Path, device: torch.device | str | None = None) -> Images:
+    """Images of one size, grey or RGB, in train/CLASS/ and test/CLASS/, kept as uint8.
+
+    Classes are numbered in the order of their names. Images are ordered by the SHA-256 of CLASS/FILE, the same on every
+    machine, so that the first and the last ones are of all classes. Without train and test, with CLASS/ alone, there
+    is no test set: hold out training images with `split_validation`.
+    """
+    check_device(device)
+    root = Path(path)
+    halves = [root / "train", root / "test"] if (root / "train").is_dir() else [root]
+    listings = [_class_files(half) for half in halves]
+    names = tuple(listings[0])
+    strange = next((name for name in listings[-1] if name not in names), None)
+    if strange is not None:
+        raise ValueError(f"{root / 'test'} has a class {strange!r}, which {root / 'train'} has not; expected the same.")
+    first = next(iter(listings[0].values()))[0]
+    read = [_read_files(listing, first, names) for listing in listings]
+    channels = max(x.shape[1] for x, _ in read)
+    size = read[0][0].shape[-2:]
+    if len(read) == 1:
+        read.append((read[0][0][:0], read[0][1][:0]))
+    # Grey images among coloured ones have three equal channels.
+    (train_x, train_y), (test_x, test_y) = ((x.expand(-1, channels, -1, -1).flatten(1), y) for x, y in read)
+    digest = content_digest(train_x, train_y, test_x, test_y)
+    shape = (*((channels,) if channels > 1 else ()), *size)
+    made = Images(train_x, train_y, test_x, test_y, shape, len(names), root.resolve().name, digest, class_names=names)
+    return made.to(device)
+
+
+def _class_files(half: Path) -> dict[str, list[Path]]:
+    """Image files by class, both sorted; hidden files are skipped."""
+    classes = sorted(p for p in half.iterdir() if p.is_dir() and not p.name.startswith(".")) if half.is_dir() else []
+    found = {place.name: sorted(p for p in place.iterdir() if not p.name.startswith(".")) for place in classes}
+    empty = next((name for name, files in found.items() if not files), None)
+    if len(found) < (2 if half.name != "test" else 1) or empty is not None:
+        what = f"nothing in {empty}" if empty is not None else f"{len(found)} folders"
+        raise ValueError(f"{half} has {what}; expected a folder with images for each of at least two classes.")
+    other = next((p for files in found.values() for p in files if p.suffix.lower() not in ENDINGS), None)
+    if other is not None:
+        raise ValueError(f"{other} is not an image; expected {', '.join(ENDINGS)}. Remove or convert it.")
+    return found
+
+
+def _read_files(listing: Mapping[str, list[Path]], first: Path, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """(N, C, H, W) of uint8 and (N,) labels; all images have the size of the first."""
+    height, width = _pixels(first).shape[:2]
+    total = sum(map(len, listing.values())) * height * width * 3
+    if total > MOST_BYTES:
+        raise ValueError(
+            f"The images of {first.parents[1]} take {total / 1e9:.1f} GB of memory; at most {MOST_BYTES / 1e9:.1f} are "
+            "read. Read them while training: see eqprop.data.streamed."
+        )
+    files = [(path, names.index(name)) for name, paths in listing.items() for path in paths]
+    files.sort(key=lambda file: hashlib.sha256("/".join(file[0].parts[-2:]).encode()).digest())
+    held = [_pixels(path) for path, _ in files]
+    for (path, _), pixels in zip(files, held, strict=True):
+        if pixels.shape[:2] != (height, width):
+            raise ValueError(
+                f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, {first} {width} x {height}; expected one "
+                "size. Resize them."
+            )
+    channels = max(pixels.shape[2] for pixels in held)
+    wide = [np.broadcast_to(pixels, (height, width, channels)) for pixels in held]
+    x = torch.from_numpy(np.stack(wide)).permute(0, 3, 1, 2).contiguous()
+    return x, torch.tensor([label for _, label in files], dtype=torch.int64)
+
+
+def _pixels(path: Path) -> Any:
+    """(H, W, 1 or 3) of uint8."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            held = image.convert("RGBA") if image.mode == "P" or image.has_transparency_data else image
+            if held.mode == "RGBA" and held.getchannel("A").getextrema() == (255, 255):  # nothing shines through
+                held = held.convert("RGB")
+            if held.mode == "1":
+                held = held.convert("L")
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
+    if held.mode not in ("L", "RGB"):
+        kind = "transparent parts" if held.mode == "RGBA" else f"the mode {held.mode}"
+        raise ValueError(f"{path} has {kind}; expected 8 bits of grey or of RGB. Convert it.")
+    return np.atleast_3d(np.asarray(held))
+
+
 def content_digest(*tensors: Tensor) -> str:
     """SHA-256 of types, shapes and values."""
     digest = hashlib.sha256()
@@ -152,7 +253,7 @@ def _collected(dataset: Any, what: str) -> tuple[Any, Any]:
             f"The {what} data set {type(dataset).__name__} does not give pairs (x, y), or nothing at all; expected "
             "them. Wrap it in a Dataset that returns such pairs."
         )
-    x, y = ([torch.as_tensor(np.asarray(pair[n])) for pair in pairs] for n in (0, 1))
+    x, y = ([as_sample(pair[n]) for pair in pairs] for n in (0, 1))
     for name, rows in (("x", x), ("y", y)):
         odd = next((n for n, row in enumerate(rows) if row.shape != rows[0].shape), None)
         if odd is not None:
@@ -161,6 +262,14 @@ def _collected(dataset: Any, what: str) -> tuple[Any, Any]:
                 f"{tuple(rows[0].shape)}; expected one shape. Resize or pad them."
             )
     return torch.stack(x), torch.stack(y)
+
+
+def as_sample(value: Any) -> Tensor:
+    """A sample or answer as a tensor; an image of Pillow has its channels first, as networks take them."""
+    if hasattr(value, "getbands"):
+        held = np.array(value)  # a copy, because Pillow's own is not writable
+        return torch.from_numpy(np.ascontiguousarray(held.transpose(2, 0, 1)) if held.ndim == 3 else held)
+    return torch.as_tensor(np.asarray(value))
 
 
 def _array(value: Any, what: str) -> Tensor:
@@ -188,6 +297,10 @@ def _samples(x: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     flat = x.reshape(len(x), -1).cpu()
     if flat.is_complex():
         raise ValueError(f"{what} is {x.dtype}; expected real numbers.")
+    if dtype == torch.uint8:
+        if flat.dtype != torch.uint8:
+            raise ValueError(f"{what} is {x.dtype}, which dtype=torch.uint8 would round; give bytes, or omit dtype.")
+        return flat
     flat = flat.to(dtype).div(255) if flat.dtype == torch.uint8 else flat.to(dtype)
     _check_finite(flat, what)
     return flat

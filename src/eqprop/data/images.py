@@ -33,9 +33,10 @@ MNIST_DIGEST = "c5097fdd51cfdbe7695fd9df3612695696864b5c424f58d843ffdc5d335e9914
 class Images:
     """A data set: x holds one flat sample per row; y the labels 0 .. classes-1, int64, or targets of floats.
 
-    `shape` is that of one sample, such as (28, 28) or (3, 32, 32). `classes` counts the classes, or the columns of the
-    targets. `sha256` identifies the set: the digest of the uncompressed training images file followed by the training
-    labels file, or of the arrays. A split keeps it. `fingerprint` is the digest of the tensors, where they were given.
+    x is floats as the network takes them, or uint8, a quarter of the memory: `floats` divides by 255. `shape` is that
+    of one sample, such as (28, 28) or (3, 32, 32). `classes` counts the classes, or the columns of the targets.
+    `sha256` identifies the set: the digest of the uncompressed training images file followed by the training labels
+    file, or of the arrays. A split keeps it. `fingerprint` is the digest of the tensors, where they were given.
 
     To make one from your own arrays use `from_arrays`.
     """
@@ -49,6 +50,7 @@ class Images:
     name: str
     sha256: str
     fingerprint: str = ""
+    class_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         size = " x ".join(str(n) for n in self.shape)
@@ -57,6 +59,23 @@ class Images:
             f"{size}, {self.classes} {'classes' if self.labelled else 'outputs'}, {self.train_x.dtype}, "
             f"{self.train_x.device})"
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the samples as floats: float32 for uint8."""
+        return torch.float32 if self.train_x.dtype == torch.uint8 else self.train_x.dtype
+
+    @property
+    def train_samples(self) -> int:
+        return len(self.train_x)
+
+    @property
+    def test_samples(self) -> int:
+        return len(self.test_x)
+
+    def floats(self, x: Tensor) -> Tensor:
+        """Samples of this set as the network takes them without normalisation."""
+        return as_floats(x, self.dtype)
 
     @property
     def labelled(self) -> bool:
@@ -72,7 +91,7 @@ class Images:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Draw n distinct training images (n, pixels) and labels (n,); a seed draws the same on every machine."""
+        """Draw n distinct training images (n, pixels), as floats, and labels (n,); the same on every machine."""
         if not 1 <= n <= len(self.train_x):
             raise ValueError(
                 f"Cannot draw a sample of {n} images: {self.name} has {len(self.train_x)} training images. "
@@ -80,7 +99,15 @@ class Images:
             )
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(self.train_x), generator=generator)[:n].to(self.train_x.device)
-        return self.train_x[chosen], self.train_y[chosen]
+        return self.floats(self.train_x[chosen]), self.train_y[chosen]
+
+
+def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 divided by 255; floats unchanged, whatever their type."""
+    if x.dtype != torch.uint8:
+        return x
+    # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
+    return x.to(dtype) / x.new_full((), 255.0, dtype=dtype)
 
 
 def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Images:

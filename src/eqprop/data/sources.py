@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from eqprop.cache import cache_folder
-from eqprop.data.arrays import as_images, read_npz
+from eqprop.data.arrays import as_images, image_folder, is_image_folder, read_npz
+from eqprop.data.cifar import CIFAR10, CIFAR100, CIFARS, Published, layout_of, read_folder, read_published
 from eqprop.data.idx import GZIP_MAGIC
 from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
@@ -33,7 +34,10 @@ Tell = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class Source:
-    """Files to download: title of the set, base URLs, SHA-256 by file name, advice on other ways to get them."""
+    """Files to download: title of the set, base URLs, digests by file name, advice on other ways to get them.
+
+    A digest is a SHA-256, or a digest of another kind as "md5:...".
+    """
 
     title: str
     hosts: tuple[str, ...]
@@ -81,7 +85,8 @@ def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> No
 
     complaints = []
     for host in source.hosts:
-        box = pooch.create(path=folder, base_url=host, registry={name: f"sha256:{digest}"}, retry_if_failed=RETRIES)
+        known = digest if ":" in digest else f"sha256:{digest}"
+        box = pooch.create(path=folder, base_url=host, registry={name: known}, retry_if_failed=RETRIES)
         try:
             box.fetch(name, downloader=_Resuming(folder / f"{name}.part", tell))
             return
@@ -263,7 +268,7 @@ KMNIST = NamedSet(
 )
 
 NAMED: dict[str, NamedSet] = {FASHION_MNIST.name: FASHION_MNIST, KMNIST.name: KMNIST}
-NAMES = ("mnist", *NAMED)
+NAMES = ("mnist", *NAMED, *CIFARS)
 """Names that `--data` accepts, and those from outside; anything else is a path."""
 
 SETS: Table[Callable[[], Any] | None] = Table("data", dict.fromkeys(NAMES), lambda name, part: part)
@@ -275,6 +280,7 @@ def open_set(
 ) -> Images:
     """Load a set by name or from a directory; None is MNIST. A name takes precedence over a directory.
 
+    CIFAR's images stay uint8, whatever `dtype`: see `Images.floats`.
     A named set is looked up in the cache, then in the folders of system packages, and otherwise downloaded into the
     cache. Files placed in the cache by hand work as well as downloaded ones.
     """
@@ -285,6 +291,8 @@ def open_set(
         return mnist(device, dtype)
     if name in NAMED:
         return _named(NAMED[name], device, dtype)
+    if name in CIFARS:
+        return _cifar(CIFARS[name], None, device)
     if name is not None and (make := SETS[name]) is not None:
         return _from_outside(name, make).to(device)
     if Path(source).suffix == ".npz" and Path(source).is_file():
@@ -292,9 +300,46 @@ def open_set(
     if not Path(source).is_dir() and "/" not in str(source):
         raise FileNotFoundError(
             f"There is no data set and no directory {str(source)!r}; expected {', '.join(SETS)}, a directory of IDX "
-            f"files, or an .npz file with x, y, x_test and y_test.{did_you_mean(str(source), SETS)}"
+            "files, of CIFAR's binary files or of images (train/CLASS/*.png and test/CLASS/*.png), or an .npz file "
+            f"with x, y, x_test and y_test.{did_you_mean(str(source), SETS)}"
         )
-    return idx_directory(source, device, dtype)
+    return _directory(Path(source), device, dtype)
+
+
+def _directory(folder: Path, device: torch.device | str | None, dtype: torch.dtype) -> Images:
+    """A folder of IDX files, of CIFAR's binary files, or of images; an error names the IDX files, the oldest form."""
+    if not any(_has(folder, name) for name in FILES):
+        layout = layout_of(folder)
+        if layout is not None:
+            return read_folder(layout, folder, device)
+        if is_image_folder(folder):
+            return image_folder(folder, device)
+    return idx_directory(folder, device, dtype)
+
+
+def cifar10(place: str | Path | None = None, device: torch.device | str | None = None) -> Images:
+    """CIFAR-10 as uint8 from its six binary files, or its archive, at `place`; by default from the cache.
+
+    What is not in the cache is downloaded. Verified by the published MD5s, or raises.
+    """
+    return _cifar(CIFAR10, place, device)
+
+
+def cifar100(place: str | Path | None = None, device: torch.device | str | None = None) -> Images:
+    """CIFAR-100 with its 100 fine labels, in the same way as `cifar10`."""
+    return _cifar(CIFAR100, place, device)
+
+
+def _cifar(chosen: Published, place: str | Path | None, device: torch.device | str | None) -> Images:
+    if place is not None:
+        return read_published(chosen, Path(place), device)
+    cache = cache_folder("data", chosen.name)
+    if chosen.there(cache):
+        return read_published(chosen, cache, device)
+    if not (cache / chosen.archive).is_file():
+        advice = f"Files unpacked from it serve too: {', '.join(chosen.rows)}."
+        download(Source(chosen.title, (chosen.host,), {chosen.archive: f"md5:{chosen.md5}"}, advice), cache)
+    return read_published(chosen, cache / chosen.archive, device)
 
 
 def set_name(source: str | Path | None) -> str | None:

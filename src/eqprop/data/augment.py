@@ -1,0 +1,455 @@
+"""Augmentation and normalisation of images on their device, the same in every run that draws the same.
+
+Draws come from Philox4x32-10, a generator without state: its numbers are a function of (seed, epoch, sample, use).
+A resumed run, another engine, another batch and another number of processes therefore draw the same. All arithmetic
+up to the augmented image is on whole numbers that fit their type, so that CPU, CUDA and compiled code agree bit for
+bit. Nothing here waits for the device or depends on values in its control flow: it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.messages import unknown
+
+Word = int | Tensor
+"""An unsigned 32-bit number in a Python int or an int64 tensor."""
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+FLIP, CROP, CUTOUT, RANDAUGMENT = range(4)
+"""What a draw is used for. RandAugment's operations take the numbers from RANDAUGMENT on."""
+
+
+def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Philox4x32-10 (Salmon et al. 2011): four random words from four counter words and two key words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _product(c0, MULTIPLIERS[0])
+        high1, low1 = _product(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def _product(a: Word, b: int) -> tuple[Word, Word]:
+    """High and low word of a b, in halves: compilers may assume that int64 does not overflow."""
+    low = (a & 0xFFFF) * b
+    middle = (a >> 16) * b + (low >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def draws(samples: Tensor, seed: Word, epoch: Word, uses: int) -> tuple[Tensor, ...]:
+    """Four random words, each (..., uses), for every sample (...), in this epoch of the run with this seed.
+
+    `seed` and `epoch` are ints or int64 tensors: 0-dimensional, or (R,) for samples (R, B).
+    """
+    given = samples.to(torch.int64).unsqueeze(-1)
+    seed, epoch = _beside(seed), _beside(epoch)
+    use = torch.arange(uses, device=samples.device)
+    counter = (given & MASK, epoch & MASK, use, (given >> 32) & MASK)
+    words = philox(counter, (seed & MASK, (seed >> 32) & MASK))
+    return tuple(word.expand(*samples.shape, uses) for word in words if isinstance(word, Tensor))
+
+
+def _beside(value: Word) -> Word:
+    """A value per run, shaped to stand beside (run, sample, use)."""
+    return value[:, None, None] if isinstance(value, Tensor) and value.dim() else value
+
+
+def whole_number(word: Tensor, n: int) -> Tensor:
+    """A number from 0 to n - 1 from a random word; uneven by at most n / 2^32."""
+    return (word * n) >> 32
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of training images: flip, crop, RandAugment and cutout, in this order.
+
+    flip          mirror left and right, with probability 1/2
+    crop          shift by up to so many pixels each way; `padding` fills what is uncovered: zero, edge or reflect
+    randaugment   operations per image (Cubuk et al. 2020, torchvision's 14 operations, bilinear); `magnitude` 0 to 30
+    cutout        side of a square of one grey level, centred anywhere in the image
+    fill          that grey level, 0 to 255; also for what RandAugment uncovers
+    """
+
+    flip: bool = False
+    crop: int = 0
+    padding: str = "edge"
+    cutout: int = 0
+    randaugment: int = 0
+    magnitude: int = 9
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.flip, bool):
+            raise ValueError(f"flip is {self.flip!r}; expected true or false.")
+        if self.padding not in PADDINGS:
+            raise ValueError(unknown("padding", str(self.padding), PADDINGS))
+        most = {"crop": None, "cutout": None, "randaugment": 16, "magnitude": MAGNITUDES, "fill": 255}
+        for name, bound in most.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (bound and value > bound):
+                expected = "0 or more" if bound is None else f"0 to {bound}"
+                raise ValueError(f"{name} is {value!r}; expected a whole number, {expected}.")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self.flip or self.crop or self.cutout or self.randaugment)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "augmentation") -> Augmentation:
+        return cls(**_known(cls, values, source))
+
+    def check(self, x: Tensor, shape: tuple[int, ...]) -> None:
+        """Raise unless samples x (N, pixels) of this shape can be augmented; call it once, before training."""
+        if not self.active:
+            return
+        if len(shape) not in (2, 3):
+            raise ValueError(f"Augmentation takes images, (H, W) or (C, H, W); the samples have shape {shape}.")
+        self._check_shape((shape[0] if len(shape) == 3 else 1, *shape[-2:]), x.dtype)
+        if x.is_floating_point() and x.numel():
+            low, high = float(x.min()), float(x.max())
+            if not (low >= 0.0 and high <= 1.0):
+                raise ValueError(
+                    f"Augmentation takes grey levels from 0 to 1; the images hold {low:g} to {high:g}. Give them as "
+                    "uint8 or divided by their largest value, and normalise in the experiment."
+                )
+
+    def _check_shape(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        channels, height, width = shape
+        if dtype != torch.uint8 and not dtype.is_floating_point:
+            raise ValueError(f"Augmentation takes images of uint8 or of floats from 0 to 1; got {dtype}.")
+        if self.padding == "reflect" and self.crop >= min(height, width):
+            raise ValueError(
+                f"Cannot reflect {self.crop} pixels of images of {height} x {width}; lower crop to at most "
+                f"{min(height, width) - 1}."
+            )
+        if self.randaugment and channels not in (1, 3):
+            raise ValueError(f"RandAugment takes 1 or 3 channels; the images have {channels}.")
+
+    def __call__(self, images: Tensor, samples: Tensor, seed: Word, epoch: Word) -> Tensor:
+        """Images (B, C, H, W) of uint8, or floats in [0, 1], changed; same shape and type.
+
+        `samples` (B,) are their numbers in the training set. Stacked runs: (R, B, C, H, W), (R, B), seeds (R,).
+        RandAugment rounds floats to 256 grey levels.
+        """
+        if not self.active:
+            return images
+        self._check_call(images, samples)
+        words = draws(samples, seed, epoch, RANDAUGMENT + self.randaugment)
+        if self.flip or self.crop:
+            images = self._shifted(images, words)
+        for n in range(RANDAUGMENT, RANDAUGMENT + self.randaugment):
+            operation = whole_number(words[0][..., n], len(OPERATIONS))
+            sign = 1 - 2 * (words[1][..., n] >> 31)
+            images = operate(images, operation, sign, self.magnitude, self.fill)
+        return self._cut(images, words) if self.cutout else images
+
+    def _check_call(self, images: Tensor, samples: Tensor) -> None:
+        if images.dim() < 4 or samples.shape != images.shape[:-3] or samples.device != images.device:
+            raise ValueError(
+                f"Augmentation got images of shape {tuple(images.shape)} on {images.device} and samples of shape "
+                f"{tuple(samples.shape)} on {samples.device}; expected (B, C, H, W) and (B,) on one device."
+            )
+        self._check_shape(tuple(images.shape[-3:]), images.dtype)
+
+    def _shifted(self, images: Tensor, words: tuple[Tensor, ...]) -> Tensor:
+        """out[h, w] = padded(flipped image)[h + dy, w + dx]."""
+        height, width = images.shape[-2:]
+        down, across = (whole_number(words[n][..., CROP], 2 * self.crop + 1) - self.crop for n in (0, 1))
+        row = torch.arange(height, device=images.device) + down.unsqueeze(-1)  # (..., H)
+        column = torch.arange(width, device=images.device) + across.unsqueeze(-1)  # (..., W)
+        inside = ((row >= 0) & (row < height)).unsqueeze(-1) & ((column >= 0) & (column < width)).unsqueeze(-2)
+        row, column = (_padded(place, size, self.padding) for place, size in ((row, height), (column, width)))
+        if self.flip:
+            mirrored = (words[0][..., FLIP] >> 31).bool().unsqueeze(-1)
+            column = torch.where(mirrored, width - 1 - column, column)
+        taken = _take(images, row.unsqueeze(-1) * width + column.unsqueeze(-2))
+        return torch.where(inside.unsqueeze(-3), taken, 0) if self.crop and self.padding == "zero" else taken
+
+    def _cut(self, images: Tensor, words: tuple[Tensor, ...]) -> Tensor:
+        """Fill the square whose centre is drawn; it is cut off at the border."""
+
+        def within(word: Tensor, size: int) -> Tensor:
+            first = whole_number(word[..., CUTOUT], size).unsqueeze(-1) - self.cutout // 2
+            place = torch.arange(size, device=images.device)
+            return (place >= first) & (place < first + self.cutout)
+
+        height, width = images.shape[-2:]
+        square = within(words[0], height).unsqueeze(-1) & within(words[1], width).unsqueeze(-2)
+        grey = self.fill if images.dtype == torch.uint8 else self.fill / 255
+        return torch.where(square.unsqueeze(-3), grey, images)
+
+
+PADDINGS = ("zero", "edge", "reflect")
+
+
+def _padded(place: Tensor, size: int, padding: str) -> Tensor:
+    """The place in 0 .. size - 1 from which padding takes its pixels."""
+    if padding == "reflect":
+        return (size - 1) - ((size - 1) - place.abs()).abs()
+    return place.clamp(0, size - 1)
+
+
+def _take(images: Tensor, index: Tensor) -> Tensor:
+    """The pixels (..., C, H, W) at index (..., H, W), a row-major place in the image."""
+    chosen = index.flatten(-2).unsqueeze(-2).expand(*images.shape[:-2], -1)
+    return torch.gather(images.flatten(-2), -1, chosen).unflatten(-1, tuple(index.shape[-2:]))
+
+
+OPERATIONS = (
+    *("identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate"),
+    *("brightness", "color", "contrast", "sharpness"),
+    *("posterize", "solarize", "autocontrast", "equalize"),
+)
+"""RandAugment's operations, each equally likely."""
+
+IDENTITY, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(6)
+BRIGHTNESS, COLOR, CONTRAST, SHARPNESS = range(6, 10)
+POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE = range(10, 14)
+MAGNITUDES = 30
+PLACE_BITS, WEIGHT_BITS, FACTOR_BITS = 24, 11, 16
+"""Fractions of places, of bilinear weights and of blending factors: sums of products of 255 stay below 2^31."""
+
+
+def operate(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int, fill: int = 0) -> Tensor:
+    """Apply to each image (..., C, H, W) its own operation (...), numbered as in `OPERATIONS`.
+
+    `sign` (...), 1 or -1, is the direction of those that have one. Every operation is computed for every image, and
+    one is selected: control flow must not depend on values.
+    """
+    level = magnitude / MAGNITUDES
+    pixels = images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = _warped(pixels, operation, sign, level, fill)
+    x = _toned(_blended(pixels.to(torch.int32), operation, sign, level), pixels, operation, level)
+    if images.dtype == torch.uint8:
+        return x.to(torch.uint8)
+    return x.to(images.dtype) / images.new_full((), 255.0)
+
+
+def _warped(pixels: Tensor, operation: Tensor, sign: Tensor, level: float, fill: int) -> Tensor:
+    """Shear about the corner, translate by whole pixels, or rotate about the centre; as Pillow, by whole numbers.
+
+    Pixel (h, w) of the result is the image at (x, y) = A (w + 1/2, h + 1/2) + b.
+    """
+    height, width = pixels.shape[-2:]
+    one = 1 << PLACE_BITS
+
+    def chosen(number: int, amount: float) -> Tensor:
+        return torch.where(operation == number, sign * round(amount * one), 0)[..., None, None]
+
+    turn = math.radians(30.0 * level)
+    cos, sin = round((math.cos(turn) - 1.0) * one), math.sin(turn)
+    diagonal = one + torch.where(operation == ROTATE, cos, 0)[..., None, None]
+    turned = chosen(ROTATE, sin)
+    across, down = chosen(SHEAR_X, 0.3 * level) - turned, chosen(SHEAR_Y, 0.3 * level) + turned
+    # Twice the distance of pixels from the origin, or from the centre if rotated: a whole number.
+    about = (operation == ROTATE)[..., None, None]
+    w2 = 2 * torch.arange(width, device=pixels.device) + 1 - torch.where(about, width, 0)  # (..., 1, W)
+    h2 = (2 * torch.arange(height, device=pixels.device) + 1)[:, None] - torch.where(about, height, 0)  # (..., H, 1)
+    shift_x = chosen(TRANSLATE_X, int(150 / 331 * width * level)) + torch.where(about, width * one // 2, 0)
+    shift_y = chosen(TRANSLATE_Y, int(150 / 331 * height * level)) + torch.where(about, height * one // 2, 0)
+    x = ((diagonal * w2 + across * h2) >> 1) + shift_x
+    y = ((down * w2 + diagonal * h2) >> 1) + shift_y
+    inside = (x >= 0) & (x < width * one) & (y >= 0) & (y < height * one)
+    return torch.where(inside.unsqueeze(-3), _bilinear(pixels, x - one // 2, y - one // 2), fill).to(torch.uint8)
+
+
+def _bilinear(pixels: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The image at places x, y (..., H, W), between the centres of its pixels; the edge is repeated."""
+    height, width = pixels.shape[-2:]
+    part = (1 << WEIGHT_BITS) - 1
+    right, below = (((p >> (PLACE_BITS - WEIGHT_BITS)) & part).to(torch.int32).unsqueeze(-3) for p in (x, y))
+    columns = [((x >> PLACE_BITS) + n).clamp(0, width - 1) for n in (0, 1)]
+    rows = [((y >> PLACE_BITS) + n).clamp(0, height - 1) for n in (0, 1)]
+    total = None
+    for row, by_row in zip(rows, ((part + 1) - below, below), strict=True):
+        for column, by_column in zip(columns, ((part + 1) - right, right), strict=True):
+            term = _take(pixels, row * width + column).to(torch.int32) * (by_row * by_column)
+            total = term if total is None else total + term
+    assert total is not None
+    return total >> (2 * WEIGHT_BITS)
+
+
+def _blended(x: Tensor, operation: Tensor, sign: Tensor, level: float) -> Tensor:
+    """base + factor (x - base): brightness (base black), colour (grey), contrast (its mean), sharpness (smoothed)."""
+    chosen = operation[..., None, None, None]
+    grey = _grey(x)
+    count = grey.shape[-2] * grey.shape[-1]
+    mean = (2 * grey.sum((-2, -1), keepdim=True) + count) // (2 * count)
+    base = torch.where(chosen == COLOR, grey, torch.where(chosen == SHARPNESS, _smoothed(x), 0))
+    base = torch.where(chosen == CONTRAST, mean.to(x.dtype), base)
+    blends = (chosen >= BRIGHTNESS) & (chosen <= SHARPNESS)
+    change = torch.where(blends, sign[..., None, None, None] * round(0.9 * level * (1 << FACTOR_BITS)), 0)
+    factor = (1 << FACTOR_BITS) + change.to(x.dtype)
+    return (((base << FACTOR_BITS) + factor * (x - base)) >> FACTOR_BITS).clamp(0, 255)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """ITU-R 601-2 luma (..., 1, H, W), rounded as by Pillow."""
+    if x.shape[-3] == 1:
+        return x
+    red, green, blue = x.unbind(-3)
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).unsqueeze(-3)
+
+
+def _smoothed(x: Tensor) -> Tensor:
+    """The mean of 3 x 3 pixels, the middle one counted five times; border pixels stay."""
+    height, width = x.shape[-2:]
+    if min(height, width) < 3:
+        return x
+    total = 4 * x[..., 1:-1, 1:-1]
+    for h in range(3):
+        for w in range(3):
+            total = total + x[..., h : height - 2 + h, w : width - 2 + w]
+    middle = (2 * total + 13) // 26
+    rows = torch.cat([x[..., 1:-1, :1], middle, x[..., 1:-1, -1:]], -1)
+    return torch.cat([x[..., :1, :], rows, x[..., -1:, :]], -2)
+
+
+def _toned(x: Tensor, pixels: Tensor, operation: Tensor, level: float) -> Tensor:
+    """Posterize, solarize, autocontrast and equalize; `pixels` are those of x as uint8, before blending."""
+    chosen = operation[..., None, None, None]
+    dropped = round(4 * level)
+    x = torch.where(chosen == POSTERIZE, (x >> dropped) << dropped, x)
+    x = torch.where((chosen == SOLARIZE) & (x >= math.ceil(255.0 * (1.0 - level))), 255 - x, x)
+    ordered = pixels.flatten(-2).sort(-1).values  # (..., C, pixels)
+    low, high = (ordered[..., n, None, None].to(x.dtype) for n in (0, -1))
+    spread = ((x - low) * 255) // (high - low).clamp(min=1)
+    x = torch.where((chosen == AUTOCONTRAST) & (high > low), spread, x)
+    return torch.where(chosen == EQUALIZE, _equalized(x, pixels, ordered), x)
+
+
+def _equalized(x: Tensor, pixels: Tensor, ordered: Tensor) -> Tensor:
+    """Grey levels by how many pixels are darker. Sorted, not counted: no atomic sums, no synchronisation."""
+    levels = torch.arange(256, device=x.device, dtype=torch.uint8).expand(*ordered.shape[:-1], 256)
+    darker = torch.searchsorted(ordered, levels.contiguous(), side="left")  # (..., C, 256)
+    step = torch.gather(darker, -1, ordered[..., -1:].to(torch.int64)) // 255
+    place = torch.gather(darker, -1, pixels.flatten(-2).to(torch.int64))
+    found = ((step // 2 + place) // step.clamp(min=1)).clamp(max=255).unflatten(-1, x.shape[-2:])
+    return torch.where(step.unsqueeze(-1) > 0, found.to(x.dtype), x)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """(x - mean) / (scale std) per channel, for x from 0 to 1. One number stands for all channels."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            values = tuple(value) if isinstance(value, tuple | list) else (value,)
+            if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+                raise ValueError(f"{name} is {value!r}; expected a number per channel.")
+            object.__setattr__(self, name, tuple(float(v) for v in values))
+        if not all(math.isfinite(v) for v in self.mean):
+            raise ValueError(f"mean is {self.mean}; expected finite numbers.")
+        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
+            raise ValueError(f"scale is {self.scale!r}; expected a number above 0.")
+        if not all(0.0 < v < math.inf for v in (*self.std, self.scale)):
+            raise ValueError(f"std is {self.std} and scale {self.scale}; expected numbers above 0.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"mean": list(self.mean), "std": list(self.std), "scale": self.scale}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "normalisation") -> Normalisation:
+        return cls(**_known(cls, values, source))
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise unless samples of this shape, (H, W), (C, H, W) or flat, have as many channels."""
+        channels = shape[0] if len(shape) == 3 else 1
+        for name in ("mean", "std"):
+            got = len(getattr(self, name))
+            if got not in (1, channels):
+                raise ValueError(f"{name} has {got} numbers; the images have {channels} channels. Give one for each.")
+
+    def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Images (..., C, H, W) of uint8, or floats in [0, 1], as floats of `dtype`; computed in at least float32."""
+        self.check(tuple(images.shape[-3:]))
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        unit = 255.0 if images.dtype == torch.uint8 else 1.0
+        mean = self._column([unit * v for v in self.mean], images, exact)
+        deviation = self._column([unit * self.scale * v for v in self.std], images, exact)
+        # By a tensor: CUDA multiplies by the reciprocal of a number, which rounds differently.
+        return ((images.to(exact) - mean) / deviation).to(dtype)
+
+    @staticmethod
+    def _column(values: list[float], images: Tensor, dtype: torch.dtype) -> Tensor:
+        """(C, 1, 1), filled on the device: a copy from the host could not be captured."""
+        return torch.cat([images.new_full((1, 1, 1), v, dtype=dtype) for v in values])
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """Makes a network's inputs of stored samples: augmentation by (seed, epoch, row), then normalisation.
+
+    shape       of a stored sample; `inputs` that of an input, None for flat ones
+    seeds       of the runs; several are stacked
+
+    The epoch is a tensor, so that a captured graph reads it: call `begin` before each epoch.
+    """
+
+    augmentation: Augmentation
+    normalisation: Normalisation
+    shape: tuple[int, ...]
+    inputs: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] = (0,)
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str | None = None
+    seed: Tensor = field(init=False, repr=False)
+    epoch: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        seeds = self.seeds if len(self.seeds) > 1 else self.seeds[0]
+        object.__setattr__(self, "seed", torch.tensor(seeds, device=self.device))
+        object.__setattr__(self, "epoch", torch.zeros((), dtype=torch.int64, device=self.device))
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """The stored sample as (C, H, W); one row of pixels if it is no image."""
+        if len(self.shape) not in (2, 3):
+            return 1, 1, math.prod(self.shape)
+        return self.shape[0] if len(self.shape) == 3 else 1, self.shape[-2], self.shape[-1]
+
+    def begin(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Training inputs (..., B, *inputs) of stored samples (..., B, *any) with these rows (..., B)."""
+        images = x.reshape(*rows.shape, *self.image)
+        return self._inputs(self.augmentation(images, rows, self.seed, self.epoch), rows.dim())
+
+    def unchanged(self, x: Tensor) -> Tensor:
+        """Inputs (N, *inputs) of stored samples (N, *any) without augmentation: for evaluation."""
+        return self._inputs(x.reshape(len(x), *self.image), 1)
+
+    def _inputs(self, images: Tensor, leading: int) -> Tensor:
+        made = self.normalisation(images, self.dtype)
+        return made.reshape(*made.shape[:leading], *(self.inputs or (-1,)))
+
+
+def _known(cls: type[Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    names = [f.name for f in fields(cls)]
+    strange = next((name for name in values if name not in names), None)
+    if strange is not None:
+        raise ValueError(f"{source}: {unknown('setting', strange, names)}")
+    return dict(values)
