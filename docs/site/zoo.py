@@ -5,8 +5,7 @@ from __future__ import annotations
 from docs.build import table1
 from docs.build.text import duration, table
 from eqprop.experiments.experiment import Experiment, PaperResult, label
-from eqprop.experiments.literature import BEYOND
-from eqprop.experiments.paper import PAPER
+from eqprop.experiments.paper import BEYOND, PAPER
 
 BEYOND_HEADINGS = ("experiment", "T, K, beta", "estimator", "paper", "command")
 INTRODUCTION = """# Zoo

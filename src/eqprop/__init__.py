@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from eqprop import report
     from eqprop.gdu.doctor import doctor
     from eqprop.training import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.training import distributed as distributed
 
 _OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
+_ROOMS = {"report": "eqprop.report", "distributed": "eqprop.training.distributed"}
 _LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.training")}
 
 
 def __getattr__(name: str) -> Any:
     """Training and the doctor are imported when first asked for: the mathematics does without."""
-    if name == "report":
-        return importlib.import_module("eqprop.report")
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     if name not in _LATER:
         raise AttributeError(f"module 'eqprop' has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)
@@ -67,6 +69,7 @@ __all__ = [
     "Watch",
     "__version__",
     "data",
+    "distributed",
     "doctor",
     "evaluate",
     "from_energy",

@@ -136,7 +136,7 @@ VALID: dict[str, Sequence[str]] = {
     "--decay": ("cosine",),
     "--states": ("cpu",),
     "--points": ("4",),
-    "--preset": ("paper", "authors", "tuned"),
+    "--preset": ("paper", "authors", "tuned", "fast"),
     "--dtype": ("float32", "float64"),
     "--trial": ("0", "1"),
     "--budget": ("0.01",),

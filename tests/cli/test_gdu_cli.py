@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.training_runs import SMALL, few_images
+from rich.console import Console
 from typer.testing import CliRunner
 
 from eqprop import SquaredError, gdu
 from eqprop.cli import load_commands, main
 from eqprop.cli import reproduce as reproduce_module
-from eqprop.cli.gdu import Asked, setup
+from eqprop.cli.gdu import Asked, setup, show
 from eqprop.data import one_hot
-from eqprop.experiments.gdu import GDU_EXPERIMENTS, gdu_experiment, run, same_settings
+from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.training import Settings, load, train
 from eqprop.training.plan import read_images
@@ -366,3 +368,19 @@ def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypa
     assert isinstance(done.exception, NeverSettlesError)
     assert "toy: None of the 2 samples" in str(done.exception)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"p-1h.png", "p-1h.pdf"}
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_the_tables_fit_80_columns(settled: bool) -> None:
+    document, _ = run(Setup.of_experiment(gdu_experiment("toy").override(T=400, K=5), torch.float64))
+    if not settled:  # with the column of the settled samples, and counts in the last one
+        document["settled"] = {kind: document[kind] for kind in ("neurons", "synapses", "biases")}
+        for metrics in document["synapses"].values():
+            metrics["left_out"] = metrics["elements"] = 401408
+    text = io.StringIO()
+    show(document, Console(file=text, width=80))
+    said = text.getvalue()
+    assert max(len(line) for line in said.splitlines()) <= 80
+    assert "…" not in said
+    for heading in ("residual", "asymmetry", "rounding", "unsettled", "left out"):
+        assert heading in said

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from helpers.training_runs import call_main, few_images, write_idx, write_small_toml
+from typer.testing import CliRunner
 
 from eqprop import EP, ContinualEP, HolomorphicEP
+from eqprop.cli import COMMANDS, load_commands
 from eqprop.models import Layered
 
 
@@ -35,6 +40,46 @@ def _few(place: Path) -> Path:
     return write_idx(place / "data", few_images(40, 20))
 
 
+def test_training_a_cell_that_does_not_come_out_as_printed_names_the_preset_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brief = ("--epochs", 1, "--samples", 40, "--data", _few(tmp_path))
+    assert call_main(monkeypatch, "train", "eb-1h", "--estimator", "ep", *brief, "--out", tmp_path / "a") == 0
+    said = capsys.readouterr().err
+    assert "EB-1h by ep does not come out as printed: the paper reports 2.06 %" in said
+    assert "--preset tuned" in said
+    for number, words in enumerate((("P-1h",), ("EB-1h", "--preset", "tuned"))):
+        assert call_main(monkeypatch, "train", *words, *brief, "--out", tmp_path / str(number)) == 0
+        assert "come out" not in capsys.readouterr().err
+
+
+def test_the_help_of_train_stands_in_groups_and_cuts_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    said = help_at_80("train")
+    titles = re.findall(r"╭─ ([\w ]+?) ─", said)
+    assert titles == ["Arguments", "What to train", "Phases", "Optimizer", "Data", "Run"]
+    command: Any = typer.main.get_command(load_commands(["train"]))
+    for option in command.commands["train"].params if hasattr(command, "commands") else command.params:
+        for flag in option.opts if not option.hidden else ():
+            assert flag in said
+    phases = said.partition("─ Phases ─")[2].partition("╰")[0]
+    assert "--beta" in phases
+    assert "--lr" not in phases
+    assert "[default: the experiment's]" in re.sub(r"[│\s]+", " ", said), "not taken for markup"
+    assert "…" not in said
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_a_switch_takes_no_value_in_the_help(command: str) -> None:
+    assert "<bool>" not in help_at_80(command)
+
+
+def help_at_80(command: str) -> str:
+    words = [*([command] if command else []), "--help"]
+    found = CliRunner().invoke(load_commands(), words, env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
 def test_train_ends_with_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,9 +99,7 @@ def test_sizes_in_the_wrong_order_are_heard() -> None:
 
 
 @pytest.mark.parametrize("kind", [EP, ContinualEP, HolomorphicEP])
-def test_a_number_in_place_of_the_schedule_is_explained(kind: type[EP]) -> None:
-    with pytest.raises(
-        ValueError, match=rf"third argument, which is the schedule.*{kind.__name__}\(30, 10, beta=0.1\)"
-    ):
-        kind(30, 10, 0.1)  # type: ignore[arg-type]
-    assert EP(30, 10, beta=0.1) == EP(T=30, K=10, beta=0.1)
+def test_the_third_number_is_beta(kind: type[EP]) -> None:
+    assert kind(30, 10, 0.2) == kind(T=30, K=10, beta=0.2)
+    with pytest.raises(ValueError, match=rf"expected a number.*{kind.__name__}\(30, 10, schedule='alternating'\)"):
+        kind(30, 10, "alternating")  # type: ignore[arg-type]

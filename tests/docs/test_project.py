@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost"},
     "starts": {"state", "dynamics"},
     "engines": {
-        *("files", "cache", "messages", "plugins", "state", "dynamics", "functional", "cost", "relax"),
+        *("files", "cache", "messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost", "relax"),
         *("estimators", "models", "starts"),
     },
     "data": {"cache", "messages", "plugins"},
@@ -122,7 +123,7 @@ def test_the_table_of_layers_has_no_cycle() -> None:
         ("state.py", "from eqprop import Dynamics", "state must not import eqprop"),
         ("state.py", "import eqprop", "state must not import eqprop"),
         ("relax.py", "def f():\n    from eqprop.engines import graph", "relax must not import engines"),
-        ("estimators/ep.py", "from ..models.toy import Toy", "estimators must not import models"),
+        ("estimators/ep.py", "from ..models.layered import Toy", "estimators must not import models"),
         ("estimators/__init__.py", "from ..gdu import compare", "estimators must not import gdu"),
         ("data/images.py", "import eqprop.training.loop as loop", "data must not import training"),
         ("helpers.py", "", "helpers has no place in the table of layers"),
@@ -139,6 +140,20 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, text: str, complaint
     found = violations(package)
     assert len(found) == 1
     assert found[0].endswith(complaint)
+
+
+def test_the_house_has_few_rooms() -> None:
+    assert len(list(SOURCE.rglob("*.py"))) <= 105
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "most"), [("gdu toy", 25), ("train P-1h --epochs 1 --samples 200", 45)], ids=["gdu", "train"]
+)
+def test_a_reader_of_a_command_meets_few_files(tmp_path: Path, words: str, most: int) -> None:
+    script = [sys.executable, str(ROOT / "tests" / "guard" / "rooms.py"), *words.split()]
+    said = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert int(said.rsplit("together ", 1)[1]) <= most
 
 
 def test_importing_eqprop_loads_neither_figures_nor_kernel_compilers() -> None:
@@ -240,3 +255,22 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = stated("pyproject.toml", r'^version = "(.+)"$')
     assert stated("src/eqprop/provenance.py", r'^__version__ = "(.+)"$') == version
     assert stated("CITATION.cff", r"^version: (.+)$") == version
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_long_test_names_itself(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "test_slow.py").write_text(
+        "import time\n\ndef test_quick(): pass\n\ndef test_long(): time.sleep(1.0)\n"
+    )
+    words = [f"-n{workers}", "-p", "helpers.long_tests", "-o", "long_test_seconds=0.25", "--rootdir", "."]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *words, "-c", "/dev/null", "test_slow.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("still running")]
+    assert len(lines) >= 2, done.stderr
+    assert all(line.endswith("test_slow.py::test_long (1 tests done)") for line in lines)

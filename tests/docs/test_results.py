@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from docs.build import table1
 from docs.build.estimators import slope
 from docs.build.gdu import BETAS, NAMES, compared, errors, mean_error, traces
 from docs.build.results import RESULTS, documents, only, pick
 from docs.build.runs import trials
 from eqprop.experiments.io import from_dict
+from eqprop.experiments.paper import MISSED
 from eqprop.training.metrics import stored_trials
 
 ORDERS = {"one-sided": 1, "random-sign": 1, "symmetric": 2, "holomorphic, 4 points": 4, "holomorphic, 8 points": 8}
@@ -140,3 +142,23 @@ def test_the_tuned_experiment_is_the_one_decided_and_trained() -> None:
         assert getattr(experiment, decision["name"]) == decision["value"]
     assert documents("runs/tuned.json")[0]["experiment"]["learning_rates"] == experiment.learning_rates
     assert not recipe["provenance"]["commit"].endswith("-dirty")
+
+
+def test_what_train_says_of_the_papers_cells_is_what_was_measured() -> None:
+    judged = {
+        (row.experiment.name, estimator, row.experiment.preset): row.reproduced(estimator)
+        for row in table1.rows()
+        if row.own_schedule
+        for estimator in table1.ESTIMATORS
+    }
+    assert set(MISSED) == {
+        (name, e) for (name, e, preset), came_out in judged.items() if preset == "paper" and not came_out
+    }
+    printed = {
+        row.experiment.name: row for row in table1.rows() if row.own_schedule and row.experiment.preset == "paper"
+    }
+    for (name, estimator), missed in MISSED.items():
+        found = printed[name].result(estimator)
+        assert found is not None
+        assert missed.error == round(found["test_error_mean"], 2)
+        assert judged[name, estimator, missed.preset]

@@ -29,13 +29,12 @@ from eqprop import (
 )
 from eqprop.estimators import Step
 from eqprop.experiments.gdu import gdu_experiment
-from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison
-from eqprop.gdu import free as free_phase
-from eqprop.gdu.free import settle
+from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison, settling
 from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
 from eqprop.gdu.lockstep import Comparison, combine, dissect
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
 from eqprop.gdu.metrics import Group, batch_mean, groups, outcome_of
+from eqprop.gdu.settling import settle
 from eqprop.models import Layered, stack
 
 COST = SquaredError()
@@ -367,7 +366,7 @@ def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_conc
 def test_a_free_phase_in_pieces_is_one_that_alternates_and_then_does_not(
     steps: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    monkeypatch.setattr(settling, "STILL", 0.0)
     long, last = steps
     model = prototypical(3, "tanh")
     x, _ = batch(model)
@@ -421,8 +420,8 @@ def test_samples_at_rest_are_not_run_to_the_end(monkeypatch: pytest.MonkeyPatch)
         return found
 
     x, y = torch.full((3, 1), 0.1, dtype=F64), torch.tensor([[-1.0], [1.0], [0.9]], dtype=F64)
-    monkeypatch.setattr(free_phase, "relax", counted)
-    released = free_phase.release
+    monkeypatch.setattr(settling, "relax", counted)
+    released = settling.release
     monkeypatch.setattr(comparison, "release", lambda *given: (ran.clear(), released(*given))[1])
     found = gdu.compare(two_rests(), COST, x, y, 50_000, K, 0.6).release
     assert (found.samples, found.tipped) == (3, 1)
@@ -521,7 +520,7 @@ def test_a_frozen_parameter_is_left_out() -> None:
 def test_the_free_phase_in_pieces_is_the_one_of_a_single_run(
     steps: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    monkeypatch.setattr(settling, "STILL", 0.0)
     model = energy_based(2, eps=0.1)
     x, _ = batch(model)
     told: list[int] = []
@@ -542,7 +541,7 @@ def test_stopping_where_only_rounding_moves_changes_nothing(monkeypatch: pytest.
     model = prototypical(2, "sigmoid")
     x, y = batch(model)
     short = gdu.compare(model, COST, x, y, 3000, K, BETA)
-    monkeypatch.setattr(free_phase, "STILL", 0.0)
+    monkeypatch.setattr(settling, "STILL", 0.0)
     long = gdu.compare(model, COST, x, y, 3000, K, BETA)
     assert short.steps < 500
     for group, m in short.synapses.items():

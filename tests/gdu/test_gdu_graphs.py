@@ -99,5 +99,5 @@ def test_a_wrong_feedback_shows_as_asymmetry() -> None:
 def test_the_doctor_finds_nothing_wrong_in_sweeps(which: str) -> None:
     net = NETS[which]()
     x, y = batch(net, 4)
-    found = eqprop.doctor(net, COST, x, y, EP(200, 40, "sweeps", beta=0.01))
+    found = eqprop.doctor(net, COST, x, y, EP(200, 40, schedule="sweeps", beta=0.01))
     assert found.cause is None, str(found)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eqprop import EP, SquaredError, doctor, from_primitive, from_transition, gdu
 from eqprop.gdu import NeverSettlesError, Options
-from eqprop.gdu.report import Report
+from eqprop.gdu.comparison import Report
 from eqprop.state import State
 
 COST = SquaredError()

@@ -76,7 +76,7 @@ class Case:
     def estimator(self, **options: Any) -> Estimator:
         if self.method == "bptt":
             return BPTT(**{"T": T, "K": K, "schedule": self.schedule} | options)
-        nudging = "symmetric" if self.method == "ep-symmetric" else "one-sided"
+        nudging = self.method.removeprefix("ep-") if self.method != "ep" else "one-sided"
         return EP(**{"T": T, "K": K, "beta": BETA, "schedule": self.schedule, "nudging": nudging} | options)
 
     def order(self, rows: int, seed: int = 0) -> Tensor:

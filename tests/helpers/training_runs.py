@@ -173,3 +173,19 @@ def call_main(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     with pytest.raises(SystemExit) as left:
         main()
     return int(left.value.code or 0)
+
+
+def write_cifar(folder: Path, train: int = 200, test: int = 40, seed: int = 0) -> Path:
+    """Generated images in the files of CIFAR-10: a class is a colour and a corner, under noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = torch.Generator().manual_seed(seed)
+    sizes = {**{f"data_batch_{n}.bin": train // 5 for n in range(1, 6)}, "test_batch.bin": test}
+    for name, count in sizes.items():
+        labels = torch.randint(0, 10, (count,), generator=draw)
+        x = torch.randint(0, 120, (count, 3, 32, 32), generator=draw)
+        for image, label in zip(x, labels.tolist(), strict=True):
+            top, left = 16 * (label % 2), 16 * (label // 5)
+            image[label % 3, top : top + 16, left : left + 16] += 100 + 3 * label
+        rows = torch.cat([labels[:, None], x.flatten(1)], 1).to(torch.uint8)
+        (folder / name).write_bytes(rows.numpy().tobytes())
+    return folder

@@ -21,7 +21,7 @@ from eqprop import BPTT, EP, SquaredError, gdu
 from eqprop.cli import load_commands
 from eqprop.data import Images, mnist, one_hot
 from eqprop.dynamics import set_nudge_site
-from eqprop.experiments.io import to_dict
+from eqprop.experiments.io import from_dict
 from eqprop.gdu.metrics import HOLDS
 from eqprop.models import Layered
 from eqprop.relax import Phase, relax
@@ -93,7 +93,7 @@ def test_the_stored_nets_are_those_of_the_script() -> None:
     made = play_nets.EXPERIMENTS
     assert set(made) == set(stored()["nets"])
     for name, experiment in made.items():
-        assert stored()["nets"][name]["experiment"] == json.loads(json.dumps(to_dict(experiment)))
+        assert from_dict(stored()["nets"][name]["experiment"], name) == experiment
     assert stored()["provenance"]["command"] == "python -m benchmarks.play_nets"
 
 

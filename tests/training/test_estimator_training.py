@@ -28,7 +28,7 @@ from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.graph import Graph
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
-from eqprop.estimators import Signs
+from eqprop.estimators import Backprop, Signs
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, label
 from eqprop.experiments.io import from_dict, to_dict
@@ -179,6 +179,7 @@ def test_records_make_each_form() -> None:
         "ep-continual": ContinualEP(8, 4, beta=0.2, rates={"W01": 0.05, "b0": 0.05, "W12": 0.1, "b1": 0.1}),
         "bptt": BPTT(8, 4),
         "rbp": RBP(8, 4),
+        "backprop": Backprop(),
     }
     changed = [str(c) for c in replace(experiment, estimator="ep-holomorphic").changes(SMALL)]
     assert changed == ["estimator ep-holomorphic instead of ep", "points 6 instead of 4"]

@@ -109,6 +109,28 @@ def test_one_function_serves_gdu_and_train(
     assert again == 0, capsys.readouterr().err
 
 
+def test_a_run_of_your_own_network_is_examined_with_its_function(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run points to the doctor, and the command it gives is the one that works."""
+    target = f"{mine}/mine.py:build"
+    words = ("--epochs", 2, "--T", 1, "--K", 5, "--lr", 0.02, "--batch", 10)  # one step, so far from rest
+    assert call_main(monkeypatch, "train", target, "--out", mine / "run", *words) == 0
+    printed = capsys.readouterr()
+    assert "paper" not in printed.out, "there is no paper's result to stand beside"
+    command = printed.err.partition("Find out why: eqprop ")[2].splitlines()[0].split()
+    assert command[:2] == ["doctor", str(mine / "run")]
+    assert call_main(monkeypatch, *command) == 1, capsys.readouterr().err
+    assert "The free phase is too short" in capsys.readouterr().out
+    given = ("--model", target, "--T", 60, "--json", mine / "gdu.json")
+    assert call_main(monkeypatch, "gdu", mine / "run", *given) == 0, capsys.readouterr().err
+    assert json.loads((mine / "gdu.json").read_text())["trained"]["epochs"] == 2
+    assert call_main(monkeypatch, "gdu", mine / "run") == 2
+    assert "--model FILE.py:FUNCTION" in capsys.readouterr().err
+    assert call_main(monkeypatch, "gdu", "toy", "--model", target) == 2
+    assert "toy is not a run folder" in capsys.readouterr().err
+
+
 def test_the_own_cost_is_what_is_trained(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from eqprop.experiments.architecture import load_own
 

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 
 from eqprop.cache import CacheError, code_folder
 from eqprop.data import Images
-from eqprop.experiments.experiment import ESTIMATORS
+from eqprop.experiments.experiment import BACKPROP, ESTIMATORS
 from eqprop.files import write_text
 from eqprop.relax import relax
 from eqprop.training import Stopped, Watch, evaluate, resume, train
@@ -215,7 +215,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_wait(run: Path, images: Images, 
         resume(run, data=images)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != BACKPROP])
 def test_a_diverging_trial_ends_no_run(tmp_path: Path, images: Images, estimator: str) -> None:
     options: dict[str, Any] = {"T": 40, "learning_rates": {"*": 50.0}, "estimators": estimator, "trials": 2}
     watch = At()
@@ -224,6 +224,13 @@ def test_a_diverging_trial_ends_no_run(tmp_path: Path, images: Images, estimator
     assert sum(f"{estimator}, trial" in text for text in watch.warnings) == 2
     again = resume(tmp_path / "run", data=images, model=explosive_network)
     assert again.summary["estimators"] == result.summary["estimators"]
+
+
+def test_a_net_without_a_forward_pass_is_refused_before_its_folder_is_made(tmp_path: Path, images: Images) -> None:
+    options: dict[str, Any] = {"learning_rates": {"*": 0.1}, "estimators": BACKPROP}
+    with pytest.raises(ValueError, match="has no forward pass"):
+        train(SMALL, tmp_path / "run", data=images, model=explosive_network, **options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_holomorphic_ep_that_diverges_ends_no_run(tmp_path: Path, images: Images) -> None:

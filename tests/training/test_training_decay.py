@@ -19,8 +19,8 @@ from eqprop.engines import Job, Task, choose
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.training import Watch, resume, train
+from eqprop.training.extras import make_optimizer
 from eqprop.training.loop import Interruption, Stopped
-from eqprop.training.plan import make_optimizer
 
 FALLING = replace(SMALL, decay="cosine", epochs=4)
 

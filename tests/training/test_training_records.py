@@ -14,7 +14,8 @@ from eqprop import BPTT, EP, RBP
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
 from eqprop.experiments.experiment import ESTIMATORS, Experiment
 from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict
-from eqprop.experiments.paper import AUTHORS, EXPERIMENTS, PAPER, PRESETS, TUNED, named_experiment
+from eqprop.experiments.paper import AUTHORS, CIFAR, EXPERIMENTS, FAST, PAPER, PRESETS, TUNED, named_experiment
+from eqprop.models import Network
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
 PRINTED = {
@@ -48,22 +49,69 @@ def test_the_paper_preset_is_the_printed_table(name: str) -> None:
 @pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
 def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Experiment) -> None:
     model = experiment.build(0)
-    names = [n for n, _ in model.named_parameters()]
+    names = [*(n for n, _ in model.named_parameters()), *experiment.readout_names]
     rates = experiment.rates(names, model.layer_parameters)
     assert rates.keys() == set(names)
     for name in names:
-        if name.startswith("b"):
+        if name.startswith("b") and name != "bout":
             kind, n = name[1:-1], int(name[-1])
-            assert rates[name] == rates[f"W{kind}{n}{n + 1}"]
+            weight = f"W{kind}{n}{n + 1}"
+            assert rates[name] == rates[weight if weight in rates else f"W{n}x"]
 
 
 def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
     for experiment in ALL:
         if isinstance(experiment.architecture, LayeredNet):
             assert experiment.architecture.clip == (experiment.architecture.setting == "energy-based")
-        else:
+        elif experiment.data is None:
             assert isinstance(experiment.architecture, ConvolutionalNet)
             assert experiment.architecture.activation == "hard-sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "operations", "neurons"),
+    [
+        ("cifar10-laborieux-2021", 3_838_720, 642e6, 128 * 256 + 256 * 64 + 512 * 16 + 512),
+        ("cifar10-laborieux-2021-mse", 3_843_850, 642e6, 128 * 256 + 256 * 64 + 512 * 16 + 512 + 10),
+        ("cifar10-scellier-2023", 3_859_210, 755e6, 128 * 256 + 256 * 64 + 512 * 16 + 512 * 4 + 10),
+    ],
+)
+def test_the_nets_for_cifar10_have_their_published_sizes(
+    name: str, parameters: int, operations: float, neurons: int
+) -> None:
+    net = CIFAR[name].build(0)
+    assert isinstance(net, Network)
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    assert net.operations() == pytest.approx(operations, rel=1e-3)
+    assert sum(layer.numel() for layer in net.init_state(torch.zeros(1, 3, 32, 32))) == neurons
+
+
+def test_the_net_of_scellier_2023_begins_with_its_gains() -> None:
+    net = CIFAR["cifar10-scellier-2023"].build(0)
+    gains = {"W4x": 0.4, "W34": 0.7, "W23": 0.6, "W12": 0.3, "W01": 0.4}
+    fans = {"W4x": 27, "W34": 128 * 9, "W23": 256 * 9, "W12": 512 * 9, "W01": 2048}
+    for name, gain in gains.items():
+        bound = gain / fans[name] ** 0.5
+        weight = net.get_parameter(name).detach()
+        assert 0.98 * bound < float(weight.abs().max()) <= bound, name
+    assert float(net.get_parameter("b1").detach().abs().max()) <= 0.5 / fans["W12"] ** 0.5
+    assert net.sweep(5) == ((4, 2, 0), (3, 1)), "first, third and output, then the others"
+
+
+def test_the_schedules_for_cifar10_are_the_published_ones() -> None:
+    a, b = CIFAR["cifar10-laborieux-2021"], CIFAR["cifar10-scellier-2023"]
+    assert [a.rate_in(epoch, 0.25) for epoch in (0, 50, 100, 119)] == pytest.approx([0.25, 0.125005, 1e-5, 1e-5])
+    assert b.rate_in(0, 0.03) == 0.03
+    assert b.rate_in(99, 0.03) == pytest.approx(2e-6 + 0.03 * 2.467e-4, rel=1e-3)
+    assert {c.field: c.now for c in FAST[b.name].changes(b)} == {
+        "T": 80,
+        "K": 30,
+        "epochs": 58,
+        "beta": 0.25,
+        "start": "zero",
+        "precision": "float16",
+    }
+    assert FAST[b.name].paper_results == {}
 
 
 def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
@@ -95,9 +143,9 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
 
 def test_estimators_share_steps_and_schedule() -> None:
     experiment = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
-    assert experiment.make_estimator("ep") == EP(30, 10, "alternating", "settled", beta=0.1)
-    assert experiment.make_estimator("bptt") == BPTT(30, 10, "alternating", "settled")
-    assert experiment.make_estimator("rbp") == RBP(30, 10, "alternating", "settled")
+    assert experiment.make_estimator("ep") == EP(30, 10, schedule="alternating", stop="settled", beta=0.1)
+    assert experiment.make_estimator("bptt") == BPTT(30, 10, schedule="alternating", stop="settled")
+    assert experiment.make_estimator("rbp") == RBP(30, 10, schedule="alternating", stop="settled")
     assert list(ESTIMATORS) == [
         "ep",
         "ep-symmetric",
@@ -106,8 +154,9 @@ def test_estimators_share_steps_and_schedule() -> None:
         "ep-continual",
         "bptt",
         "rbp",
+        "backprop",
     ]
-    for name in ESTIMATORS:
+    for name in list(ESTIMATORS)[:-1]:  # backprop has no time
         made = experiment.make_estimator(name)
         assert (made.T, made.K, made.schedule, made.stop) == (30, 10, "alternating", "settled"), name
 

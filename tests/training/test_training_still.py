@@ -13,8 +13,8 @@ from helpers.training_runs import SMALL, assert_same_bits, few_images, metrics, 
 from eqprop.data import Images
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.training import Watch, resume, train
+from eqprop.training.extras import make_optimizer
 from eqprop.training.loop import Interruption, Stopped
-from eqprop.training.plan import make_optimizer
 from eqprop.training.trainer import Trainer
 
 SILENT = replace(

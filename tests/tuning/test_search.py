@@ -24,16 +24,21 @@ from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment
 from eqprop.training.loop import Stopped
-from eqprop.tuning.search import Found, Search, own_values, search, space_around, to_experiment
-from eqprop.tuning.study import (
+from eqprop.tuning.search import (
     ATTEMPTS,
     WORKER,
+    Found,
+    Search,
     TrialState,
     adopt_orphans,
     is_gone,
     open_storage,
     open_study,
+    own_values,
+    search,
     signed_on,
+    space_around,
+    to_experiment,
 )
 
 STORAGES = ("journal", "sqlite")
@@ -116,7 +121,7 @@ def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
         assert not is_gone(tmp_path, worker)
     assert not is_gone(tmp_path, worker)
     code = (
-        "import sys, time; from pathlib import Path; from eqprop.tuning.study import signed_on\n"
+        "import sys, time; from pathlib import Path; from eqprop.tuning.search import signed_on\n"
         "with signed_on(Path(sys.argv[1])) as name: print(name, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

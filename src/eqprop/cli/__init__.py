@@ -2,19 +2,76 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from eqprop.messages import EXPECTED_ERRORS
 from eqprop.provenance import __version__
 
-app = typer.Typer(
+
+def shown(parameters: list[Any]) -> list[Any]:
+    """Copies of parameters as their help shows them.
+
+    A switch takes no value, its opposite stands in its help text (a column for it would cut long names), and
+    [default: ...] is text, not markup. Where options stand in groups, --help stands in the last.
+    """
+    parameters = [copy.copy(parameter) for parameter in parameters]
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) or parameter.name == "help":
+            parameter.metavar = ""
+        text = getattr(parameter, "help", None) or ""
+        if parameter.secondary_opts:
+            text, parameter.secondary_opts = f"{text} Or {parameter.secondary_opts[0]}.", []
+        if text:
+            parameter.help = text.replace("[", r"\[")
+    groups = [group for p in parameters if (group := getattr(p, "rich_help_panel", None))]
+    if groups and parameters[-1].name == "help":
+        parameters[-1].rich_help_panel = groups[-1]
+    return parameters
+
+
+class Helping:
+    """A command whose help is shown by `shown`; parsing reads the parameters as they are."""
+
+    helping = False
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        return shown(parameters) if self.helping else parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.helping = True
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        finally:
+            self.helping = False
+
+
+class Command(Helping, TyperCommand):
+    """A command of eqprop."""
+
+
+class CommandGroup(Helping, TyperGroup):
+    """eqprop itself, or a command with commands of its own."""
+
+
+class App(typer.Typer):
+    """An application of such commands."""
+
+    def command(self, *names: Any, **options: Any) -> Any:
+        return super().command(*names, **{"cls": Command, **options})
+
+
+app = App(
     name="eqprop",
+    cls=CommandGroup,
     help="Equilibrium propagation against backprop through time: check gradients, train, reproduce the paper.",
     no_args_is_help=True,
     add_completion=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import os
@@ -32,14 +33,23 @@ MOST_THREADS = 1024
 ExperimentName = Annotated[
     str, typer.Argument(help="An experiment by name (see eqprop list), a TOML or JSON file, or FILE.py:FUNCTION.")
 ]
-Preset = Annotated[str, typer.Option(help="paper, authors or tuned.")]
+Preset = Annotated[str, typer.Option(help="paper, authors, tuned or fast.")]
 Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
-Data = Annotated[str | None, typer.Option(help="mnist, fashion-mnist, kmnist, a folder of IDX files, or an .npz file.")]
+Parallel = Annotated[str | None, typer.Option(help="What processes divide: auto, networks or batch.")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="mnist, fashion-mnist, kmnist, cifar10, cifar100, a folder of their files, or an .npz file."),
+]
 Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network.")]
-Logger = Annotated[list[str] | None, typer.Option(help="A logger by name (see eqprop list --parts); repeatable.")]
+OfRun = Annotated[
+    str | None, typer.Option("--model", metavar="FILE.py:FUNCTION", help="Function that built a run's own network.")
+]
+Logger = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="A logger by name (see eqprop list --parts); repeatable.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
 Json = Annotated[
     str | None,
@@ -47,16 +57,22 @@ Json = Annotated[
 ]
 
 
-def with_options(*kinds: type, left_out: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *kinds: type, groups: Mapping[str, Sequence[str]]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add an option to a command for every field of these dataclasses that has a help text.
 
-    An option that is not given is None, and keeps the experiment's value.
+    An option that is not given is None, and keeps the experiment's value. `groups` names the groups of the help in
+    their order, and the command's own options in each; a field names its group itself, or is in the last.
     """
-    made = [p for kind in kinds for p in _options_of(kind) if p.name not in left_out]
+    made = [p for kind in kinds for p in _options_of(kind, list(groups)[-1])]
+    placed = {name: group for group, names in groups.items() for name in names}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        both = [*own, *made]
+        order = [None, *groups]
+        grouped = [_in_group(p, placed.get(p.name)) for p in own]
+        both = sorted([*grouped, *made], key=lambda p: order.index(_info(p).rich_help_panel))
         command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in both} | {"return": None}
         return command
@@ -64,7 +80,18 @@ def with_options(*kinds: type, left_out: Sequence[str] = ()) -> Callable[[Callab
     return decorate
 
 
-def _options_of(kind: type) -> Iterator[inspect.Parameter]:
+def _info(parameter: inspect.Parameter) -> Any:
+    return parameter.annotation.__metadata__[0]
+
+
+def _in_group(parameter: inspect.Parameter, group: str | None) -> inspect.Parameter:
+    info = copy.copy(_info(parameter))  # shared with other commands
+    info.rich_help_panel = group
+    kind = inspect.Parameter.KEYWORD_ONLY  # typer passes all by name, and groups need not follow the order
+    return parameter.replace(kind=kind, annotation=Annotated[parameter.annotation.__origin__, info])
+
+
+def _options_of(kind: type, other: str) -> Iterator[inspect.Parameter]:
     types = get_type_hints(kind)
     for f in fields(kind):
         if "help" in f.metadata:
@@ -73,7 +100,7 @@ def _options_of(kind: type) -> Iterator[inspect.Parameter]:
             annotation = (bare.pop() if bare else str) | None
             # typer would write --evaluation-t.
             flag = [f"--{f.name.replace('_', '-')}"] if f.name != f.name.lower() else []
-            option = typer.Option(*flag, help=f.metadata["help"])
+            option = typer.Option(*flag, help=f.metadata["help"], rich_help_panel=f.metadata.get("group", other))
             yield inspect.Parameter(
                 f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
             )
@@ -95,7 +122,10 @@ def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:
     return rates
 
 
-def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
+EXAMPLES = {"--optimizer-option": "momentum=0.9", "--augment": "crop=4", "--normalise": "scale=3"}
+
+
+def named_values(given: Sequence[str] | None, option: str = "--optimizer-option") -> dict[str, Any] | None:
     """["momentum=0.9", "nesterov=true"] as numbers, booleans or text."""
     if not given:
         return None
@@ -103,7 +133,7 @@ def named_values(given: Sequence[str] | None) -> dict[str, Any] | None:
     for text in given:
         name, separator, value = text.partition("=")
         if not separator:
-            raise ValueError(f"--optimizer-option got {text!r}; expected NAME=VALUE, such as momentum=0.9.")
+            raise ValueError(f"{option} got {text!r}; expected NAME=VALUE, such as {EXAMPLES[option]}.")
         try:
             out[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -123,12 +153,16 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 
     Loggers from outside, by name, hear every event as well.
     """
+    from eqprop.training.distributed import rank, world_size
     from eqprop.training.watch import Events, Lines, Several, named_watch
 
     if loggers:
         return Several(watcher(quiet), *(named_watch(name) for name in loggers))
     if quiet:
         return Events.if_installed()
+    if world_size() > 1:
+        # Several processes cannot share a live display; all but one omit the heading.
+        return Several(Lines(heading=rank() == 0, trials=True), Events.if_installed())
     console = new_console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         from eqprop.cli.display import Display
@@ -141,13 +175,15 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 def stopping() -> Iterator[None]:
     """Exit with the shell's code for the signal when a run is stopped."""
     from eqprop.training import Stopped
+    from eqprop.training.distributed import rank
 
     try:
         yield
     except Stopped as stopped:
         # The run is saved; another Ctrl-C must not disturb the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say_last(f"\n{stopped}")
+        if rank() == 0:
+            _say_last(f"\n{stopped}")
         raise typer.Exit(stopped.exit_code) from stopped
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -163,6 +199,17 @@ def _say_last(text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
+
+
+def one_process(command: str) -> None:
+    """Raise if torchrun started several processes for a command that uses one."""
+    from eqprop.training.distributed import world_size
+
+    if world_size() > 1:
+        raise ValueError(
+            f"{command} runs in one process, and torchrun started {world_size()}. Start it without torchrun; train, "
+            "resume, reproduce table1 and tune --search divide their work among processes."
+        )
 
 
 def check_out(out: Path | None) -> None:
@@ -230,16 +277,20 @@ def _is_stream(path: Path, descriptor: int) -> bool:
 
 
 def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
-    give_json(result.summary, as_json)
-    if as_json != "-" and not quiet:
+    """Show and write the result, in one process of several."""
+    from eqprop.training.distributed import rank
+
+    first = rank() == 0
+    if first:
+        give_json(result.summary, as_json)
+    if as_json != "-" and not quiet and first:
         show_result(result.summary, result.folder)
     found = result.summary["estimators"]
     lost = [name for name in found if all(trial["diverged"] for trial in found[name]["trials"])]
     if lost:
-        typer.echo(
-            f"eqprop: every trial of {', '.join(lost)} diverged; {result.folder / 'metrics.jsonl'} says where and why.",
-            err=True,
-        )
+        if first:
+            where = result.folder / "metrics.jsonl"
+            typer.echo(f"eqprop: every trial of {', '.join(lost)} diverged; {where} says where and why.", err=True)
         raise typer.Exit(1)
 
 
@@ -249,16 +300,17 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
 
     run = read_run(folder)
     table = Table(title=f"{run.heading}, engine {summary['engine']}, device {summary['device']}")
-    for heading in ("estimator", "test error", "train error", "paper: test", "paper: train"):
+    papers = ("paper: test", "paper: train") if run.paper_results else ()
+    for heading in ("estimator", "test error", "train error", *papers):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")
     for estimator, result in summary["estimators"].items():
         paper = run.paper_results.get(estimator)
+        theirs = (spread(paper.test, paper.test_std) if paper else "--", spread(paper.train if paper else None, None))
         table.add_row(
             estimator,
             spread(result["test_error_mean"], result["test_error_std"]),
             spread(result["train_error_mean"], None),
-            spread(paper.test, paper.test_std) if paper else "--",
-            spread(paper.train if paper else None, None),
+            *theirs[: len(papers)],
         )
     console = new_console()
     console.print(table)

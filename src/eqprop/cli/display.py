@@ -76,6 +76,9 @@ class Display(Watch):
     def warn(self, message: str) -> None:
         self.console.print(Text.assemble(("warning:", "yellow"), f" {message}"))
 
+    def note(self, message: str) -> None:
+        self.console.print(Text(message))
+
     def end(self) -> None:
         self.live.stop()
 

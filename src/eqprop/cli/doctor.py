@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from eqprop.cli import app
-from eqprop.cli.common import Threads, check_json, give_json, learning_rates, new_console
+from eqprop.cli.common import OfRun, Threads, check_json, give_json, learning_rates, new_console
 from eqprop.cli.gdu import Asked, setup
 from eqprop.engines import threads_for, using_threads
 from eqprop.estimators import EP
@@ -41,6 +41,7 @@ def doctor(
     estimator: Annotated[str | None, typer.Option(help="Of a run folder; its first by default.")] = None,
     trial: Annotated[int | None, typer.Option(help="Of a run folder; 0 by default.")] = None,
     data: Annotated[str | None, typer.Option(help="The data of a run folder, if it is elsewhere now.")] = None,
+    model: OfRun = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:
     """Why does it not learn? The first cause, the number that shows it, and the remedy.
@@ -51,10 +52,10 @@ def doctor(
     check_json(json)
     asked = Asked(
         T=T, K=K, beta=beta, batch=batch, seed=seed, dtype=dtype, device=device, data=data, estimator=estimator,
-        trial=trial, schedule=cast(Schedule | None, schedule),
+        trial=trial, schedule=cast(Schedule | None, schedule), model=model,
     )  # fmt: skip
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
-    with own_code(target if is_own(target) else None):
+    with own_code(target if is_own(target) else model):
         chosen = setup(target, asked)
         rates = learning_rates(lr) or _rates_of(chosen, target)
         ep = EP(chosen.T, chosen.K, schedule=chosen.schedule, beta=chosen.beta)
@@ -79,7 +80,8 @@ def doctor(
 
 def _rates_of(chosen: Setup, target: str) -> Rates:
     """The optimizer of a run, without its history."""
-    from eqprop.training.plan import make_optimizer, read_description
+    from eqprop.training.extras import make_optimizer
+    from eqprop.training.plan import read_description
 
     if chosen.trained is None:
         return None

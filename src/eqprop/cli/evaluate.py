@@ -31,12 +31,15 @@ def evaluate_run(
     model: Model = None,
     engine: Engine = None,
     device: Device = None,
+    precision: Annotated[str | None, typer.Option(help="Of products, in place of the run's.")] = None,
     as_json: Json = None,
 ) -> None:
     """Measure the test error of every trial of a run again, from its weights."""
     check_json(as_json)
     with own_code(model):
-        found = evaluate(folder, data=data, model=factory(model), device=device, engine=engine or "auto")
+        found = evaluate(
+            folder, data=data, model=factory(model), device=device, engine=engine or "auto", precision=precision
+        )
     give_json(found, as_json)
     if as_json == "-":
         return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -16,23 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from eqprop.cli import app
-from eqprop.cli.common import Threads, check_json, check_out, give_json, new_console, progress_bar
+from eqprop.cli.common import OfRun, Threads, check_json, check_out, factory, give_json, new_console, progress_bar
 from eqprop.cost import Problem, SquaredError
 from eqprop.data import Images, as_images, one_hot, open_set
 from eqprop.data.images import check_device
 from eqprop.dynamics import NUDGE_SITES, NudgeSite, set_nudge_site
+from eqprop.engines.base import PRECISIONS, Precision
+from eqprop.engines.eager import compare_precision, compare_with_float64
+from eqprop.estimators import EP
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
-from eqprop.gdu import AUTHORS, PAPER
-from eqprop.gdu.free import Release
-from eqprop.gdu.report import Concentration
+from eqprop.gdu import AUTHORS, PAPER, Convention
+from eqprop.gdu.comparison import Concentration
+from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
 from eqprop.relax import SCHEDULES, Schedule
 
 if TYPE_CHECKING:
     from eqprop.experiments.architecture import Built
-
-OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
-"""Defaults for your own model."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Asked:
     estimator: str | None = None
     trial: int | None = None
     schedule: Schedule | None = None
+    model: str | None = None
+
+    @property
+    def convention(self) -> Convention:
+        return AUTHORS if self.preset == "authors" else PAPER
 
 
 def setup(target: str, asked: Asked) -> Setup:
@@ -66,6 +72,8 @@ def setup(target: str, asked: Asked) -> Setup:
             return found
     if asked.estimator is not None or asked.trial is not None:
         raise ValueError(f"--estimator and --trial choose a network of a run; {target} is not a run folder. Omit them.")
+    if asked.model is not None:
+        raise ValueError(f"--model builds the network of a run; {target} is not a run folder. Omit it.")
     if asked.data is not None:
         raise ValueError(
             f"--data applies to your own function, or to a run whose data has moved; {target} is neither. Omit it."
@@ -86,7 +94,7 @@ def _other(target: str, asked: Asked) -> Setup | None:
     from eqprop.experiments.io import READERS
 
     if is_own(target):
-        if asked.estimator is not None or asked.trial is not None:
+        if asked.estimator is not None or asked.trial is not None or asked.model is not None:
             return None
         return _fitted(_own(target, asked), asked)
     if Path(target).is_dir():
@@ -102,14 +110,14 @@ def _other(target: str, asked: Asked) -> Setup | None:
 
 
 @contextmanager
-def _naming_own(target: str, preset: str) -> Iterator[None]:
+def _naming_own(target: str, preset: str, model: str | None) -> Iterator[None]:
     """Name the line of a user's function in its errors."""
     if _is_named(target, preset if preset in GDU_EXPERIMENTS else "paper"):
         yield
         return
     from eqprop.experiments.architecture import is_own, own_code
 
-    with own_code(target if is_own(target) else None):
+    with own_code(target if is_own(target) else model):
         yield
 
 
@@ -158,7 +166,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
     """Trained weights of one trial and estimator, with the run's T, K and beta, on its training images."""
     from eqprop.training import load
     from eqprop.training.folder import is_run
-    from eqprop.training.plan import read_description, read_images, recorded_source
+    from eqprop.training.plan import data_again, read_description, read_images
 
     if not is_run(folder):
         raise FileNotFoundError(
@@ -168,8 +176,9 @@ def _trained(folder: Path, asked: Asked) -> Setup:
     described = read_description(folder)
     experiment, settings, data = described.experiment, described.settings, described.data
     estimator, trial = asked.estimator or settings.estimators[0], asked.trial or 0
-    found = load(folder, estimator, trial)
-    images = read_images(asked.data or recorded_source(data), replace(settings, device="cpu"))
+    own = factory(asked.model)
+    found = load(folder, estimator, trial, model=own)
+    images = read_images(data_again(described, asked.data, own), replace(settings, device="cpu"))
     if images.sha256 != data.get("sha256"):
         raise ValueError(
             f"{folder} was trained on {data.get('name')}; these images ({images.name}) differ. "
@@ -179,16 +188,12 @@ def _trained(folder: Path, asked: Asked) -> Setup:
     x, labels = images.sample(asked.batch or 20, seed)
     if found.model.input_shape is not None:
         x = x.view(-1, *found.model.input_shape)
-    return Setup(
-        problem=Problem(found.model, found.cost, x, images.targets(labels, x.dtype)),
-        name=experiment.name,
-        preset=experiment.preset,
-        T=experiment.T,
-        K=experiment.K,
-        beta=experiment.beta,
+    return Setup.of(
+        Problem(found.model, found.cost, x, images.targets(labels, x.dtype)),
+        experiment,
         seed=seed,
         init=None,
-        convention=AUTHORS if asked.preset == "authors" else PAPER,
+        convention=asked.convention,
         trained={"estimator": estimator, "trial": trial, "epochs": found.epoch},
         schedule=experiment.schedule,
     )
@@ -207,18 +212,8 @@ def _described(path: Path, asked: Asked) -> Setup:
     x = x.to(dtype) if model.input_shape is None else x.to(dtype).view(-1, *model.input_shape)
     cost = experiment.make_cost(0, model.init_state(x)[0][0].numel(), images.classes, dtype)
     y, device = images.targets(labels, dtype), asked.device
-    return Setup(
-        problem=Problem(model.to(device), cost.to(device), x.to(device), y.to(device)),
-        name=experiment.name,
-        preset=experiment.preset,
-        T=experiment.T,
-        K=experiment.K,
-        beta=experiment.beta,
-        seed=experiment.seed,
-        init=experiment.init,
-        convention=AUTHORS if asked.preset == "authors" else PAPER,
-        schedule=experiment.schedule,
-    )
+    problem = Problem(model.to(device), cost.to(device), x.to(device), y.to(device))
+    return Setup.of(problem, experiment, convention=asked.convention, schedule=experiment.schedule)
 
 
 def _own(target: str, asked: Asked) -> Setup:
@@ -226,17 +221,8 @@ def _own(target: str, asked: Asked) -> Setup:
     from eqprop.experiments.architecture import load_own
 
     built = load_own(target).build(asked.seed or 0)
-    return Setup(
-        problem=_problem(built, asked),
-        name=target.rpartition(":")[2],
-        preset=asked.preset,
-        T=OWN_T,
-        K=OWN_K,
-        beta=OWN_BETA,
-        seed=asked.seed or 0,
-        init=None,
-        convention=AUTHORS if asked.preset == "authors" else PAPER,
-    )
+    name, seed = target.rpartition(":")[2], asked.seed or 0
+    return Setup(_problem(built, asked), name, asked.preset, seed=seed, convention=asked.convention)
 
 
 def _problem(built: Built, asked: Asked) -> Problem:
@@ -272,11 +258,15 @@ def gdu(
     drop_unsettled: Annotated[
         bool, typer.Option("--drop-unsettled", help="Omit samples that have not settled.")
     ] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="Where products in tf32, float16 or bfloat16 lose the update.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     threads: Threads = None,
     estimator: Annotated[str | None, typer.Option(help="Estimator of a run. [default: its first]")] = None,
     trial: Annotated[int | None, typer.Option(help="Trial of a run. [default: 0]")] = None,
     data: Annotated[str | None, typer.Option(help="Data of a run, if it has moved.")] = None,
+    model: OfRun = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
     json: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="The result as JSON.")] = None,
 ) -> None:
@@ -288,14 +278,20 @@ def gdu(
 
     check_json(json)
     check_out(out)
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(unknown("precision", precision, PRECISIONS))
     site = cast(NudgeSite | None, nudge_site)
     turns = cast(Schedule | None, schedule)
-    asked = Asked(preset, T, K, beta, init, batch, seed, dtype, device, data, site, cost, estimator, trial, turns)
+    asked = Asked(
+        preset, T, K, beta, init, batch, seed, dtype, device, data, site, cost, estimator, trial, turns, model
+    )  # fmt: skip
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
-    with _naming_own(target, preset):
+    with _naming_own(target, preset, model):
         chosen = setup(target, asked)
         with progress_bar(chosen.name) as tell:
             document, traces = run(chosen, drop_unsettled, tell, threads)
+        if precision is not None:
+            document["precision"] = lost_in(chosen, precision)
     if out is not None:
         from eqprop.report.gdu import write_folder
 
@@ -318,7 +314,34 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         console.print(Text(str(Release(**document["release"]))))
     if document.get("concentration"):
         console.print(Text(str(Concentration(**document["concentration"]))))
+    if "precision" in document:
+        console.print(_precision(document["precision"]))
     console.print(Text(document["budget"]["verdict"], style="bold"))
+
+
+def lost_in(setup: Setup, precision: Precision) -> dict[str, Any]:
+    """How far EP's update in this precision agrees with float32's, and float32's with float64's, by parameter."""
+    model, cost = copy.deepcopy(setup.problem.model).float(), copy.deepcopy(setup.problem.cost).float()
+    x, y = (v.float() if v.is_floating_point() else v for v in (setup.problem.x, setup.problem.y))
+    problem = Problem(model, cost, x, y)
+    ep = EP(T=setup.T, K=setup.K, beta=setup.beta, schedule=setup.schedule, checked=False)
+    return {
+        "declared": precision,
+        "with_float32": {name or "whole": asdict(a) for name, a in compare_precision(problem, ep, precision).items()},
+        "float32_with_float64": {name or "whole": asdict(a) for name, a in compare_with_float64(problem, ep).items()},
+    }
+
+
+def _precision(found: Mapping[str, Any]) -> Table:
+    title = f"EP's update with products in {found['declared']}, against float32's"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("parameter")
+    for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
+        table.add_column(heading, justify="right")
+    for name, one in found["with_float32"].items():
+        itself = found["float32_with_float64"][name]
+        table.add_row(name, *(f"{part[what]:.4f}" for part in (one, itself) for what in ("cosine", "norm")))
+    return table
 
 
 def _heading(d: Mapping[str, Any]) -> str:
@@ -367,10 +390,10 @@ def _metrics(d: Mapping[str, Any]) -> Table:
 
 def _budget(d: Mapping[str, Any]) -> Table:
     title = "Error budget: parts of the RMSE (means over groups; their sum bounds it)"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
     for heading in ("RMSE", *PARTS):
-        table.add_column(heading.replace("_", "\n"), justify="right")
+        table.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
     for kind in ("neurons", "synapses"):
         parts = d["budget"]["parts"][kind]
         table.add_row(kind, _short(parts["rmse"]), *(_short(parts[name]) for name in PARTS))

@@ -21,8 +21,7 @@ from eqprop.cli.common import (
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.io import find_experiment, to_dict
-from eqprop.experiments.literature import LITERATURE
-from eqprop.experiments.paper import EXPERIMENTS, PRESETS, printed_experiment
+from eqprop.experiments.paper import EXPERIMENTS, LITERATURE, PRESETS, printed_experiment
 
 
 @app.command("list")
@@ -37,7 +36,7 @@ def list_experiments(
     if parts:
         _list_parts(as_json)
         return
-    chosen = [find_experiment(name, preset)] if name else list(_preset(preset).values())
+    chosen = [find_experiment(name, preset)] if name else _preset(preset)
     if as_json is not None:
         give_json({experiment.name: to_dict(experiment) for experiment in chosen}, as_json)
         if as_json == "-":
@@ -87,10 +86,14 @@ def _show_changes(console: Console, names: list[str]) -> None:
                 console.print(f"--preset {other} {experiment.name}: {changes}", soft_wrap=True)
 
 
-def _preset(preset: str) -> dict[str, Experiment]:
+def _preset(preset: str) -> list[Experiment]:
+    """The experiments of a preset; beside the printed ones those that are of no paper."""
     if preset not in EXPERIMENTS:
         find_experiment("P-1h", preset)
-    return EXPERIMENTS[preset]
+    found = EXPERIMENTS[preset]
+    if preset != PRESETS[0]:
+        return list(found.values())
+    return [*found.values(), *(e for rest in EXPERIMENTS.values() for e in rest.values() if e.name not in found)]
 
 
 def _table(experiments: list[Experiment], preset: str) -> Table:
@@ -104,13 +107,18 @@ def _table(experiments: list[Experiment], preset: str) -> Table:
         eps = f"  ε {net.eps}" if isinstance(net, LayeredNet) and net.eps else ""
         paper_results = [f"{label(estimator):4} {x}" for estimator, x in r.paper_results.items()]
         what = [
-            f"{net}, {getattr(net, 'activation', 'own')}, {r.init}",
+            f"{net}, {_activation(net)}, {r.init}",
             f"T {r.T}  K {r.K}  β {r.beta}{eps}  {r.epochs} epochs",
             "  ".join(f"{name} {rate}" for name, rate in r.learning_rates.items()),
             *([", ".join(special)] if (special := _special(r)) else []),
         ]
         table.add_row(_broken(r.name), "\n".join(what), "\n".join(paper_results) or "--")
     return table
+
+
+def _activation(net: object) -> str:
+    named = getattr(net, "activation", "own")
+    return named if isinstance(named, str) else ", ".join(f"{layer} {sigma}" for layer, sigma in named.items())
 
 
 def _special(experiment: Experiment) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
@@ -18,7 +16,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TaskID
 from rich.table import Table
 
-from eqprop.cli import app
+from eqprop.cli import App, CommandGroup, app
 from eqprop.cli.common import (
     Data,
     Device,
@@ -28,12 +26,12 @@ from eqprop.cli.common import (
     bars,
     check_out,
     new_console,
+    one_process,
     spread,
     stopping,
     watcher,
 )
 from eqprop.data.images import check_device
-from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
 from eqprop.experiments.paper import EXPERIMENTS, PAPER, named_experiment
@@ -42,12 +40,13 @@ from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import Row, read_run
-from eqprop.training.api import begin_or_resume
+from eqprop.training.api import begin_or_resume, begin_or_resume_all
+from eqprop.training.distributed import rank, world_size
 from eqprop.training.metrics import Line, Result, StoredTrial, draw, free_phases, mean, stored_trials
-from eqprop.training.plan import Leg, Plan, Settings, given_data, make_plan, read_images, split_estimators
+from eqprop.training.plan import Leg, Plan, Settings, arithmetic, given_data, make_plan, read_images, split_estimators
 from eqprop.training.watch import Progress, Watch, counted
 
-reproduce = typer.Typer(help="Reproduce the paper's figures and tables.", no_args_is_help=True)
+reproduce = App(cls=CommandGroup, help="Reproduce the paper's figures and tables.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 
 DTYPE = "float64"
@@ -64,6 +63,7 @@ def figures(
     """Draw every figure about the GDU property. Run it again to continue where it stopped."""
     from eqprop.report.gdu import write_gallery
 
+    one_process("reproduce figures")
     check_out(out)
     check_device(device)
     if preset not in GDU_EXPERIMENTS:
@@ -133,6 +133,7 @@ def table1(
     """
     estimators = split_estimators(estimator or "ep,bptt")
     if check is not None:
+        one_process("reproduce table1 --check")
         run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
         among = Among(None if rows is None else rows.split(","), preset, estimators)
         _check(check, out, among, seed, {"watch": watcher(quiet), **run_options})
@@ -147,7 +148,12 @@ def table1(
     options: dict[str, Any] = {"estimators": estimators, "trials": trials, "samples": samples, "data": data}
     options |= {"engine": engine, "device": device, "threads": threads}
     if not yes and (device or "cpu") == "cpu" and not (out / preset).exists():
-        _ask(sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators))
+        hours = sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators)
+        _ask(hours / world_size())
+    if world_size() > 1:
+        folders = {out / preset / _folder(experiment, schedule): experiment for experiment in experiments}
+        _divided(folders, out, quiet, options)
+        return
     overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
@@ -158,6 +164,19 @@ def table1(
                 result = begin_or_resume(experiment, folder, watch=overall, only=(part,), **options)
                 write_json(folder.with_suffix(".json"), _published(result))
                 write_report(out, with_curves=False)
+    written = write_report(out)
+    if not quiet:
+        _show(out, written)
+
+
+def _divided(experiments: dict[Path, Experiment], out: Path, quiet: bool, options: dict[str, Any]) -> None:
+    """Train the table in several processes, every estimator and trial by itself; one of them writes the page."""
+    with stopping():
+        results = begin_or_resume_all(experiments, watch=watcher(quiet), **options)
+    if rank() > 0:
+        return
+    for result in results:
+        write_json(result.folder.with_suffix(".json"), _published(result))
     written = write_report(out)
     if not quiet:
         _show(out, written)
@@ -291,17 +310,6 @@ class Overall(Watch):
         assert self.now is not None, "turn comes first"
         whole, later = arithmetic(self.now[0]), sum(arithmetic(experiment) for experiment, _ in self.to_come)
         return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
-
-
-def arithmetic(experiment: Experiment) -> float:
-    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
-    net = experiment.architecture
-    if isinstance(net, LayeredNet):
-        sizes = net.sizes[:-1]
-        connections = sum(a * b for a, b in pairwise(sizes))
-    else:
-        connections = 4_000_000
-    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
 
 
 def _show(out: Path, written: Written) -> None:

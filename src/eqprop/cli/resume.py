@@ -15,6 +15,7 @@ from eqprop.cli.common import (
     Json,
     Logger,
     Model,
+    Parallel,
     Quiet,
     Threads,
     check_json,
@@ -35,6 +36,7 @@ def resume_run(
     engine: Engine = None,
     device: Device = None,
     threads: Threads = None,
+    parallel: Parallel = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
     ] = False,
@@ -53,6 +55,7 @@ def resume_run(
             engine=engine,
             device=device,
             threads=threads,
+            parallel=parallel,
             restart=restart,
         )
     give_result(result, as_json, quiet)

@@ -34,6 +34,7 @@ from eqprop.cli.common import (
     factory,
     give_json,
     new_console,
+    one_process,
 )
 from eqprop.data import Images
 from eqprop.engines import threads_for
@@ -42,6 +43,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, to_toml
 from eqprop.files import write_json, write_text
 from eqprop.training import Stopped
+from eqprop.training.distributed import alone, in_torchrun
 from eqprop.training.folder import file_name, locked
 from eqprop.training.plan import Settings, describe, given_data, read_images
 from eqprop.tuning.effort import Machine, prepare_folder
@@ -66,6 +68,7 @@ class Asked:
 
     def images(self) -> Images:
         given = self.own.data() if self.data is None and self.own is not None else self.data
+        given = self.experiment.data if given is None else given
         return read_images(given_data(given), Settings(device=self.machine.device))
 
     def next_command(self, file: str) -> str:
@@ -104,7 +107,7 @@ def tune_experiment(
     found, own = find_own(experiment, None if is_own(experiment) else factory(model))
     wanted = find_experiment(found, preset).override(seed=seed, init=init)
     folder = Path("tuned") / file_name(wanted.name) if out is None else out
-    machine = Machine(device or "cpu", engine or "auto", threads)
+    machine = Machine(in_torchrun().device(device or "cpu"), engine or "auto", threads)
     asked = Asked(wanted, folder, machine, budget, model, own, data, quiet, as_json)
     with going_on(), own_code(model):
         if search is not None:
@@ -114,6 +117,7 @@ def tune_experiment(
                 "--storage and --workers apply to a search only. Give its number of trials, such as --search 50."
             )
         else:
+            one_process("tune without --search")
             run_recipe(asked)
 
 
@@ -140,7 +144,7 @@ def run_recipe(asked: Asked) -> None:
         "data": describe(images),
     }
     prepare_folder(asked.folder, request)
-    x = images.train_x[: asked.experiment.batch]
+    x = images.floats(images.train_x[: asked.experiment.batch])
     model = asked.experiment.build(0, x.dtype, asked.own)
     x = x if model.input_shape is None else x.reshape(len(x), *model.input_shape)
     torch.set_num_threads(asked.machine.threads or threads_for(model, x))
@@ -215,19 +219,23 @@ JOURNAL, DOCUMENT, EXPERIMENT = "study.journal", "search.json", "best.toml"
 
 
 def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> None:
-    """Search to the end and write the best experiment; every worker writes the same files."""
+    """Search to the end and write the best experiment; every worker writes the same files.
+
+    The processes of a torchrun job are workers too: the study is all that they share.
+    """
     from eqprop.tuning.search import Search, result, work
 
     images = asked.images()
     request = {"search": to_dict(asked.experiment), "model": asked.model, "data": describe(images)}
     prepare_folder(asked.folder, request)
     where = storage or str(asked.folder / JOURNAL)
-    threads = asked.machine.threads or max((os.cpu_count() or 1) // workers, 1)
+    ranks = in_torchrun()
+    threads = asked.machine.threads or max((os.cpu_count() or 1) // (workers * ranks.neighbours), 1)
     torch.set_num_threads(threads)
     machine = replace(asked.machine, threads=threads)
     team = [_start(threads) for _ in range(workers - 1)]
     try:
-        with progress(asked.quiet) as tell:
+        with alone(), progress(asked.quiet or not ranks.leads) as tell:
             wanted = Search(
                 asked.experiment, asked.folder, images, trials, where, asked.own, machine, asked.budget, tell
             )
@@ -236,6 +244,8 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
         _end(team)
     found = result(wanted)
     _write(asked.folder, found, asked)
+    if not ranks.leads:
+        return
     give_json(found.document, asked.as_json)
     if not asked.quiet and asked.as_json != "-":
         console = new_console()

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
+from eqprop.data.augment import Augmentation, Normalisation
 from eqprop.dynamics import NUDGE_SITES, Dynamics, NudgeSite, set_nudge_site
-from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
+from eqprop.engines.base import PRECISIONS, Precision
+from eqprop.estimators import BPTT, EP, RBP, Backprop, ContinualEP, Estimator, HolomorphicEP
 from eqprop.experiments.architecture import (
     LARGEST,
     Architecture,
@@ -43,17 +45,26 @@ MOST_NAME, MOST_STEPS, MOST_EPOCHS, MOST_SEED = 200, 1_000_000, 100_000, 2**53
 
 DecayName = Literal["none", "cosine"]
 DECAYS = ("none", "cosine")
+WeightDecay = Literal["coupled", "decoupled"]
 
 EstimatorName = str
+BACKPROP = "backprop"
+"""The estimator of a net's feed-forward twin: free phases are one forward pass."""
+
+
+def _phases(e: Experiment) -> dict[str, Any]:
+    return {"T": e.T, "K": e.K, "schedule": e.schedule, "stop": e.stop}
+
 
 _BUILT_IN: dict[str, Callable[[Experiment], Estimator]] = {
-    "ep": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta),
-    "ep-symmetric": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="symmetric"),
-    "ep-random-sign": lambda e: EP(e.T, e.K, e.schedule, e.stop, beta=e.beta, nudging="random-sign"),
-    "ep-holomorphic": lambda e: HolomorphicEP(e.T, e.K, e.schedule, e.stop, beta=e.beta, points=e.points),
-    "ep-continual": lambda e: ContinualEP(e.T, e.K, e.schedule, e.stop, beta=e.beta, rates=dict(e.learning_rates)),
-    "bptt": lambda e: BPTT(e.T, e.K, e.schedule, e.stop),
-    "rbp": lambda e: RBP(e.T, e.K, e.schedule, e.stop),
+    "ep": lambda e: EP(**_phases(e), beta=e.beta),
+    "ep-symmetric": lambda e: EP(**_phases(e), beta=e.beta, nudging="symmetric"),
+    "ep-random-sign": lambda e: EP(**_phases(e), beta=e.beta, nudging="random-sign"),
+    "ep-holomorphic": lambda e: HolomorphicEP(**_phases(e), beta=e.beta, points=e.points),
+    "ep-continual": lambda e: ContinualEP(**_phases(e), beta=e.beta, rates=dict(e.learning_rates)),
+    "bptt": lambda e: BPTT(**_phases(e)),
+    "rbp": lambda e: RBP(**_phases(e)),
+    BACKPROP: lambda e: Backprop(),
 }
 
 
@@ -71,8 +82,8 @@ ESTIMATORS: Table[Callable[[Experiment], Estimator]] = Table("estimator", _BUILT
 
 
 def label(estimator: str) -> str:
-    """EP, EP symmetric, ..., BPTT, RBP."""
-    if estimator not in ESTIMATORS.built_in:
+    """EP, EP symmetric, ..., BPTT, RBP, backprop."""
+    if estimator not in ESTIMATORS.built_in or estimator == BACKPROP:
         return estimator
     family, _, form = estimator.partition("-")
     return f"{family.upper()} {form}".strip()
@@ -105,9 +116,9 @@ class Change(NamedTuple):
         return f"{self.field} {_shown(self.now)} instead of {_shown(self.was)}"
 
 
-def setting(help: str, default: Any) -> Any:
-    """A field exposed as an option of `eqprop train`, with its help text."""
-    return field(default=default, metadata={"help": help})
+def setting(help: str, default: Any, group: str | None = None) -> Any:
+    """A field exposed as an option of `eqprop train`, with its help text and the group of options it stands in."""
+    return field(default=default, metadata={"help": help} | ({"group": group} if group else {}))
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,16 @@ class Experiment:
 
     learning_rates  by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
                     every parameter that is not named
-    decay           "cosine": rates fall to zero over the epochs, along half a cosine; "none": constant rates
+    decay           "cosine": rates fall along half a cosine, epoch by epoch; "none": constant rates
+    decay_epochs    epochs over which they fall; then they stay. None: all
+    decay_floor     the rate they fall to; one that is lower from the start stays as it is
+    warmup          epochs, or a part of one, over which rates rise from zero in equal steps, one per iteration
+    weight_decay    "coupled": weight_decay * w is added to the gradient, as torch.optim's own option does;
+                    "decoupled": w shrinks by its rate times weight_decay before each step
+    clip_norm       the largest norm of a network's gradient; a longer one is scaled down to it
+    label_smoothing share of a target that is spread over all classes
+    average         weights to evaluate with: their average over iterations, each earlier one counting so many times
+                    the next, without the initial weights; 0: the last ones
     seed            of trial 0; trial r draws weights and batches from seed + r
     schedule, stop  of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
     estimator       the default estimator, a key of ESTIMATORS; random signs are drawn from the seed
@@ -131,36 +151,64 @@ class Experiment:
     output_bias     initial biases of the output layer; None: as drawn by `init`. BPTT gives no gradient to an output
                     that a clip or a hard sigmoid holds at 0 from the start (see docs/table1.md).
     output_scale    factor on the initial weights of the output layer
+    augmentation    random changes of training images, drawn from seed, epoch and sample (see `eqprop.data.augment`)
+    data            the data set it is for, by name; None: MNIST, or the one given
+    normalisation   of all images; None: from 0 to 1, as they are
+    top5            whether to count labels that are not among the five largest outputs too; takes a little longer
     evaluation_T    free steps when measuring errors; None: T. With persistent states, training samples settle in
                     fewer steps than unseen ones.
+    precision       of the products in a step (see `eqprop.engines.base.Precision`): "float32", "tf32", "float16",
+                    "bfloat16"; sums, states, gradients and weights stay float32
     paper_results   what the paper reports, by estimator
     """
 
     name: str
     architecture: Architecture
-    T: int = field(metadata={"help": "Steps of the free phase."})
-    K: int = field(metadata={"help": "Steps of the second phase."})
-    epochs: int = field(metadata={"help": "Passes over the training set."})
+    T: int = field(metadata={"help": "Steps of the free phase.", "group": "Phases"})
+    K: int = field(metadata={"help": "Steps of the second phase.", "group": "Phases"})
+    epochs: int = field(metadata={"help": "Passes over the training set.", "group": "Optimizer"})
     learning_rates: Mapping[str, float]
-    beta: float = setting("Strength of the nudge.", 0.1)
-    decay: DecayName = setting("Decay of the rates: none, or cosine (to zero).", "none")
-    batch: int = setting("Mini-batch size.", 20)
-    init: InitName = setting("Initial weights: glorot or default (PyTorch's).", "glorot")
+    beta: float = setting("Strength of the nudge.", 0.1, group="Phases")
+    decay: DecayName = setting("Decay of the rates: none or cosine.", "none", group="Optimizer")
+    decay_epochs: int | None = setting(
+        "Epochs over which rates fall; then they stay. [default: all]", None, group="Optimizer"
+    )
+    decay_floor: float = setting("The rate that decay ends at.", 0.0, group="Optimizer")
+    warmup: float = setting("Epochs, or a part of one, over which rates rise from 0.", 0.0, group="Optimizer")
+    weight_decay: float = setting("Decay of the weights.", 0.0, group="Optimizer")
+    weight_decay_kind: WeightDecay = setting(
+        "coupled (added to the gradient) or decoupled.", "coupled", group="Optimizer"
+    )
+    weight_decay_biases: bool = setting("Whether biases decay too.", True, group="Optimizer")
+    clip_norm: float | None = setting("Largest norm of the gradient. [default: any]", None, group="Optimizer")
+    label_smoothing: float = setting("Share of a target that is spread over all classes.", 0.0, group="Optimizer")
+    average: float = setting("Evaluate with an average of the weights, such as 0.999.", 0.0, group="Optimizer")
+    batch: int = setting("Mini-batch size.", 20, group="Optimizer")
+    init: InitName = setting("Initial weights: glorot or default (PyTorch's).", "glorot", group="What to train")
     seed: int = setting("Seed of trial 0; trial r uses seed + r.", 0)
-    schedule: Schedule = setting("synchronous; alternating free phase; or sweeps.", "synchronous")
-    stop: Stop = setting("Stop early: never, or settled (same bits).", "never")
+    schedule: Schedule = setting("synchronous; alternating free phase; or sweeps.", "synchronous", group="Phases")
+    stop: Stop = setting("Stop early: never, or settled (same bits).", "never", group="Phases")
     estimator: EstimatorName = "ep"
-    points: int = setting("Points on the circle of ep-holomorphic.", 4)
-    nudge_site: NudgeSite = setting("Nudge outside sigma, as in the paper, inside, or implicit.", "outside")
-    cost: CostName = setting("squared-error, or cross-entropy of a softmax readout.", "squared-error")
-    optimizer: str = setting("Any class of torch.optim.", "SGD")
+    points: int = setting("Points on the circle of ep-holomorphic.", 4, group="Phases")
+    nudge_site: NudgeSite = setting(
+        "Nudge outside sigma, as in the paper, inside, or implicit.", "outside", group="What to train"
+    )
+    cost: CostName = setting(
+        "squared-error, or cross-entropy of a softmax readout.", "squared-error", group="What to train"
+    )
+    optimizer: str = setting("Any class of torch.optim.", "SGD", group="Optimizer")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    start: StartName = setting("Initial states: zero, persistent, initialised or carried.", "zero")
-    initialiser_rate: float = setting("Rate of the initialiser, below 2.", 1.0)
-    output_bias: float | None = setting("Initial biases of the outputs.", None)
-    output_scale: float = setting("Factor on the outputs' initial weights.", 1.0)
-    evaluation_T: int | None = setting("T when measuring errors. [default: T]", None)
-    preset: Literal["paper", "authors", "tuned", "own"] = "own"
+    start: StartName = setting("Initial states: zero, persistent, initialised or carried.", "zero", group="Phases")
+    initialiser_rate: float = setting("Rate of the initialiser, below 2.", 1.0, group="Phases")
+    output_bias: float | None = setting("Initial biases of the outputs.", None, group="What to train")
+    output_scale: float = setting("Factor on the outputs' initial weights.", 1.0, group="What to train")
+    top5: bool = setting("Count top-5 errors too.", False)
+    evaluation_T: int | None = setting("T when measuring errors. [default: T]", None, group="Phases")
+    augmentation: Augmentation | None = None
+    normalisation: Normalisation | None = None
+    precision: Precision = setting("Of products: float32, tf32, float16 or bfloat16.", "float32")
+    data: str | None = None
+    preset: Literal["paper", "authors", "tuned", "fast", "own"] = "own"
     paper_results: Mapping[str, PaperResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -174,6 +222,7 @@ class Experiment:
             raise ValueError(f"output_bias is {shown(self.output_bias)}; expected a finite number, such as 0.5.")
         if not _is_finite(self.output_scale):
             raise ValueError(f"output_scale is {shown(self.output_scale)}; expected a finite number, such as 0.1.")
+        self._check_regime()
         _check_choice("init", self.init, ("glorot", "default"))
         _check_choice("decay", self.decay, DECAYS)
         _check_choice("schedule", self.schedule, SCHEDULES)
@@ -184,6 +233,7 @@ class Experiment:
             _check_choice("cost", self.cost, COSTS)
         _check_choice("optimizer", self.optimizer, optimizer_names())
         _check_choice("start", self.start, STARTS)
+        _check_choice("precision", self.precision, PRECISIONS)
         if not _is_finite(self.initialiser_rate) or not 0.0 < self.initialiser_rate < 2.0:
             got = shown(self.initialiser_rate)
             raise ValueError(f"initialiser_rate is {got}; expected a number above 0 and below 2.")
@@ -192,6 +242,21 @@ class Experiment:
             raise ValueError(f"name is {shown(self.name)}; expected 1 to {MOST_NAME} characters.")
         self._check_rates()
         self.make_estimator(self.estimator)
+
+    def _check_regime(self) -> None:
+        """How the weights are moved: decay, warm-up, clipping, smoothing, averaging."""
+        if self.decay_epochs is not None:
+            _check_count("decay_epochs", self.decay_epochs, 1, MOST_EPOCHS)
+        for name in ("decay_floor", "warmup", "weight_decay"):
+            if not _is_finite(value := getattr(self, name)) or value < 0:
+                raise ValueError(f"{name} is {shown(value)}; expected a number, 0 or more.")
+        for name in ("label_smoothing", "average"):
+            if not _is_finite(value := getattr(self, name)) or not 0 <= value < 1:
+                raise ValueError(f"{name} is {shown(value)}; expected a number from 0 to below 1.")
+        if self.clip_norm is not None and (not _is_finite(self.clip_norm) or self.clip_norm <= 0):
+            raise ValueError(f"clip_norm is {shown(self.clip_norm)}; expected a number above 0, or none.")
+        if self.weight_decay and "weight_decay" in self.optimizer_options:
+            raise ValueError("weight_decay is set twice: as a field and in optimizer_options. Omit one of them.")
 
     def _check_rates(self) -> None:
         if not self.learning_rates:
@@ -222,10 +287,12 @@ class Experiment:
         return replace(made, rates={name: rates[name] for name in names})
 
     def _check_continual(self) -> None:
-        if self.decay != "none":
+        set_to = {"decay": self.decay != "none", "warmup": self.warmup, "weight_decay": self.weight_decay}
+        moved = next((name for name, given in {**set_to, "clip_norm": self.clip_norm}.items() if given), None)
+        if moved is not None:
             raise ValueError(
-                f"decay is {self.decay}, but continual EP moves the parameters itself at constant rates; expected no "
-                "decay. Omit decay, or use another estimator."
+                f"{moved} is {getattr(self, moved)}, but continual EP moves the parameters itself at constant rates; "
+                f"expected no {moved}. Omit it, or use another estimator."
             )
         if self.optimizer != "SGD" or self.optimizer_options:
             options = ", ".join(f"{k}={v}" for k, v in self.optimizer_options.items())
@@ -311,8 +378,15 @@ class Experiment:
         )
 
     def rate_factor(self, epoch: int) -> float:
-        """The factor on the learning rates in this epoch, counted from 0."""
-        return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * epoch / self.epochs))
+        """The share of the way down to the floor that is left to the rates in this epoch, counted from 0."""
+        over = self.decay_epochs or self.epochs
+        return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * min(epoch, over) / over))
+
+    def rate_in(self, epoch: int, rate: float, warmth: float = 1.0) -> float:
+        """A learning rate in this epoch, from its initial value; `warmth` is the share of the warm-up that is done."""
+        floor = 0.0 if self.decay == "none" else min(self.decay_floor, rate)
+        fallen = rate * self.rate_factor(epoch) if not floor else floor + (rate - floor) * self.rate_factor(epoch)
+        return fallen if warmth >= 1.0 else warmth * fallen
 
     def changes(self, printed: Experiment) -> list[Change]:
         """The fields that differ from another experiment, usually the paper's; the architecture field by field."""
@@ -334,8 +408,8 @@ class Experiment:
     def override(self, **fields: Any) -> Experiment:
         """A copy with the given fields changed, ignoring those that are None; learning rates are merged.
 
-        A rate for "*" replaces all current ones. A readout replaces the output layer: it takes over that layer's rate,
-        and the layers below are renumbered from 0.
+        A rate for "*" replaces all current ones. Augmentation and normalisation may be given as the fields to change.
+        A readout replaces the output layer: it takes over its rate, and the layers below are renumbered from 0.
         """
         if fields.get("cost") == "cross-entropy" and self.cost != "cross-entropy":
             return self._read_out().override(**fields)
@@ -343,6 +417,9 @@ class Experiment:
         strange = next((name for name in given if name not in self.__dataclass_fields__), None)
         if strange is not None:
             raise ValueError(unknown("field", strange, self.__dataclass_fields__))
+        for name, kind in (("augmentation", Augmentation), ("normalisation", Normalisation)):
+            if isinstance(changed := given.get(name), Mapping):
+                given[name] = kind.from_dict({**(getattr(self, name) or kind()).to_dict(), **changed}, name)
         rates = given.get("learning_rates")
         if rates is not None and EVERY_OTHER not in rates:
             given["learning_rates"] = {**self.learning_rates, **rates}

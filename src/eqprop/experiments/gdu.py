@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,10 +22,15 @@ from eqprop.models.readout import COSTS, READOUT_SEED, CostName
 from eqprop.provenance import provenance
 from eqprop.relax import Schedule, threads_for, using_threads
 
+if TYPE_CHECKING:
+    from eqprop.experiments.experiment import Experiment
+
 Kind = Literal["toy", "energy-based", "prototypical", "convolutional"]
 InitName = Literal["default", "glorot"]
 MOST_T, MOST_K, MOST_BATCH = 1_000_000, 10_000, 60_000
 """Limits of a comparison, which keeps K states of every sample."""
+OWN_T, OWN_K, OWN_BETA = 1000, 20, 0.01
+"""How a model is compared that comes without phases of its own."""
 PRESETS: Mapping[str, Convention] = {"paper": PAPER, "authors": AUTHORS}
 
 
@@ -180,33 +185,30 @@ class Setup:
 
     problem: Problem
     name: str
-    preset: str
-    T: int
-    K: int
-    beta: float
-    seed: int
-    init: str | None
-    convention: Convention
+    preset: str = "paper"
+    T: int = OWN_T
+    K: int = OWN_K
+    beta: float = OWN_BETA
+    seed: int = 0
+    init: str | None = None
+    convention: Convention = PAPER
     trained: dict[str, Any] | None = None
     """The run the weights come from: its estimator, trial and epochs trained."""
     schedule: Schedule = "synchronous"
     """The schedule of the free phase."""
 
     @classmethod
+    def of(cls, problem: Problem, experiment: GduExperiment | Experiment, **changed: Any) -> Setup:
+        """A problem with the names and phases of its experiment, apart from the fields given."""
+        names = ("name", "preset", "T", "K", "beta", "seed", "init")
+        return cls(**{"problem": problem} | {name: getattr(experiment, name) for name in names} | changed)
+
+    @classmethod
     def of_experiment(cls, experiment: GduExperiment, dtype: torch.dtype, device: str = "cpu") -> Setup:
         cost, x, y = experiment.data(dtype)
         model = experiment.build(dtype).to(device)
-        return cls(
-            problem=Problem(model, cost.to(device), x.to(device), y.to(device)),
-            name=experiment.name,
-            preset=experiment.preset,
-            T=experiment.T,
-            K=experiment.K,
-            beta=experiment.beta,
-            seed=experiment.seed,
-            init=experiment.init,
-            convention=experiment.convention,
-        )
+        problem = Problem(model, cost.to(device), x.to(device), y.to(device))
+        return cls.of(problem, experiment, convention=experiment.convention)
 
 
 def run(

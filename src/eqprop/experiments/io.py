@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from eqprop.data.augment import Augmentation, Normalisation
 from eqprop.experiments.architecture import KINDS, Architecture, Factory, Own, as_own, is_own, load_own
 from eqprop.experiments.experiment import OWN_ESTIMATOR, Experiment, PaperResult, own_experiment
 from eqprop.experiments.paper import named_experiment
@@ -39,6 +40,11 @@ def from_dict(values: Mapping[str, Any], source: str) -> Experiment:
         )
     given["architecture"] = _architecture(given["architecture"], source)
     given["paper_results"] = _paper_results(given.get("paper_results", {}), source)
+    for name, kind in (("augmentation", Augmentation), ("normalisation", Normalisation)):
+        if (table := given.get(name)) is not None:
+            if not isinstance(table, Mapping):
+                raise ValueError(f"{source}: {name} is {shown(table)}; expected a table, [{name}].")
+            given[name] = kind.from_dict(table, f"{source}, {name}")
     try:
         return Experiment(**given)
     except (TypeError, ValueError) as error:

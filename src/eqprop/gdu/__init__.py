@@ -4,9 +4,8 @@ GDU ("gradient-descending updates"): EP's updates equal minus BPTT's gradients, 
 `compare(model, cost, x, y, T=, K=, beta=)` runs EP and BPTT side by side and returns a `Report`.
 """
 
-from eqprop.gdu.comparison import Options, compare
-from eqprop.gdu.free import NeverSettlesError
+from eqprop.gdu.comparison import Options, Report, compare
 from eqprop.gdu.metrics import AUTHORS, PAPER, Convention, Metrics
-from eqprop.gdu.report import Report
+from eqprop.gdu.settling import NeverSettlesError
 
 __all__ = ["AUTHORS", "PAPER", "Convention", "Metrics", "NeverSettlesError", "Options", "Report", "compare"]

@@ -35,7 +35,7 @@ from eqprop.gdu.patient import (
     size_of,
     whole_cosine,
 )
-from eqprop.gdu.rest import TIE, settles
+from eqprop.gdu.settling import TIE, settles
 from eqprop.gdu.verdict import Diagnosis, Finding, Voice, nice, percent
 from eqprop.relax import Phase, prepare, relax
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
@@ -261,7 +261,7 @@ def _slope_left_out(model: Dynamics) -> bool:
 
 def _apart(a: Tensor, b: Tensor) -> float:
     size = max(float(a.detach().norm()), float(b.detach().norm()))
-    return float((a - b).norm()) / size if size else 0.0
+    return float((a - b).detach().norm()) / size if size else 0.0
 
 
 def _pulls(p: Patient) -> Finding | str:

@@ -84,7 +84,11 @@ class Comparison(Problem):
     def estimators(self) -> tuple[EP, BPTT, RBP]:
         steps = max(self.free.steps, self.K)
         schedule = self.schedule if self.swept else "synchronous"
-        return EP(steps, self.K, schedule, beta=self.beta), BPTT(steps, self.K, schedule), RBP(steps, self.K)
+        return (
+            EP(steps, self.K, self.beta, schedule=schedule),
+            BPTT(steps, self.K, schedule=schedule),
+            RBP(steps, self.K),
+        )
 
     def adjoint_steps(self) -> Iterator[Step]:
         """nabla with the Jacobian held at the state reached: recurrent backprop, or BPTT through sweeps at rest."""

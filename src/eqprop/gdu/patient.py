@@ -26,7 +26,7 @@ from torch import Tensor
 
 from eqprop.cost import Problem
 from eqprop.estimators import EP, RBP
-from eqprop.estimators.base import trainable, transition_vjp
+from eqprop.estimators.base import parameter_vjp, trainable
 from eqprop.gdu.linearised import Linearised, flat, flat_product, unflat
 from eqprop.gdu.lockstep import slope_excess
 from eqprop.gdu.verdict import Voice
@@ -178,7 +178,7 @@ class Patient(Problem):
             terms = RBP(0, max(2 * self.series.terms, 8), stop="settled", checked=False)
             return terms.estimate(self.wide, at(self.rest))[1]
         pulled = neumann(lambda rows: torch.einsum("bij,bi->bj", J, rows), -flat(self.push), 1).complete
-        return transition_vjp(model, x, self.rest, unflat(pulled, self.rest))[1]
+        return parameter_vjp(model, x, self.rest, unflat(pulled, self.rest))
 
     def gradient_from(self, state: State) -> Grads:
         """EP's gradient by name if its free phase ends in this state; without its rounding, which has a check."""

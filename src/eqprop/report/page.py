@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,13 @@ from pathlib import Path
 from eqprop.experiments.architecture import GraphNet
 from eqprop.experiments.experiment import label
 from eqprop.experiments.io import to_dict
-from eqprop.experiments.literature import LITERATURE
-from eqprop.files import write_text
+from eqprop.experiments.paper import LITERATURE
+from eqprop.files import read_bytes, write_text
 from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
-from eqprop.training.metrics import Line
+from eqprop.training.folder import AUGMENTED
+from eqprop.training.metrics import Line, cosines
 from eqprop.training.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0
@@ -409,6 +411,7 @@ def _details(run: Run) -> str:
     shown |= {k: v for k, v in settings.items() if v is not None}
     shown |= {f"data: {k}": v for k, v in run.described.data.items()}
     shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["estimators"])
+    shown |= _agreement(run)
     stopped = "".join(
         f'<p class="no">{escape(label(estimator))}, trial {escape(str(line["trial"]))}: {escape(_reason(line))}</p>'
         for estimator in settings["estimators"]
@@ -421,8 +424,25 @@ def _details(run: Run) -> str:
     )
     return (
         f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
-        f"{stopped}{_graph(run)}{_pairs(shown)}{sessions}</details>\n"
+        f"{stopped}{_graph(run)}{_augmented(run)}{_pairs(shown)}{sessions}</details>\n"
     )
+
+
+def _agreement(run: Run) -> dict[str, str]:
+    """Cosines of updates in a declared precision with float32's, and of float32's with float64's, per estimator."""
+    out = {}
+    kinds = {
+        "with_float32": f"cosine of {run.experiment.precision} with float32",
+        "float32_with_float64": "cosine of float32 with float64",
+    }
+    for estimator in run.settings.estimators:
+        for what, title in kinds.items():
+            found = [c for line in run.lines if line["estimator"] == estimator and (c := cosines(line, what))]
+            if found:
+                lowest = {name: min(c.get(name, math.nan) for c in found) for name in found[-1]}
+                over = f"lowest of {len(found)}: " if len(found) > 1 else ""
+                out[f"{title}, {estimator}"] = over + ", ".join(f"{k} {v:.4f}" for k, v in lowest.items())
+    return out
 
 
 def _reason(line: Line) -> str:
@@ -434,6 +454,24 @@ def _graph(run: Run) -> str:
     """The picture of a net that is a graph."""
     net = run.experiment.architecture
     return f'<div class="graph">{net.network().draw()}</div>' if isinstance(net, GraphNet) else ""
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+LARGEST_PICTURE = 2 << 20
+
+
+def _augmented(run: Run) -> str:
+    """Training images as the first epoch sees them, inside the page; nothing that is not a PNG of usual size."""
+    path = run.folder / AUGMENTED
+    if run.experiment.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
+        return ""
+    content = read_bytes(path)
+    if not content.startswith(PNG):
+        return ""
+    changes = ", ".join(f"{k} {v}" for k, v in run.experiment.augmentation.to_dict().items() if v)
+    caption = f"Sixteen training images as the first epoch sees them: {changes}"
+    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return f'<figure class="augmented"><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
 
 
 def _pairs(values: Mapping[str, object]) -> str:

@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from eqprop.data.cifar import CIFAR10
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.experiments.experiment import Experiment, PaperResult, label
 from eqprop.experiments.paper import (
+    CIFAR_SAMPLES,
     EXPERIMENTS,
     PRESETS,
     PRINTED,
@@ -61,7 +63,7 @@ class Run:
     @property
     def title(self) -> str:
         """The experiment and its preset; what it does otherwise, and the data if it is not MNIST."""
-        other = [] if is_paper_data(self.described.data) else [self.data]
+        other = [] if is_paper_data(self.described.data, self.experiment) else [self.data]
         return f"{self.experiment.name} ({', '.join([*self._kind(), *other])})"
 
     @property
@@ -106,12 +108,12 @@ class Run:
         """Everything that is not as printed: settings, data, number of samples."""
         settings, data = self.settings, self.described.data
         found = list(self.described.changes)
-        if printed_experiment(self.experiment) is not None and not is_paper_data(data):
-            found.append(f"data {self.data} instead of mnist")
+        if printed_experiment(self.experiment) is not None and not is_paper_data(data, self.experiment):
+            found.append(f"data {self.data} instead of {self.experiment.data or 'mnist'}")
         if settings.validation:
             found.append(f"tested on {settings.validation} held-out training samples")
         trained, tested = data.get("training_samples"), data.get("test_samples")
-        if settings.samples or trained != TRAINING_SAMPLES - settings.validation:
+        if settings.samples or trained != published_set(self.experiment).samples - settings.validation:
             found.append(f"trained on {trained} samples")
         if tested != TEST_SAMPLES and not settings.validation:
             found.append(f"tested on {tested} samples")
@@ -145,16 +147,34 @@ def is_papers(experiment: Experiment, settings: Settings, data: Mapping[str, Any
 
     `data` is described as in experiment.json. Only then does a paper's number stand beside a run.
     """
-    whole = (data.get("training_samples"), data.get("test_samples")) == (TRAINING_SAMPLES, TEST_SAMPLES)
-    part = settings.validation or settings.samples not in (None, TRAINING_SAMPLES)
+    samples = published_set(experiment).samples
+    whole = (data.get("training_samples"), data.get("test_samples")) == (samples, TEST_SAMPLES)
+    part = settings.validation or settings.samples not in (None, samples)
     preset = _preset_of(experiment)
-    return is_paper_data(data) and whole and not part and preset is not None and not experiment.changes(preset)
+    same = is_paper_data(data, experiment)
+    return same and whole and not part and preset is not None and not experiment.changes(preset)
 
 
-def is_paper_data(data: Mapping[str, Any]) -> bool:
-    """Whether data as described in experiment.json is MNIST, by a checksum that the package took itself."""
-    by_package = "set" not in data or data["set"] == "mnist" or bool(data.get("directory"))
-    return by_package and data.get("sha256") == MNIST_DIGEST
+class PublishedSet(NamedTuple):
+    """A data set of the papers: its name here, its checksum and its training samples."""
+
+    name: str
+    sha256: str
+    samples: int
+
+
+def published_set(experiment: Experiment) -> PublishedSet:
+    """The data set an experiment is for."""
+    if experiment.data == CIFAR10.name:
+        return PublishedSet(CIFAR10.name, CIFAR10.sha256, CIFAR_SAMPLES)
+    return PublishedSet("mnist", MNIST_DIGEST, TRAINING_SAMPLES)
+
+
+def is_paper_data(data: Mapping[str, Any], experiment: Experiment) -> bool:
+    """Whether data as described in experiment.json is the experiment's, by a checksum that the package took itself."""
+    expected = published_set(experiment)
+    by_package = "set" not in data or data["set"] == expected.name or bool(data.get("directory"))
+    return by_package and data.get("sha256") == expected.sha256
 
 
 def _preset_of(experiment: Experiment) -> Experiment | None:
@@ -280,7 +300,7 @@ class Row:
         if printed is None or self.estimator not in printed.paper_results:
             return "none"
         if self.paper_result is None:
-            return "other settings" if is_paper_data(self.run.described.data) else "other data"
+            return "other settings" if is_paper_data(self.run.described.data, self.run.experiment) else "other data"
         if self.test is None or self.test.epoch < self.run.experiment.epochs:
             return "unfinished"
         return "yes" if reproduced(self.test.mean, self.paper_result) else "no"

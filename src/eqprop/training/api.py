@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from eqprop.data import Data, Images
+import torch
+
+from eqprop.data import Data, Images, Streamed
 from eqprop.engines import using_threads
 from eqprop.experiments.architecture import Factory, Own, as_own, own_of
 from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment, find_own, up_to_date
-from eqprop.experiments.paper import EXPERIMENTS
-from eqprop.files import write_json
+from eqprop.experiments.io import find_experiment, find_own, to_dict, up_to_date
+from eqprop.experiments.paper import EXPERIMENTS, RUN_WITH
+from eqprop.files import write_bytes, write_json
 from eqprop.messages import unknown
-from eqprop.provenance import provenance
+from eqprop.provenance import __version__, commit, provenance
+from eqprop.training.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts
+from eqprop.training.extras import augmented_picture, image_shape
 from eqprop.training.folder import (
+    AUGMENTED,
     EXPERIMENT,
     RESULT,
     Held,
     default_folder,
     is_run,
     last_session,
-    locked,
+    locked_by_first,
+    note_session,
     prepare_new,
+    sessions,
 )
-from eqprop.training.loop import Interruption, Loop, Turn
-from eqprop.training.metrics import Result, summarise
+from eqprop.training.loop import Interruption, Loop, Stopped, Turn
+from eqprop.training.metrics import Metrics, Result, summarise
 from eqprop.training.plan import (
+    Leg,
     Plan,
     Settings,
+    arithmetic,
     data_again,
     describe,
+    divides_networks,
     given_data,
     identity,
     make_plan,
     named_estimators,
+    plan_engines,
     read_description,
     read_images,
     under_own_name,
@@ -85,7 +98,7 @@ def no_test_set(own: Own | None) -> str | None:
     )
 
 
-RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states")
+RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel")
 """Settings that may change on resume: those of the machine, not of the experiment."""
 
 
@@ -114,23 +127,93 @@ def train(
     options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
                 epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
 
-    Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run.
+    Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run. Called in every process of a
+    torchrun job, it divides the work among them (see `Settings.parallel`); restarted by torchrun, it continues its run.
     """
     found, own = find_own(experiment, model)
-    chosen, settings = resolve(found, options)
-    with using_threads(settings.threads):
-        given = given_data(own.data() if data is None and own is not None else data)
-        plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given))
+    ranks, folder = join(), None if out is None else Path(out)
+    if folder is None and ranks.several:
+        raise ValueError(f"{ranks.size} ranks need a run folder that all of them see. Give it with --out, or out=.")
+    if folder is not None and restarts() and ranks.largest([float(is_run(folder))])[0]:
+        # torchrun started this command again: its own run is continued.
+        chosen = resolve(found, options)[0]
+        return begin_or_resume(chosen, folder, data=data, model=own, watch=watch, only=only, **options)
+    with _started(found, own, folder, Request(data, only, options)) as opened:
+        return _work(opened, watch or Watch())
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a run: its data, the estimators to train now, and the options of `train` or `resume`."""
+
+    data: Data = None
+    only: Sequence[str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A run whose folder rank 0 has locked.
+
+    ranks       the processes that work on it; those of `plan` divide its mini-batches
+    recorded    settings of a run that is resumed: where nothing is left to train, its result stays as they say
+    problems    what the user should read first
+    """
+
+    plan: Plan
+    held: Held
+    turn: Turn
+    ranks: Ranks
+    recorded: Settings | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def divides_networks(self) -> bool:
+        return self.ranks.several and not self.plan.ranks.several
+
+
+@contextmanager
+def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> Iterator[Opened]:
+    """A new run, its folder made and its experiment written."""
+    ranks = join()
+    chosen, settings = resolve(found, asked.options)
+    with ranks.in_step(), using_threads(settings.threads):
+        settings = replace(settings, device=ranks.device(settings.device))
+        own_data = own.data() if asked.data is None and own is not None else asked.data
+        given = given_data(chosen.data if own_data is None else own_data)
+        plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given), ranks)
+    plan = _agreed(plan, ranks)
     with using_threads(plan.settings.threads):
-        folder = default_folder(plan.experiment.name) if out is None else Path(out)
-        prepare_new(folder)
-        with locked(folder) as held:
-            _write(held, EXPERIMENT, plan.to_dict())
-            watching = watch or Watch()
-            for problem in (continual_warning(plan), None if data is not None else no_test_set(own)):
-                if problem is not None:
-                    watching.warn(problem)
-            return _work(plan, held, watching, Turn(only=only))
+        folder = default_folder(plan.experiment.name) if out is None else out
+        with ranks.in_step():
+            if ranks.leads:
+                prepare_new(folder)
+        with locked_by_first(folder, ranks) as held:
+            with ranks.in_step():
+                if ranks.leads:
+                    _write(held, EXPERIMENT, plan.to_dict())
+                    _write_picture(held, plan)
+            problems = (continual_warning(plan), None if asked.data is not None else no_test_set(own))
+            said = tuple(problem for problem in problems if problem is not None)
+            yield Opened(plan, held, Turn(only=asked.only), ranks, problems=said)
+
+
+def _agreed(plan: Plan, ranks: Ranks) -> Plan:
+    """The plan, with the identity that rank 0 writes. Raises on every rank if one has other settings or versions."""
+    if not ranks.several:
+        return plan
+    machine = ("device", "threads")
+    check_same(
+        ranks,
+        {
+            "eqprop": f"{__version__} {commit() or ''}".strip(),
+            "torch": torch.__version__,
+            "experiment": to_dict(plan.experiment),
+            "settings": {name: v for name, v in asdict(plan.settings).items() if name not in machine},
+            "data": {name: v for name, v in describe(plan.images).items() if name != "name"},
+        },
+    )
+    return replace(plan, identity=ranks.text_of_first(plan.identity))
 
 
 def resume(
@@ -153,26 +236,43 @@ def resume(
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
                 ends bit for bit as if it had never been stopped.
     """
-    folder = Path(folder)
-    described = read_description(folder)
+    with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
+        return _work(opened, watch or Watch())
+
+
+@contextmanager
+def _continued(folder: Path, model: Factory | None, asked: Request, restart: bool = False) -> Iterator[Opened]:
+    """A run that is resumed, with its data read again."""
+    ranks = join()
+    with ranks.in_step():
+        described = read_description(folder)
     settings = described.settings
-    strange = next((name for name in options if name not in RESUMABLE), None)
+    strange = next((name for name in asked.options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
             f"{strange} cannot be changed on resume; a run keeps its settings except {', '.join(RESUMABLE)}. "
             "Start a new run for another setting."
         )
-    here = replace(settings, **{k: v for k, v in options.items() if v is not None})
-    with using_threads(here.threads), locked(folder) as held:
-        own = own_of(model, described.experiment.architecture)
-        images = read_images(data_again(described, data, own), here)
-        _check_same_data(images, described.data, folder)
-        source = described.data.get("set") or described.data.get("directory")
-        plan = Plan(described.experiment, here, images, own, identity(described.content), source, described.old)
-        # Keep the engine the run started with, unless it moves to a device that engine may not support.
-        moved = "auto" if here.device != settings.device else None
-        turn = Turn(options.get("engine") or moved, only, restart)
-        return _work(plan, held, watch or Watch(), turn, settings)
+    here = replace(settings, **{k: v for k, v in asked.options.items() if v is not None})
+    # Keep the engine the run started with, unless it moves to a device that engine may not support.
+    moved = "auto" if torch.device(here.device).type != torch.device(settings.device).type else None
+    if not ranks.several and here.device != settings.device:
+        moved = "auto"
+    here = replace(here, device=ranks.device(here.device))
+    with using_threads(here.threads), locked_by_first(folder, ranks) as held:
+        with ranks.in_step():
+            own = own_of(model, described.experiment.architecture)
+            images = read_images(data_again(described, asked.data, own), here)
+            _check_same_data(images, described.data, folder)
+            source = described.data.get("set") or described.data.get("directory")
+            among = ALONE if divides_networks(here, ranks) else ranks
+            check_divides(described.experiment.batch, among.size)
+            plan = Plan(
+                described.experiment, here, images, own, identity(described.content), source, described.old, among
+            )
+        plan = _agreed(plan, ranks)
+        turn = Turn(asked.options.get("engine") or moved, asked.only, restart)
+        yield Opened(plan, held, turn, ranks, settings)
 
 
 def begin_or_resume(
@@ -185,13 +285,45 @@ def begin_or_resume(
     **options: Any,
 ) -> Result:
     """Resume the run in the folder, or start it there. Raises if the folder holds a run with other settings."""
-    if not is_run(folder):
-        return train(experiment, folder, model=model, watch=watch, only=only, **options)
-    machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
-    wanted, settings = resolve(experiment, {k: v for k, v in options.items() if k != "data"})
-    wanted = under_own_name(wanted, as_own(model))
+    asked = Request(options.pop("data", None), only, options)
+    with _begun(experiment, folder, as_own(model), asked) as opened:
+        return _work(opened, watch or Watch())
+
+
+@contextmanager
+def _begun(experiment: Experiment, folder: Path, own: Own | None, asked: Request) -> Iterator[Opened]:
+    if not join().largest([float(is_run(folder))])[0]:
+        with _started(experiment, own, folder, asked) as opened:
+            yield opened
+        return
+    with join().in_step():
+        machine = _check_same_run(experiment, folder, own, asked.options)
+    with _continued(folder, own, Request(asked.data, asked.only, machine)) as opened:
+        yield opened
+
+
+def begin_or_resume_all(
+    experiments: Mapping[Path, Experiment], *, watch: Watch | None = None, data: Data = None, **options: Any
+) -> list[Result]:
+    """Resume or start several runs by folder, and divide their networks among the ranks, the longest first."""
+    with ExitStack() as stack:
+        asked = Request(data, options=options)
+        runs = [
+            stack.enter_context(_begun(experiment, folder, None, asked)) for folder, experiment in experiments.items()
+        ]
+        return _work_apart(runs, watch or Watch())
+
+
+def _check_same_run(
+    experiment: Experiment, folder: Path, own: Own | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Raise unless the folder's run has these settings; return those of the machine."""
+    wanted, settings = resolve(experiment, options)
+    wanted = under_own_name(wanted, own)
     described = read_description(folder)
     there, recorded = described.experiment, described.settings
+    if own is not None:  # its network declares it
+        wanted = replace(wanted, nudge_site=there.nudge_site)
     other = [str(change) for change in wanted.changes(there)]
     other += [
         f"{f.name} {getattr(settings, f.name)} instead of {getattr(recorded, f.name)}"
@@ -203,13 +335,14 @@ def begin_or_resume(
         raise ValueError(
             f"{folder} holds a run with other settings ({', '.join(other)}). Use its settings, or choose another --out."
         )
-    return resume(folder, data=options.get("data"), model=model, watch=watch, only=only, **machine)
+    return {name: options[name] for name in RESUMABLE if options.get(name) is not None}
 
 
 def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> tuple[Experiment, Settings]:
     """Split options into experiment and settings; the preset defaults to "paper"."""
     given = up_to_date({name: value for name, value in options.items() if value is not None})
     chosen = find_experiment(experiment, given.pop("preset", "paper"))
+    given = {**RUN_WITH.get(chosen.name, {}), **given}
     if "estimators" in given and "estimator" in given:
         raise ValueError("Give estimators or estimator, not both: they are two names for one option.")
     asked = given.pop("estimators", None) or given.pop("estimator", None)
@@ -223,25 +356,102 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
     return chosen.override(**{name: v for name, v in given.items() if name not in in_settings}), settings
 
 
-def _work(plan: Plan, held: Held, watch: Watch, turn: Turn, recorded: Settings | None = None) -> Result:
-    """Train every unfinished leg, with graceful shutdown on signals; write the result.
-
-    `recorded` are the settings of a run that is resumed: where nothing is left to train, its result stays as they say.
-    """
-    folder, watch = held.folder, Steady(watch)
-    session = {"provenance": provenance(plan.settings.device), "engines": {}}
-    _warn_other_machine(last_session(folder), session["provenance"], watch)
+def _work(opened: Opened, watch: Watch) -> Result:
+    """Train every unfinished leg, with graceful shutdown on signals; write the result."""
+    if opened.divides_networks:
+        return _work_apart([opened], watch)[0]
+    plan, held, ranks = opened.plan, opened.held, opened.ranks
+    watch = Steady(watch) if ranks.leads else Watch()
+    for problem in opened.problems:
+        watch.warn(problem)
+    session = _session(opened, watch)
     with Interruption() as interruption:
         loop = Loop(plan, held, watch, interruption)
-        watch.begin(plan, folder)
+        watch.begin(plan, held.folder)
         try:
-            loop.run(session, turn)
+            loop.run(session, opened.turn)
         finally:
             watch.end()
-    shown = plan if recorded is None or session["engines"] else replace(plan, settings=recorded)
-    summary = summarise(shown, folder)
-    _write(held, RESULT, summary)
+    return _finished(opened, trained=bool(session["engines"]))
+
+
+def _session(opened: Opened, watch: Watch) -> dict[str, Any]:
+    ranks = {"ranks": opened.ranks.size} if opened.ranks.several else {}
+    found = {"provenance": provenance(opened.plan.settings.device) | ranks, "engines": {}}
+    _warn_other_machine(last_session(opened.held.folder), found["provenance"], watch)
+    return found
+
+
+def _finished(opened: Opened, trained: bool) -> Result:
+    """Write the result, on rank 0, and return it."""
+    plan, folder, recorded = opened.plan, opened.held.folder, opened.recorded
+    shown = plan if recorded is None or trained else replace(plan, settings=recorded)
+    with opened.ranks.in_step():
+        summary = summarise(shown, folder)
+        if opened.ranks.leads:
+            _write(opened.held, RESULT, summary)
     return Result(folder, summary)
+
+
+def _work_apart(runs: Sequence[Opened], watch: Watch) -> list[Result]:
+    """Train the unfinished legs of these runs, each by the rank that claims it first, the longest first."""
+    ranks, watch = runs[0].ranks, Steady(watch)
+    with Interruption() as interruption:
+        found = [(n, leg) for n, opened in enumerate(runs) for leg in _left(opened, watch, interruption)]
+        found.sort(key=lambda unit: -arithmetic(runs[unit[0]].plan.experiment))
+        call, now = next_number("work"), None
+        for number, (n, leg) in enumerate(found):
+            if not ranks.claim(f"leg/{call}/{number}"):
+                continue
+            opened = runs[n]
+            if n != now:
+                watch.begin(opened.plan, opened.held.folder)
+            now = n
+            with using_threads(opened.plan.settings.threads):
+                Loop(opened.plan, opened.held, watch, interruption, shared=True).run_leg(leg, opened.turn)
+        watch.end()
+        ranks.wait_for_all(lambda: _stop_waiting(interruption, runs[0].held.folder))
+    for opened in runs if ranks.leads else ():
+        with opened.held.writing():
+            Metrics(opened.held.folder).put_in_order(opened.plan.legs())
+    worked = {n for n, _ in found}
+    return [_finished(opened, trained=n in worked) for n, opened in enumerate(runs)]
+
+
+def _left(opened: Opened, watch: Watch, interruption: Interruption) -> list[Leg]:
+    """The unfinished legs, the same on every rank; rank 0 brings the folder in order and notes the session."""
+    ranks, plan = opened.ranks, opened.plan
+    folders: list[str] = []
+    with ranks.in_step():
+        if ranks.leads:
+            for problem in opened.problems:
+                watch.warn(problem)
+            session, before = _session(opened, watch), sessions(opened.held.folder)
+            legs = Loop(plan, opened.held, watch, interruption).unfinished(opened.turn)
+            session["engines"] = plan_engines(plan, {leg.estimator for leg in legs})
+            if legs:
+                with opened.held.writing():
+                    note_session(opened.held.folder, before, session)
+            folders = [leg.folder for leg in legs]
+    folders = json.loads(ranks.text_of_first(json.dumps(folders)))
+    return [leg for leg in plan.legs() if leg.folder in folders]
+
+
+def _stop_waiting(interruption: Interruption, folder: Path) -> None:
+    if interruption.requested:
+        raise Stopped(f"Stopped and saved. Continue with: eqprop resume {folder}", interruption.exit_code)
+
+
+def _write_picture(held: Held, plan: Plan) -> None:
+    """Show what augmentation does to the training images, for the report."""
+    augmentation, images = plan.experiment.augmentation, plan.images
+    if augmentation is None or not augmentation.active:
+        return
+    sixteen = plan.first(min(16, images.train_samples))[0]
+    picture = augmented_picture(augmentation, sixteen, image_shape(images.shape), plan.experiment.seed)
+    if picture is not None:
+        with held.writing():
+            write_bytes(held.folder / AUGMENTED, picture, parents=False)
 
 
 def _write(held: Held, name: str, content: object) -> None:
@@ -249,10 +459,12 @@ def _write(held: Held, name: str, content: object) -> None:
         write_json(held.folder / name, content, parents=False)
 
 
-def _check_same_data(images: Images, recorded: Mapping[str, Any], folder: Path) -> None:
+def _check_same_data(images: Images | Streamed, recorded: Mapping[str, Any], folder: Path) -> None:
     got = describe(images)
     # Runs of data that was read from files have no fingerprint of the tensors; their sha256 is that of the files.
-    compared = [key for key in got if key != "name" and not (key == "fingerprint" and key not in recorded)]
+    compared = [
+        key for key in got if key not in ("name", "class_names") and not (key == "fingerprint" and key not in recorded)
+    ]
     differing = [key for key in compared if recorded.get(key) != got[key]]
     if differing:
         key = differing[0]

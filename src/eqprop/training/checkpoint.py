@@ -22,7 +22,7 @@ from eqprop.starts import Persistent, Start
 from eqprop.training.folder import FORMAT, OLD_FORMAT, read_json
 
 CHECKPOINT = "checkpoint.json"
-KINDS = ("weights-", "optimizer-", "start-")
+KINDS = ("weights-", "optimizer-", "start-", "average-")
 """Prefixes of the tensor files of a checkpoint."""
 DIGEST = "digest"
 """Field of checkpoint.json with the digest of all others, which include those of the tensor files."""
@@ -50,6 +50,7 @@ class Checkpoint:
     diverged        trial -> where and why it was stopped
     start           "TRIAL.NAME" -> tensor: where the free phases start (see `eqprop.starts`); empty for zero
     start_source    fingerprint of the training data that `start` belongs to
+    average         "TRIAL.PARAMETER" -> the averaged weights, and "power" (see `extras.Average`); empty without
     still           whether the weights have not changed since the epoch began
     lines           the leg's lines of metrics.jsonl up to `position`; None if an earlier version wrote it
     """
@@ -68,9 +69,10 @@ class Checkpoint:
     start_source: str = ""
     still: bool = False
     lines: tuple[str, ...] | None = None
+    average: dict[str, Tensor] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        skipped = ("weights", "optimizer", "start")
+        skipped = ("weights", "optimizer", "start", "average")
         return {k: v for k, v in asdict_shallow(self).items() if k not in skipped} | {"position": asdict(self.position)}
 
 
@@ -91,9 +93,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     optimizer = _write_tensors(folder, f"optimizer-{place}", tensors)
     content = {"format": FORMAT, **checkpoint.to_dict(), "weights": weights, "optimizer": {**optimizer, "rest": rest}}
     named = {CHECKPOINT, weights["file"], optimizer["file"]}
-    if checkpoint.start:
-        content["start"] = _write_tensors(folder, f"start-{place}", checkpoint.start)
-        named.add(content["start"]["file"])
+    for kind, tensors in (("start", checkpoint.start), ("average", checkpoint.average)):
+        if tensors:
+            content[kind] = _write_tensors(folder, f"{kind}-{place}", tensors)
+            named.add(content[kind]["file"])
     write_json(folder / CHECKPOINT, {**content, DIGEST: digest(content)}, parents=False)
     for old in folder.iterdir():
         if old.name not in named and (old.suffix == ".part" or old.name.startswith(KINDS)) and not old.is_dir():
@@ -193,6 +196,7 @@ REQUIRED: dict[str, Callable[[Any], bool]] = {
 }
 OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "start": _is_file,
+    "average": _is_file,
     "start_source": _is_text,
     "still": _is_flag,
     "lines": _is_lines,
@@ -243,6 +247,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         weights=weights,
         optimizer=optimizer,
         start=_read_tensors(folder, content["start"]) if "start" in content else {},
+        average=_read_tensors(folder, content["average"]) if "average" in content else {},
         start_source=content.get("start_source", ""),
         still=content.get("still", False),
         lines=None if lines is None else tuple(lines),

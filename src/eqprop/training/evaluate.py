@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Data
+from eqprop.data import Data, Images, Streamed
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
 from eqprop.experiments.architecture import Factory, Own, own_of
-from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.experiment import BACKPROP, Experiment
 from eqprop.messages import unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
+from eqprop.state import State
 from eqprop.training.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
+from eqprop.training.distributed import ALONE, Ranks
 from eqprop.training.plan import (
     Described,
     Plan,
@@ -46,6 +48,25 @@ def evaluation_phase(experiment: Experiment) -> Phase:
     return Phase(experiment.evaluation_T or experiment.T, experiment.schedule, stop="settled", checked=False)
 
 
+class Errors(NamedTuple):
+    """Percentage of wrong answers per network: the label is not the largest output; not among the five largest.
+
+    The latter is None unless the experiment asks for it (`top5`) and there are six classes or more.
+    """
+
+    top1: list[float | None]
+    top5: list[float | None]
+
+
+def outside_top5(outputs: Tensor, y: Tensor) -> Tensor:
+    """Whether five outputs or more come before the label's; of equal ones the first comes first."""
+    place = torch.arange(outputs.shape[-1], device=outputs.device)
+    y = y.expand(outputs.shape[:-1]).unsqueeze(-1)
+    own = outputs.gather(-1, y.clamp(max=outputs.shape[-1] - 1))
+    before = (outputs > own) | ((outputs == own) & (place < y))
+    return ~((before.sum(-1) < 5) & torch.isfinite(own).squeeze(-1) & (y < outputs.shape[-1]).squeeze(-1))
+
+
 @dataclass(frozen=True, eq=False)
 class Measure:
     """Measures errors on one set (see `evaluation_phase`).
@@ -54,6 +75,10 @@ class Measure:
     networks    number of networks stacked in the model; None for a single one
     cost        decides what the prediction is read from
     start       where free phases start; an initialiser serves any sample, persistent states only their own
+    ranks       each measures its part of the set
+    read        reads the set in its order, in mini-batches of a size, instead of x and y, which are then none
+    forward     whether the net is its feed-forward twin, passed once
+    inputs      makes the model's inputs of samples x as they are stored, batch by batch; None: they are inputs
     """
 
     engine: Engine
@@ -64,32 +89,51 @@ class Measure:
     networks: int | None = None
     start: Start | None = None
     cost: Cost = field(default_factory=SquaredError)
+    ranks: Ranks = ALONE
+    inputs: Callable[[Tensor], Tensor] | None = None
+    forward: bool = False
+    read: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
 
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
         """Percentage of samples whose largest output is not the label, per network.
 
         For targets, the percentage of their variance that is not explained. `between` is called between batches.
         """
+        return [error for error in self.errors(between).top1 if error is not None]
+
+    def errors(self, between: Callable[[], None] = lambda: None) -> Errors:
+        """`error_rates`, and the percentage of samples whose label is not among the five largest outputs."""
+        nothing: list[float | None] = [None] * (self.networks or 1)
         if self.y.is_floating_point():
-            return self._unexplained(between)
+            return Errors([*self._unexplained(between)], nothing)
         runner = self._runner
         done, wrong = (0, [0.0] * (self.networks or 1)) if runner is None else self._counted(runner, between)
-        rest = self._relaxed(done, between)
-        return [100.0 * (a + b) / len(self.x) for a, b in zip(wrong, rest, strict=True)]
+        rest, beyond, total = self._relaxed(done, between)
+        top1: list[float | None] = [100.0 * (a + b) / total for a, b in zip(wrong, rest, strict=True)]
+        return Errors(top1, nothing if beyond is None else [100.0 * n / total for n in beyond])
 
-    def _relaxed(self, begin: int, between: Callable[[], None]) -> list[int]:
-        """Count errors among the samples from `begin` on, relaxed in large batches."""
+    def _relaxed(self, begin: int, between: Callable[[], None]) -> tuple[list[int], list[int] | None, int]:
+        """Count errors among the samples from `begin` on, relaxed in large batches: top-1, top-5 of six or more; and
+        all samples of the set."""
         wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.x.device)
+        beyond, ranked, seen = torch.zeros_like(wrong), False, 0
         for outputs, y in self._outputs(begin, between):
+            seen += len(y)
             wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
-        return wrong.tolist()
+            if ranked := self.experiment.top5 and outputs.shape[-1] > 5:
+                beyond += outside_top5(outputs, y).reshape(wrong.numel(), -1).sum(1)
+        counts = [self.ranks.total(n).tolist() for n in (wrong, beyond)]
+        return counts[0], counts[1] if ranked else None, seen if self.read is not None else len(self.x)
 
     def _unexplained(self, between: Callable[[], None]) -> list[float]:
         """100 |outputs - y|^2 / |y - mean|^2 over the set, per network; of |y|^2 where all targets are equal."""
         missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.x.device)
+        answers = []
         for outputs, y in self._outputs(0, between):
+            answers.append(y)
             missed += (outputs - y).double().square().reshape(missed.numel(), -1).sum(1)
-        y = self.y.double()
+        self.ranks.total(missed)
+        y = (self.y if self.read is None else torch.cat(answers)).double()
         spread = (y - y.mean(0)).square().sum() or y.square().sum()
         return (100.0 * missed / spread.clamp(min=1e-300)).tolist()
 
@@ -97,13 +141,27 @@ class Measure:
     def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
         batch, phase = self._batch(), evaluation_phase(self.experiment)
-        for first in range(begin, len(self.x), batch):
+        if self.read is not None:
+            for x, y in self.read(batch):
+                between()
+                yield self._answers(self._made(x), phase), y
+            return
+        begin, end, most = self.ranks.bounds(begin, len(self.x))
+        # As many turns on every rank: `between` may be a meeting.
+        for first in range(begin, begin + most, batch):
             between()
-            part = self.x[first : first + batch]
-            part = part if self.networks is None else part.expand(self.networks, *part.shape)
-            begun = None if self.start is None else self.start.unseen(part)
-            free = self.engine.relaxation(self.model, part, phase, begun)
-            yield self.cost.scores(free.state), self.y[first : first + batch]
+            last = min(first + batch, end)
+            if last <= first:
+                continue
+            yield self._answers(self._made(self.x[first:last]), phase), self.y[first:last]
+
+    def _answers(self, x: Tensor, phase: Phase) -> Tensor:
+        """The outputs of inputs (B, ...), which all networks see."""
+        x = x if self.networks is None else x.expand(self.networks, *x.shape)
+        if self.forward:
+            return self.cost.scores(self.model.feedforward(x))
+        begun = None if self.start is None else self.start.unseen(x)
+        return self.cost.scores(self.engine.relaxation(self.model, x, phase, begun).state)
 
     def _batch(self) -> int:
         if self.x.device.type == "cpu":
@@ -111,9 +169,12 @@ class Measure:
         neurons = sum(layer.numel() for layer in self.model.init_state(self._one()))
         return min(max(NEURONS // neurons, BATCH), 10 * BATCH)
 
+    def _made(self, x: Tensor) -> Tensor:
+        return x if self.inputs is None else self.inputs(x)
+
     def _one(self) -> Tensor:
         """One sample per network."""
-        one = self.x[:1]
+        one = self._made(self.x[:1])
         return one if self.networks is None else one.expand(self.networks, *one.shape)
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
@@ -137,22 +198,43 @@ class Measure:
     def _runner(self) -> Runner | None:
         """A runner with learning rate 0, made once: it reads the model's current parameters at each run.
 
-        None if the engine has none faster than `relaxation`, or if free phases do not start at zero.
+        None if the engine has none faster than `relaxation`, if free phases do not start at zero or are one forward
+        pass, or if top-5 errors are wanted, which runners do not count.
         """
         batch = self.experiment.batch
         fast = self.engine.evaluates(batch * (self.networks or 1))
-        if not fast or self.start is not None or len(self.x) < batch:
+        slow = self.forward or self.read is not None or self.experiment.top5 or self.ranks.several
+        if not fast or slow or self.start is not None or len(self.x) < batch:
             return None
         phase = evaluation_phase(self.experiment)
         estimator = EP(T=phase.T, K=1, schedule=phase.schedule, stop=phase.stop, checked=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        if self.engine.refuses(Task(self.model, self.cost, estimator, optimizer)) is not None:
+        if (
+            self.engine.refuses(Task(self.model, self.cost, estimator, optimizer, precision=self.engine.precision))
+            is not None
+        ):
             return None
         # A label without an output is an error, whatever its target.
         outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=self.x.device)
-        targets = (self.y.unsqueeze(1) == outputs).to(self.x.dtype)
-        job = Job(self.model, self.cost, estimator, optimizer, self.x, targets, self.y, self.networks)
+        x = self._made(self.x)
+        targets = (self.y.unsqueeze(1) == outputs).to(x.dtype)
+        job = Job(self.model, self.cost, estimator, optimizer, x, targets, self.y, self.networks)
         return self.engine.runner(job)
+
+
+def measured_set(
+    images: Images | Streamed, part: Literal["train", "test"]
+) -> tuple[Tensor, Tensor, Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None]:
+    """x, y and `read` of a Measure on one part of a data set."""
+    if isinstance(images, Images):
+        return (images.train_x, images.train_y, None) if part == "train" else (images.test_x, images.test_y, None)
+    none = torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
+    answers = none[:, 0].long() if images.labelled else none[:, 0]
+
+    def read(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((found.x.flatten(1), found.y) for found in images.in_order(part, batch))
+
+    return none, answers, read
 
 
 UNTIL_SETTLED = 1000
@@ -167,6 +249,8 @@ class Trained:
     cost        the training cost, including its readout if it has one
     start       the feed-forward net that initialises its free phases, if it was trained with one
     epoch       number of epochs trained
+    class_names what the classes are called, if the data says so
+    estimator   what trained it; by backprop it is a feed-forward net
     """
 
     model: Dynamics
@@ -174,6 +258,14 @@ class Trained:
     experiment: Experiment
     start: Start | None
     epoch: int
+    class_names: tuple[str, ...] = ()
+    estimator: str = ""
+
+    def state(self, x: Tensor, phase: Phase) -> State:
+        """The state that answers are read from: after the free phase, or of the feed-forward net."""
+        if self.estimator == BACKPROP:
+            return self.model.feedforward(x)
+        return relax(self.model, x, phase, None if self.start is None else self.start.unseen(x)).state
 
 
 def load(
@@ -185,7 +277,7 @@ def load(
     model: Factory | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """Load the network of one trial, with the weights of its last checkpoint.
+    """Load the network of one trial, with the weights of its last checkpoint, averaged if the experiment says so.
 
     estimator   the run's first by default
     at          "best", or the number of an epoch, for weights kept by keep_best or keep_every
@@ -206,7 +298,7 @@ def load(
     checkpoint = read_checkpoint(place if at is None else _kept_place(place, at))
     cost = _readout(experiment, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
-        saved = checkpoint.weights.get(f"{trial}.{name}")
+        saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
             raise ValueError(
                 f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). Another network "
@@ -215,8 +307,11 @@ def load(
         with torch.no_grad():
             p.copy_(saved)
     network, cost = network.to(device), cost.to(device)
-    start = _initialiser(experiment, network, checkpoint, trial) if experiment.start == "initialised" else None
-    return Trained(network, cost, experiment, start, checkpoint.position.epoch)
+    name = estimator or described.settings.estimators[0]
+    initialised = experiment.start == "initialised" and name != BACKPROP
+    start = _initialiser(experiment, network, checkpoint, trial) if initialised else None
+    names = tuple(map(str, described.data.get("class_names") or ()))
+    return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name)
 
 
 def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
@@ -255,7 +350,7 @@ def _as_input(x: Any, model: Dynamics) -> Tensor:
     """Samples as a tensor of the model's type on its device; a single sample gets a leading dimension."""
     if isinstance(x, str | Path):
         x = _read_picture(Path(x), model)
-    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     like = next(model.parameters(), torch.empty(0))
     tensor = tensor.to(like.dtype).div(255) if tensor.dtype == torch.uint8 else tensor.to(like.dtype)
     numbers = None if model.input_shape is None else math.prod(model.input_shape)
@@ -265,21 +360,39 @@ def _as_input(x: Any, model: Dynamics) -> Tensor:
 
 
 def _read_picture(path: Path, model: Dynamics) -> Any:
-    """A picture as the model's data is: grey and light on dark, (1, height, width) from 0 to 1."""
+    """A picture as the model's data is, (C, height, width) of uint8: in colour, or grey and light on dark."""
     from PIL import Image, UnidentifiedImageError
 
     shape = model.input_shape or ()
-    side = math.isqrt(math.prod(shape))
+    numbers = math.prod(shape)
+    channels = shape[0] if len(shape) == 3 else 1 if math.isqrt(numbers) ** 2 == numbers else 3
+    side = math.isqrt(numbers // channels)
     height, width = (shape[-2], shape[-1]) if len(shape) > 1 else (side, side)
-    if not shape or height * width != math.prod(shape):
-        raise ValueError(f"{model.title} takes inputs of shape {shape or 'any'}, not a grey picture. Give an array.")
+    if not shape or channels not in (1, 3) or channels * height * width != numbers:
+        raise ValueError(f"{model.title} takes inputs of shape {shape or 'any'}, not a picture. Give an array.")
     try:
         with Image.open(path) as picture:
-            grey = np.asarray(picture.convert("L").resize((width, height)), dtype=np.float32) / 255.0
-    except UnidentifiedImageError as error:
+            held = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
         raise ValueError(f"{path} is not a picture; expected a file such as PNG or JPEG.") from error
+    pixels = np.asarray(held)
+    if channels == 3:
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
     # Data sets such as MNIST are light on dark; a scan or a photograph is the other way round.
-    return (1.0 - grey if grey.mean() > 0.5 else grey)[None]
+    return (255 - pixels if pixels.mean() > 127.5 else pixels)[None]
+
+
+def _normalised(x: Tensor, experiment: Experiment) -> Tensor:
+    """Samples from 0 to 1, (B, ...), as the experiment normalises them: channels come first in every sample."""
+    normalisation = experiment.normalisation
+    if normalisation is None:
+        return x
+    channels = max(len(normalisation.mean), len(normalisation.std))
+    if x[0].numel() % channels:
+        return x  # refused for its shape
+    return normalisation(x.reshape(len(x), channels, 1, -1), x.dtype).view_as(x)
 
 
 @torch.no_grad()
@@ -288,13 +401,15 @@ def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = No
 
     network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
     x           (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28); one sample;
-                or the path of an image file, which becomes grey, light on dark, and of the model's size
+                or the path of an image file, which gets the model's size and colours; if grey, light on dark. Pixels
+                are uint8, or from 0 to 1, and normalised as in training.
     T           free steps; by default the experiment's
     """
     network = load(network) if isinstance(network, str | Path) else network
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
     x = _as_input(x, model)
+    x = x if trained is None else _normalised(x, trained.experiment)
     if trained is not None and T is None:
         phase = replace(evaluation_phase(trained.experiment), checked=True)
     else:
@@ -308,9 +423,9 @@ def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = No
             )
         x = x.reshape(len(x), *model.input_shape)
     assert isinstance(x, Tensor), "made by _as_input"
-    begun = None if trained is None or trained.start is None else trained.start.unseen(x)
-    state = relax(model, x, phase, begun).state
-    return (state[0] if trained is None else trained.cost.scores(state)).argmax(-1)
+    if trained is None:
+        return relax(model, x, phase).state[0].argmax(-1)
+    return trained.cost.scores(trained.state(x, phase)).argmax(-1)
 
 
 def evaluate(
@@ -320,10 +435,12 @@ def evaluate(
     model: Factory | None = None,
     device: str | None = None,
     engine: str = "auto",
+    precision: str | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    Uses the run's own test set, or that of `data`. Omits trials that have not started.
+    Uses the run's own test set, or that of `data`. Omits trials that have not started. `precision` is that of the
+    products, in place of the run's.
     """
     folder = Path(folder)
     described = read_description(folder)
@@ -336,7 +453,7 @@ def evaluate(
             if place.is_dir():
                 found = load(folder, name, trial, model=model, device=settings.device)
                 plan = Plan(described.experiment, settings, images)
-                error = _test_error(found, plan, engine)
+                error = _test_error(found, plan, engine, precision)
                 lost = str(trial) in read_checkpoint(place).diverged
                 seed = described.experiment.seed + trial
                 entry = {"seed": seed, "epoch": found.epoch, "test_error": error, "diverged": lost}
@@ -344,10 +461,22 @@ def evaluate(
     return out
 
 
-def _test_error(found: Trained, plan: Plan, engine: str) -> float:
-    x = plan.inputs(plan.images.test_x, found.model)
-    chosen = choose(engine, Task(found.model))
-    measure = Measure(chosen, found.model, found.experiment, x, plan.images.test_y, start=found.start, cost=found.cost)
+def _test_error(found: Trained, plan: Plan, engine: str, precision: str | None) -> float:
+    experiment = found.experiment if precision is None else found.experiment.override(precision=precision)
+    chosen = choose(engine, Task(found.model, precision=experiment.precision))
+    x, y, read = measured_set(plan.images, "test")
+    measure = Measure(
+        chosen,
+        found.model,
+        found.experiment,
+        x,
+        y,
+        start=found.start,
+        cost=found.cost,
+        inputs=partial(plan.inputs, model=found.model),
+        forward=found.estimator == BACKPROP,
+        read=read,
+    )
     return measure.error_rates()[0]
 
 

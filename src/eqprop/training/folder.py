@@ -4,6 +4,7 @@ experiment.json     the experiment and settings as they ran, written first and n
 environment.json    versions, machine, commit and engines of every session that wrote to the folder
 metrics.jsonl       one line per estimator, trial and epoch
 ESTIMATOR/          checkpoint.json, and the weights and optimizer files it names
+augmented.png       training images as the first epoch sees them, if they are augmented
 result.json         the final result, when the run is finished
 
 Runs of version 0.1.0 (format 1) still load; their experiment.json is called record.json.
@@ -15,13 +16,14 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from eqprop.files import open_lock, read_bytes, refuse_link, take_lock, write_json
+from eqprop.training.distributed import Ranks
 
 EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
     "experiment.json",
@@ -31,6 +33,10 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
     ".lock",
 )
 OLD_EXPERIMENT = "record.json"
+TURNS = ".turns"
+"""Locked while one of several ranks writes metrics.jsonl."""
+AUGMENTED = "augmented.png"
+"""Sixteen training images as the first epoch sees them, if they are augmented."""
 FILES = (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT)
 FORMAT, OLD_FORMAT = 2, 1
 
@@ -111,6 +117,29 @@ class Held:
                 f"{self.folder} was deleted, moved or replaced during the run (its {LOCK} is gone), so nothing more "
                 "was written. If you moved it, continue with: eqprop resume NEW_FOLDER"
             )
+
+
+@contextmanager
+def locked_by_first(folder: Path, ranks: Ranks) -> Iterator[Held]:
+    """Rank 0 holds the folder's lock; the others hold the file open, to notice a folder that was replaced."""
+    with ExitStack() as stack:
+        with ranks.in_step():
+            held = stack.enter_context(locked(folder)) if ranks.leads else None
+        with ranks.in_step():
+            if held is None and not is_seen(folder):
+                raise FileNotFoundError(
+                    f"rank {ranks.rank} does not see the run folder {folder} that rank 0 writes. Choose an --out on a "
+                    "disk that every machine shares."
+                )
+        if held is None:
+            handle = open_lock(folder / LOCK)
+            stack.callback(os.close, handle)
+            held = Held(folder, handle)
+        yield held
+
+
+def is_seen(folder: Path) -> bool:
+    return (folder / LOCK).is_file()
 
 
 @contextmanager

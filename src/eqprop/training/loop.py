@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
 from eqprop.engines import Tally
+from eqprop.engines.base import fixed_algorithms
+from eqprop.experiments.architecture import OwnNet, is_own
 from eqprop.training.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -83,6 +87,10 @@ CHUNK_SECONDS = 0.5
 """Target duration of a chunk: short enough for Ctrl-C and the display, long enough that its overhead is negligible."""
 
 
+GUARD = 0.95
+"""A cosine with float32's update below which a run in lower precision warns."""
+
+
 class Pace:
     """Chooses the iterations per chunk: a power of two that takes about CHUNK_SECONDS."""
 
@@ -117,32 +125,64 @@ class Turn:
 
 
 class Loop:
-    """Trains a plan in a run folder and reports to a watch."""
+    """Trains a plan in a run folder and reports to a watch.
 
-    def __init__(self, plan: Plan, held: Held, watch: Watch, interruption: Interruption) -> None:
+    Among several ranks that divide each mini-batch, all run this loop in step: rank 0 writes, and decides what depends
+    on time or on the user; the others follow.
+    """
+
+    def __init__(self, plan: Plan, held: Held, watch: Watch, interruption: Interruption, shared: bool = False) -> None:
         self.plan, self.held, self.folder, self.watch, self.interruption = plan, held, held.folder, watch, interruption
-        self.metrics = Metrics(self.folder)
+        self.ranks = plan.ranks
+        self.metrics = Metrics(self.folder, writes=self.ranks.leads, shared=shared)
         self.legs = plan.legs()
         self._pointed: set[Leg] = set()
+        self.agreed: int | None = None
 
     def run(self, session: dict[str, Any], turn: Turn) -> None:
         """Train every unfinished leg. Raises Stopped after a signal.
 
         `session` is written to the environment, with the engine of each estimator.
         """
-        # Without the tensors, which are read again one leg at a time.
-        reached = {leg: _bare(self._reached(leg, turn.restart)) for leg in self.legs}
-        self._settle_metrics(reached)
+        left = self.unfinished(turn)
         before = sessions(self.folder)
-        wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
-        left = [leg for leg in wanted if not _is_finished(reached[leg])]
         for n, leg in enumerate(left):
             trainer = self._open(leg, turn)
             session["engines"][leg.estimator] = trainer.engine.name
-            with self.held.writing():
-                note_session(self.folder, before, session)
+            with self._writing() as writes:
+                if writes:
+                    note_session(self.folder, before, session)
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
-            self._train(trainer, len(left) - n - 1)
+            self._run(trainer, len(left) - n - 1)
+
+    def run_leg(self, leg: Leg, turn: Turn) -> None:
+        """Train one leg of a run whose others belong to other processes."""
+        trainer = self._open(leg, turn)
+        trainer.engine.notice = self.watch.note
+        self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
+        self._run(trainer, 0)
+
+    def _run(self, trainer: Trainer, legs_after: int) -> None:
+        trainer.engine.notice = self.watch.note
+        self._tell_whether_bits_repeat(trainer)
+        with fixed_algorithms(self.plan.settings.deterministic):
+            self._train(trainer, legs_after)
+
+    def unfinished(self, turn: Turn) -> list[Leg]:
+        """The wanted legs that are not finished, with the metrics brought in line with their checkpoints."""
+        with self.ranks.in_step():
+            # Without the tensors, which are read again one leg at a time.
+            reached = {leg: _bare(self._reached(leg, turn.restart)) for leg in self.legs}
+        with self.ranks.in_step():
+            self._settle_metrics(reached)
+        wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
+        return [leg for leg in wanted if not _is_finished(reached[leg])]
+
+    @contextmanager
+    def _writing(self) -> Iterator[bool]:
+        """Wrap every write: yields whether this rank writes. Where that fails, every rank raises."""
+        with self.ranks.in_step(), self.held.writing():
+            yield self.ranks.leads
 
     def _reached(self, leg: Leg, restart: bool) -> Checkpoint | None:
         """The verified checkpoint of a leg, None if it has not started. Raises if it is lost or damaged."""
@@ -196,9 +236,10 @@ class Loop:
         )
 
     def _start_again(self, leg: Leg, error: DamagedError) -> None:
-        place = self.folder / leg.folder
-        with self.held.writing():
-            kept = f"; what was left is in {set_aside(place).name}" if place.is_dir() else ""
+        place, kept = self.folder / leg.folder, ""
+        if self.ranks.leads:
+            with self.held.writing():
+                kept = f"; what was left is in {set_aside(place).name}" if place.is_dir() else ""
         self.watch.warn(f"{error} Training {leg.folder} again from the beginning{kept}.")
 
     def _settle_metrics(self, reached: Mapping[Leg, Checkpoint | None]) -> None:
@@ -229,25 +270,33 @@ class Loop:
         return found
 
     def _open(self, leg: Leg, turn: Turn) -> Trainer:
+        with self.ranks.in_step():
+            trainer, begun = self._made(leg, turn)
+        trainer.match()
+        if not begun:
+            self._save(trainer)
+        return trainer
+
+    def _made(self, leg: Leg, turn: Turn) -> tuple[Trainer, bool]:
+        """The trainer of a leg, and whether it continues a checkpoint."""
         checkpoint = self._reached(leg, turn.restart)
         if checkpoint is not None:
             try:
-                return Trainer(self.plan, leg, turn.engine or checkpoint.engine, checkpoint)
+                return Trainer(self.plan, leg, turn.engine or checkpoint.engine, checkpoint), True
             except DamagedError as error:
                 if not turn.restart:
                     raise self._with_restart(leg, error) from error
                 self._start_again(leg, error)
-                own = self.metrics.of(leg, self.plan.experiment.epochs)
                 with self.held.writing():
-                    self.metrics.replace([line for line in self.metrics.lines if line not in own])
-        trainer = Trainer(self.plan, leg, turn.engine)
-        self._save(trainer)
-        return trainer
+                    self.metrics.drop(leg, after=0)
+        return Trainer(self.plan, leg, turn.engine), False
 
     def _save(self, trainer: Trainer) -> None:
         lines = tuple(map(to_text, self.metrics.of(trainer.leg, trainer.position.epoch)))
-        with self.held.writing():
-            write_checkpoint(self.folder / trainer.leg.folder, replace(trainer.checkpoint(), lines=lines))
+        checkpoint = replace(trainer.checkpoint(), lines=lines)
+        with self._writing() as writes:
+            if writes:
+                write_checkpoint(self.folder / trainer.leg.folder, checkpoint)
 
     def _train(self, trainer: Trainer, legs_after: int) -> None:
         pace, saved = Pace(), time.monotonic()
@@ -259,29 +308,50 @@ class Loop:
                 pace.took(n, time.perf_counter() - before)
                 self._tell_divergence(trainer, known)
                 self.watch.progress(_progress(trainer, counts, pace, legs_after))
+                due = time.monotonic() - saved > self.plan.settings.checkpoint_every
+                pace.n, due = self._agree(pace.n, due)
                 self._stop_if_asked(trainer)
-                if time.monotonic() - saved > self.plan.settings.checkpoint_every:
+                if due:
                     self._save(trainer)
                     saved = time.monotonic()
             self._close_epoch(trainer, pace, legs_after)
             saved = time.monotonic()
+            self._agree()
             if not trainer.finished:
                 self._stop_if_asked(trainer, save=False)
 
+    def _agree(self, n: int = 1, flag: bool = False) -> tuple[int, bool]:
+        """Take over rank 0's number and flag, and a signal that any rank has received. All ranks call this together."""
+        if not self.ranks.several:
+            return n, flag
+        own = (n, flag) if self.ranks.leads else (0, False)
+        heard, n_first, flag_first = map(
+            int, self.ranks.largest([float(self.interruption.signal or 0), *map(float, own)])
+        )
+        self.agreed = heard or None
+        return n_first, bool(flag_first)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether to stop: among several ranks, as they last agreed."""
+        return self.agreed is not None if self.ranks.several else self.interruption.requested
+
     def _close_epoch(self, trainer: Trainer, pace: Pace, legs_after: int) -> None:
         def between() -> None:
-            if self.interruption.requested:
+            self._agree()
+            if self._asked:
                 raise _PutOff
 
-        counts = trainer.runner.tally.read()
+        counts = trainer.counts()
         try:
             lines = trainer.end_epoch(between)
         except _PutOff:
             self._stop_if_asked(trainer)
             raise AssertionError("a postponed measurement stops the run") from None
-        self._measure(trainer, lines)
-        with self.held.writing():
-            self.metrics.append(lines)
+        with self.ranks.in_step():
+            self._measure(trainer, lines)
+            with self.held.writing():
+                self.metrics.append(lines)
         self._stop_early(trainer)
         self._save(trainer)
         self._keep(trainer)
@@ -290,6 +360,34 @@ class Loop:
         if len(lines) > len(trained):
             self._tell_repeated(trained[0], lines[-1]["epoch"])
         self.watch.epoch(trained, _progress(trainer, counts, pace, legs_after))
+        self._look_at_precision(trained)
+
+    def _tell_whether_bits_repeat(self, trainer: Trainer) -> None:
+        """Only torch's own operations on a GPU may add in another order from run to run."""
+        if trainer.engine.reference and self.plan.settings.device != "cpu" and not self.plan.settings.deterministic:
+            self.watch.note(
+                f"The engine {trainer.engine.name} on {self.plan.settings.device} does not repeat every bit; with "
+                "deterministic=True (--deterministic) it does, and is slower."
+            )
+
+    def _look_at_precision(self, lines: list[Line]) -> None:
+        """Warn if lower precision turns the update away from float32's; raise if it points away from it."""
+        for line in lines:
+            guard = line.get("precision")
+            if guard is None or guard["with_float32"]["whole"]["cosine"] >= GUARD:
+                continue
+            cosine = guard["with_float32"]["whole"]["cosine"]
+            parts = {name: one["cosine"] for name, one in guard["with_float32"]["parameters"].items()}
+            worst = min(parts, key=lambda name: -1.0 if math.isnan(parts[name]) else parts[name])
+            where = (
+                f"{line['estimator']} epoch {line['epoch']}, trial {line['trial']}: in {guard['declared']} the update "
+                f"has a cosine of {cosine:.3f} with float32's, {parts[worst]:.3f} for {worst}"
+            )
+            if not cosine > 0.0:
+                raise ValueError(
+                    f"{where}: it points away. Train with precision float32, or a larger beta. The run is saved."
+                )
+            self.watch.warn(f"{where}; expected {GUARD} or more. A larger beta, or precision float32, mends that.")
 
     def _measure(self, trainer: Trainer, lines: list[Line]) -> None:
         """Add the watch's own metrics to the lines."""
@@ -306,7 +404,8 @@ class Loop:
         lines = self.metrics.of(trainer.leg, trainer.position.epoch)
         patience = self.plan.settings.patience
         reason = self.watch.stop(lines) or (EarlyStopping(patience).stop(lines) if patience else None)
-        if reason is not None and not trainer.finished:
+        _, ends = self._agree(flag=reason is not None)
+        if ends and not trainer.finished:
             trainer.ended = True
             self.watch.warn(f"{trainer.leg.estimator} ends early after epoch {trainer.position.epoch}: {reason}.")
 
@@ -315,14 +414,19 @@ class Loop:
         settings, epoch = self.plan.settings, trainer.position.epoch
         place = self.folder / trainer.leg.folder
         means = epoch_means(self.metrics.of(trainer.leg, epoch), "test_error")
-        with self.held.writing():
-            if settings.keep_best and means.get(epoch) == min(means.values(), default=None):
-                write_checkpoint(place / BEST, trainer.checkpoint())
-            if settings.keep_every and epoch % settings.keep_every == 0:
-                write_checkpoint(place / kept(epoch), trainer.checkpoint())
+        best = settings.keep_best and means.get(epoch) == min(means.values(), default=None)
+        due = bool(settings.keep_every and epoch % settings.keep_every == 0)
+        if not (best or due):
+            return
+        checkpoint = trainer.checkpoint()
+        with self._writing() as writes:
+            if writes and best:
+                write_checkpoint(place / BEST, checkpoint)
+            if writes and due:
+                write_checkpoint(place / kept(epoch), checkpoint)
 
     def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
-        if not self.interruption.requested:
+        if not self._asked:
             return
         if save:
             self._save(trainer)
@@ -330,7 +434,7 @@ class Loop:
         raise Stopped(
             f"Stopped and saved: {trainer.leg.estimator}, {counted(place.epoch, 'epoch')} and "
             f"{counted(place.iteration, 'iteration')} done. Continue with: eqprop resume {self.folder}",
-            self.interruption.exit_code,
+            128 + self.agreed if self.agreed else self.interruption.exit_code,
         )
 
     def _tell_repeated(self, line: Line, until: int) -> None:
@@ -365,13 +469,18 @@ class Loop:
                 self._pointed.add(leg)
                 self.watch.warn(
                     f"{leg.estimator} epoch {own[-1]['epoch']}, trial {trial}: {concern}. Find out why: "
-                    f"eqprop doctor {self.folder} --estimator {leg.estimator} --trial {trial}"
+                    f"eqprop doctor {self.folder} --estimator {leg.estimator} --trial {trial}{self._own_model()}"
                 )
                 return
 
+    def _own_model(self) -> str:
+        """The option that names a run's own network: its folder does not."""
+        net = self.plan.experiment.architecture
+        return f" --model {net.source}" if isinstance(net, OwnNet) and is_own(net.source) else ""
+
 
 def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    return None if checkpoint is None else replace(checkpoint, weights={}, optimizer={}, start={})
+    return None if checkpoint is None else replace(checkpoint, weights={}, optimizer={}, start={}, average={})
 
 
 def _is_finished(checkpoint: Checkpoint | None) -> bool:

@@ -4,51 +4,90 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
-from eqprop.files import read_bytes, write_text
+from eqprop.files import open_lock, read_bytes, take_lock, write_text
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
-from eqprop.training.folder import METRICS
+from eqprop.training.folder import METRICS, TURNS
 from eqprop.training.plan import Leg, Plan, identity, read_description
 
 Line = dict[str, Any]
-"""estimator, trial, seed, epoch, test_error, train_error, train_error_measured (percent), loss, residual_mean,
+"""estimator, trial, seed, epoch, test_error, test_error_top5 (if the experiment counts it), train_error,
+train_error_measured (percent), loss, residual_mean,
 residual_worst, unsettled (share of samples), seconds, repeated (skipped, as it would repeat the epoch before),
-diverged (None, or where and why)."""
+diverged (None, or where and why); below float32 also precision: how far the update of the epoch's first mini-batch
+agrees with float32's, and after the first epoch how far float32's agrees with float64's."""
 
 WALL_TIME = "seconds"
 """The only field of a line that differs between two runs of the same experiment."""
 
 
 class Metrics:
-    """The lines of a run folder."""
+    """The lines of a run folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / METRICS
+    writes      whether this process writes them, or only keeps them in memory
+    shared      whether other processes write lines of other legs meanwhile
+    """
+
+    def __init__(self, folder: Path, writes: bool = True, shared: bool = False) -> None:
+        self.path, self.writes, self.shared = folder / METRICS, writes, shared
         self.lines: list[Line] = read_metrics(folder)
 
     def append(self, lines: Iterable[Line]) -> None:
-        self.lines.extend(lines)
-        self._write()
+        with self._alone():
+            self.lines.extend(lines)
+            self._write()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from writing, with their lines read again."""
+        if not self.shared:
+            yield
+            return
+        path = self.path.with_name(TURNS)
+        handle = open_lock(path)
+        try:
+            take_lock(handle, path, wait=True)
+            self.lines = read_metrics(self.path.parent)
+            yield
+        finally:
+            os.close(handle)
 
     def replace(self, lines: list[Line]) -> None:
         if lines != self.lines:
             self.lines = lines
             self._write()
 
+    def put_in_order(self, legs: Sequence[Leg]) -> None:
+        """Sort the lines as one process would have written them."""
+        order = {(leg.estimator, trial): n for n, leg in enumerate(legs) for trial in leg.trials}
+        last = len(order)
+        self.replace(
+            sorted(self.lines, key=lambda v: (order.get((v["estimator"], v["trial"]), last), v["epoch"], v["trial"]))
+        )
+
+    def drop(self, leg: Leg, after: int) -> None:
+        """Remove a leg's lines of later epochs."""
+        with self._alone():
+            kept = [line for line in self.lines if not belongs(line, leg) or line["epoch"] <= after]
+            self.replace(kept)
+
     def of(self, leg: Leg, until: int) -> list[Line]:
         """A leg's lines up to this epoch."""
         return [line for line in self.lines if belongs(line, leg) and line["epoch"] <= until]
 
     def _write(self) -> None:
-        write_text(self.path, "".join(to_text(line) + "\n" for line in self.lines), parents=False)
+        if self.writes:
+            write_text(self.path, "".join(to_text(line) + "\n" for line in self.lines), parents=False)
 
 
 def to_text(line: Line) -> str:
@@ -87,8 +126,21 @@ def _wrong_field(line: Any) -> str | None:
     for name in NUMBERS:
         if name not in line or not _is_number(line[name]):
             return name
+    if not _is_number(line.get("test_error_top5")):
+        return "test_error_top5"
+    if not isinstance(line.get("precision", {}), dict):
+        return "precision"
     stopped = line.get("diverged", "")
     return None if stopped is None or isinstance(stopped, dict) else "diverged"
+
+
+def cosines(line: Line, what: str) -> dict[str, float]:
+    """How far updates agree, whole and by parameter; empty if unknown. `what`: with_float32, float32_with_float64."""
+    found = line.get("precision", {}).get(what)
+    if not isinstance(found, dict) or not isinstance(found.get("parameters"), dict):
+        return {}
+    parts = {"whole": found.get("whole"), **found["parameters"]}
+    return {k: v["cosine"] for k, v in parts.items() if isinstance(v, dict) and isinstance(v.get("cosine"), float)}
 
 
 def parse_line(text: str, where: str) -> Line:
@@ -231,7 +283,8 @@ def name_engines(engines: Mapping[str, str]) -> str:
 
 def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
     trials = [
-        _trial([x for x in lines if x["trial"] == t], plan.experiment.seed + t) for t in range(plan.settings.trials)
+        _trial([x for x in lines if x["trial"] == t], plan.experiment.seed + t, plan.experiment.top5)
+        for t in range(plan.settings.trials)
     ]
     good = [t for t in trials if not t["diverged"] and t["test_error"]]
     return {
@@ -239,10 +292,15 @@ def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
         "test_error_mean": mean([t["test_error"][-1] for t in good]),
         "test_error_std": deviation([t["test_error"][-1] for t in good]),
         "train_error_mean": mean([t["train_error"][-1] for t in good]),
+        **(
+            {"test_error_top5_mean": mean([e for t in good if (e := t["test_error_top5"][-1]) is not None])}
+            if plan.experiment.top5
+            else {}
+        ),
     }
 
 
-def _trial(lines: Sequence[Line], seed: int) -> dict[str, Any]:
+def _trial(lines: Sequence[Line], seed: int, top5: bool) -> dict[str, Any]:
     good = [line for line in lines if line["diverged"] is None]
     return {
         "seed": seed,
@@ -250,6 +308,7 @@ def _trial(lines: Sequence[Line], seed: int) -> dict[str, Any]:
         "train_error": [line["train_error"] for line in good],
         "train_error_final": good[-1]["train_error_measured"] if good else None,
         "diverged": any(line["diverged"] is not None for line in lines),
+        **({"test_error_top5": [line.get("test_error_top5") for line in good]} if top5 else {}),
     }
 
 

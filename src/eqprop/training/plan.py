@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from eqprop.cost import Cost
-from eqprop.data import Data, Images, as_images, content_digest, open_set, set_name, split_validation
+from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_set, set_name, split_validation
 from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import ENGINES, Engine, Task, choose, engine_names, threads_for
-from eqprop.experiments.architecture import Factory, Own, OwnNet, as_own
+from eqprop.engines import ENGINES, EXCHANGE, STREAMED, Engine, Task, choose, engine_names, threads_for
+from eqprop.estimators import Backprop
+from eqprop.experiments.architecture import Factory, LayeredNet, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
 from eqprop.experiments.paper import printed_experiment
@@ -26,6 +28,8 @@ from eqprop.models.readout import OWN_COST
 from eqprop.relax import Phase, relax
 from eqprop.starts import Carried, Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
+from eqprop.training.distributed import ALONE, Ranks, check_divides
+from eqprop.training.extras import image_shape, make_optimizer
 from eqprop.training.folder import FORMAT, OLD_FORMAT, experiment_file, read_json
 
 COUNTS = {
@@ -39,6 +43,7 @@ COUNTS = {
     "keep_every": (0, 10**9),
 }
 """Limits of the whole numbers among the settings."""
+PARALLEL = ("auto", "networks", "batch")
 MOST_LINES = 1_000_000
 """Limit of estimators x trials x epochs: each has a line in metrics.jsonl, of about 3 kB in memory."""
 
@@ -61,7 +66,10 @@ class Settings:
     patience            end a leg when its test error has not fallen for N epochs; 0: never
     keep_best           keep the weights of the epoch with the lowest test error too
     keep_every          keep the weights of every N-th epoch too; 0: only the last
+    deterministic       use torch's algorithms that repeat every bit, on a GPU too
     states              where to keep persistent states: on the "device", or on the "cpu" if they do not fit there
+    parallel            what several processes divide: whole "networks" (estimators and trials), or each mini-"batch";
+                        "auto" divides networks if there are several
     """
 
     estimators: tuple[str, ...] = ()
@@ -69,16 +77,18 @@ class Settings:
     engine: str = setting("auto, or an engine by name.", "auto")
     device: str = setting("cpu, cuda, cuda:1, ...", "cpu")
     threads: int | None = setting("CPU threads.", None)
-    validation: int = setting("Hold out N training samples; test on them.", 0)
-    samples: int | None = setting("Train on the first N samples only.", None)
-    test_samples: int | None = setting("Test on the first N samples only.", None)
+    validation: int = setting("Hold out N training samples; test on them.", 0, group="Data")
+    samples: int | None = setting("Train on the first N samples only.", None, group="Data")
+    test_samples: int | None = setting("Test on the first N samples only.", None, group="Data")
     train_error_every: int = setting("Measure the train error every N epochs.", 0)
     checkpoint_every: float = setting("Seconds between checkpoints in an epoch.", 120.0)
     stacked: bool | None = setting("Train trials side by side. [default: if faster]", None)
     patience: int = setting("Stop when the test error has not fallen for N epochs.", 0)
     keep_best: bool = setting("Also keep the weights with the lowest test error.", False)
     keep_every: int = setting("Also keep the weights of every N-th epoch.", 0)
+    deterministic: bool = setting("Use algorithms that repeat every bit, on a GPU too.", False)
     states: str = setting("Where to keep persistent states: device or cpu.", "device")
+    parallel: str = setting("What processes divide: auto, networks or batch.", "auto")
 
     def __post_init__(self) -> None:
         strange = next((m for m in self.estimators if m not in ESTIMATORS), None)
@@ -86,7 +96,7 @@ class Settings:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
         if len(set(self.estimators)) < len(self.estimators):
             raise ValueError(f"estimators is {self.estimators}; expected no duplicates, from {', '.join(ESTIMATORS)}.")
-        for name in ("engine", "device", "states"):
+        for name in ("engine", "device", "states", "parallel"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is {shown(getattr(self, name))}; expected a name.")
         if self.engine != "auto" and self.engine not in ENGINES:
@@ -101,6 +111,8 @@ class Settings:
             raise ValueError(
                 f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
             )
+        if self.parallel not in PARALLEL:
+            raise ValueError(unknown("way to divide the work (parallel)", self.parallel, PARALLEL))
         if not isinstance(self.checkpoint_every, int | float) or not self.checkpoint_every > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 
@@ -163,6 +175,28 @@ def all_legs(settings: Settings, old: bool = False) -> list[Leg]:
     ]
 
 
+def arithmetic(experiment: Experiment) -> float:
+    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
+    net = experiment.architecture
+    if isinstance(net, LayeredNet):
+        sizes = net.sizes[:-1]
+        connections = sum(a * b for a, b in pairwise(sizes))
+    else:
+        connections = 4_000_000
+    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
+
+
+def divides_networks(settings: Settings, ranks: Ranks) -> bool:
+    """Whether each rank trains networks of its own, instead of its part of every mini-batch."""
+    return (
+        ranks.several and settings.parallel != "batch" and (settings.parallel == "networks" or _has_several(settings))
+    )
+
+
+def _has_several(settings: Settings) -> bool:
+    return len(settings.estimators) * (1 if settings.stacked else settings.trials) > 1
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Everything a run needs.
@@ -171,36 +205,46 @@ class Plan:
     source      the name of the data set, or the directory it came from; None for tensors
     identity    digest of the run's experiment.json, which ties checkpoints to it
     old         whether version 0.1.0 wrote the folder
+    ranks       the processes among which each mini-batch is divided
     """
 
     experiment: Experiment
     settings: Settings
-    images: Images
+    images: Images | Streamed
     own: Own | None = None
     identity: str = ""
     source: str | None = None
     old: bool = False
+    ranks: Ranks = ALONE
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.images.train_x.dtype
+        return self.images.dtype
 
     @property
     def iterations(self) -> int:
         """Iterations per epoch."""
-        return len(self.images.train_x) // self.experiment.batch
+        return self.images.train_samples // self.experiment.batch
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device if isinstance(self.images, Streamed) else self.images.train_x.device
+
+    def first(self, n: int = 1) -> tuple[Tensor, Tensor]:
+        """The first n training samples as they are stored, (n, pixels), and their answers."""
+        return first_samples(self.images, n)
 
     def legs(self) -> list[Leg]:
         return all_legs(self.settings, self.old)
 
     def network(self, trials: tuple[int, ...]) -> Dynamics:
         """Build these trials' networks with their initial weights, stacked if there are several."""
-        models = [self.experiment.build(trial, self.dtype, self.own).to(self.images.train_x.device) for trial in trials]
+        models = [self.experiment.build(trial, self.dtype, self.own).to(self.device) for trial in trials]
         return stack(_stackable(models)) if self.settings.stacked and len(trials) > 1 else models[0]
 
     def cost(self, model: Dynamics, trials: tuple[int, ...] = (0,)) -> Cost:
         """Build these trials' cost with its initial weights, if it has any; stacked like the networks."""
-        x = self.inputs(self.images.train_x[:1], model)
+        x = self.inputs(self.first()[0], model)
         x = x if model.networks is None else x.expand(model.networks, *x.shape)
         inputs = math.prod(model.init_state(x)[0].shape[model.sample_dims(x) :])
         costs = [
@@ -213,7 +257,26 @@ class Plan:
     def task(self, estimator: str, model: Dynamics, cost: Cost, optimizer: torch.optim.Optimizer) -> Task:
         """The task an engine runs for one estimator."""
         made = self.experiment.make_estimator(estimator, model)
-        return Task(model, cost, made, optimizer, self.experiment.start)
+        # One forward pass has no start.
+        start = "zero" if isinstance(made, Backprop) else self.experiment.start
+        return Task(model, cost, made, optimizer, start, self.extras, self.experiment.precision)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What an iteration does besides mini-batch, gradient and optimizer step (see `Job.extras`)."""
+        asked = {
+            "preparation of samples": self.augments,
+            STREAMED: isinstance(self.images, Streamed),
+            "gradient clipping": self.experiment.clip_norm,
+            EXCHANGE: self.ranks.several,
+            "weight averaging": self.experiment.average,
+        }
+        return tuple(name for name, given in asked.items() if given)
+
+    def targets(self, y: Tensor) -> Tensor:
+        """What training compares outputs with, (N, classes), smoothed if the experiment says so."""
+        targets, share = self.images.targets(y, self.dtype), self.experiment.label_smoothing
+        return targets if not share else targets * (1.0 - share) + share / self.images.classes
 
     def engine(self, name: str, task: Task) -> Engine:
         """The engine of that name, or the fastest that supports the task."""
@@ -226,8 +289,25 @@ class Plan:
         return choose("eager" if away else name, task)
 
     def inputs(self, x: Tensor, model: Dynamics) -> Tensor:
-        """Reshape images (N, pixels) to the model's input shape."""
-        return x if model.input_shape is None else x.view(len(x), *model.input_shape)
+        """Images (..., pixels) as floats in the model's input shape, normalised if the experiment says so."""
+        lead = x.shape[:-1]
+        normalisation = self.experiment.normalisation
+        if normalisation is None:
+            x = self.images.floats(x)
+        else:
+            x = normalisation(x.reshape(*lead, *image_shape(self.images.shape)), self.dtype).flatten(len(lead))
+        return x if model.input_shape is None else x.view(*lead, *model.input_shape)
+
+    @property
+    def augments(self) -> bool:
+        augmentation = self.experiment.augmentation
+        return augmentation is not None and augmentation.active
+
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether inputs are other numbers than the stored samples, and so are made batch by batch."""
+        stored = None if isinstance(self.images, Streamed) else self.images.train_x.dtype
+        return self.augments or self.experiment.normalisation is not None or stored != self.dtype
 
     def to_dict(self) -> dict[str, Any]:
         """The content of experiment.json."""
@@ -251,24 +331,12 @@ class Plan:
         return None if printed is None else [str(change) for change in self.experiment.changes(printed)]
 
 
-def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
-    """The experiment's optimizer, with one group and rate per parameter: the network's, then the cost's."""
-    named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
-    rates = experiment.rates((name for name, _ in named), model.layer_parameters)
-    groups = [{"params": [p], "lr": rates[name]} for name, p in named]
-    chosen = getattr(torch.optim, experiment.optimizer)
-    options = dict(experiment.optimizer_options)
-    try:
-        optimizer: torch.optim.Optimizer = chosen(groups, **options)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"torch.optim.{experiment.optimizer} does not take the options {options}: {error}.") from error
-    return optimizer
-
-
-def make_start(experiment: Experiment, settings: Settings, model: Dynamics, x: Tensor) -> Start | None:
+def make_start(
+    experiment: Experiment, settings: Settings, model: Dynamics, x: Tensor, source: str | None = None
+) -> Start | None:
     """The experiment's start for these networks and training inputs, before the first iteration."""
     if experiment.start == "persistent":
-        return Persistent(model, x, "cpu" if settings.states == "cpu" else None)
+        return Persistent(model, x, "cpu" if settings.states == "cpu" else None, source)
     if experiment.start == "initialised":
         return Initialised(model, x, experiment.initialiser_rate)
     if experiment.start == "carried":
@@ -276,26 +344,57 @@ def make_start(experiment: Experiment, settings: Settings, model: Dynamics, x: T
     return None
 
 
-def describe(images: Images) -> dict[str, Any]:
+def first_samples(images: Images | Streamed, n: int) -> tuple[Tensor, Tensor]:
+    """The first n training samples as they are stored, (n, pixels), and their answers."""
+    if isinstance(images, Images):
+        return images.train_x[:n], images.train_y[:n]
+    read = next(images.batches(torch.arange(min(n, images.train_samples)).unsqueeze(0)))
+    return read.x.flatten(1), read.y
+
+
+def describe(images: Images | Streamed) -> dict[str, Any]:
     return {
         "name": images.name,
         "sha256": images.sha256,
-        "training_samples": len(images.train_x),
-        "test_samples": len(images.test_x),
+        "training_samples": images.train_samples,
+        "test_samples": images.test_samples,
         **({"fingerprint": images.fingerprint} if images.fingerprint else {}),
+        **({"class_names": list(images.class_names)} if images.class_names else {}),
     }
 
 
-def given_data(data: Data) -> Images | str | Path | None:
+@overload
+def given_data(data: Streamed) -> Streamed: ...
+
+
+@overload
+def given_data(data: Data) -> Images | str | Path | None: ...
+
+
+def given_data(data: Data | Streamed) -> Images | Streamed | str | Path | None:
     """A name or path unchanged; anything else as `Images` with a fingerprint, to recognise it on resume."""
+    if isinstance(data, Streamed):
+        return data
     found = as_images(data)
     if not isinstance(found, Images):
         return found
     return replace(found, fingerprint=content_digest(found.train_x, found.train_y, found.test_x, found.test_y))
 
 
-def read_images(source: Images | str | Path | None, settings: Settings) -> Images:
+@overload
+def read_images(source: Images | str | Path | None, settings: Settings) -> Images: ...
+
+
+@overload
+def read_images(source: Images | Streamed | str | Path | None, settings: Settings) -> Images | Streamed: ...
+
+
+def read_images(source: Images | Streamed | str | Path | None, settings: Settings) -> Images | Streamed:
     """Load a set by name (None: MNIST) or path, or take it as given; move it to the device and cut it to size."""
+    if isinstance(source, Streamed):
+        source = source.to(settings.device)
+        source = source.split_validation(settings.validation) if settings.validation else source
+        return source.cut(settings.samples, settings.test_samples)
     images = source.to(settings.device) if isinstance(source, Images) else open_set(source, settings.device)
     if settings.validation:
         images = split_validation(images, settings.validation)
@@ -305,6 +404,8 @@ def read_images(source: Images | str | Path | None, settings: Settings) -> Image
     if settings.test_samples is not None:
         n = _at_most("test_samples", settings.test_samples, len(images.test_x), f"{images.name} has {{}} test samples")
         images = replace(images, test_x=images.test_x[:n], test_y=images.test_y[:n])
+    if not len(images.test_x):
+        raise ValueError(f"{images.name} has no test images. Hold out training images: --validation N.")
     return images
 
 
@@ -314,8 +415,10 @@ def _at_most(what: str, n: int, there: int, held: str) -> int:
     return n
 
 
-def where_from(source: Images | str | Path | None) -> str | None:
+def where_from(source: Images | Streamed | str | Path | None) -> str | None:
     """The recorded origin of data: the name of a set, or a path; None for tensors that are not MNIST's."""
+    if isinstance(source, Streamed):
+        return None
     if isinstance(source, Images):
         return "mnist" if is_mnist(source) else None
     name = set_name(source)
@@ -343,7 +446,7 @@ def recorded_source(data: Mapping[str, Any]) -> str | None:
     return None if source is None else str(source)
 
 
-def data_again(described: Described, data: Data, own: Own | None) -> Images | str | Path | None:
+def data_again(described: Described, data: Data | Streamed, own: Own | None) -> Images | Streamed | str | Path | None:
     """The data of a run: as given, where its folder says it was, or from your own function."""
     if data is not None:
         return given_data(data)
@@ -355,14 +458,23 @@ def data_again(described: Described, data: Data, own: Own | None) -> Images | st
 
 
 def make_plan(
-    experiment: Experiment, settings: Settings, images: Images, own: Factory | None = None, source: str | None = None
+    experiment: Experiment,
+    settings: Settings,
+    images: Images | Streamed,
+    own: Factory | None = None,
+    source: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> Plan:
     """Check that experiment, data and engine fit together, and decide whether to stack trials."""
     function = as_own(own)
     experiment = under_own_name(experiment, function)
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
     _check_lines(experiment, settings)
-    plan = Plan(experiment, settings, images, function, source=source)
+    if divides_networks(settings, ranks):
+        # A stack is one network to the ranks; apart, its trials go to several.
+        settings, ranks = replace(settings, stacked=bool(settings.stacked)), ALONE
+    check_divides(experiment.batch, ranks.size)
+    plan = Plan(experiment, settings, images, function, source=source, ranks=ranks)
     model = experiment.build(0, plan.dtype, function)
     site = getattr(model, "nudge_site", experiment.nudge_site)
     if site != experiment.nudge_site:
@@ -370,9 +482,14 @@ def make_plan(
         experiment = experiment.override(nudge_site=site)
         plan = replace(plan, experiment=experiment)
     _check_shapes(plan, model)
-    if experiment.batch > len(images.train_x):
+    _check_images(experiment, images)
+    if experiment.label_smoothing and not images.labelled:
         raise ValueError(
-            f"A mini-batch of {experiment.batch} is too large; there are only {len(images.train_x)} training samples. "
+            f"label_smoothing is {experiment.label_smoothing}, but {images.name} has targets, not labels. Omit it."
+        )
+    if experiment.batch > images.train_samples:
+        raise ValueError(
+            f"A mini-batch of {experiment.batch} is too large; there are only {images.train_samples} training samples. "
             "Lower the batch, or hold out fewer samples."
         )
     cost = plan.cost(model)
@@ -385,6 +502,16 @@ def make_plan(
     threads = settings.threads or _threads(plan, model, stacked)
     plan = replace(plan, settings=replace(settings, stacked=stacked, threads=threads))
     return replace(plan, identity=identity(plan.to_dict()))
+
+
+def _check_images(experiment: Experiment, images: Images | Streamed) -> None:
+    """Raise unless the images can be normalised and augmented as the experiment says."""
+    shape = image_shape(images.shape)
+    if experiment.normalisation is not None:
+        experiment.normalisation.check(shape)
+    if experiment.augmentation is not None:
+        known = images.train_x if isinstance(images, Images) else first_samples(images, 1)[0]
+        experiment.augmentation.check(known, images.shape)
 
 
 def _check_lines(experiment: Experiment, settings: Settings) -> None:
@@ -461,6 +588,10 @@ def _check_data_fields(data: Mapping[str, Any], path: Path) -> None:
             raise ValueError(
                 f"{path} is damaged: {name} of its data is {shown(value)}; expected {expected}. Restore it from a copy."
             )
+    if not isinstance(names := data.get("class_names", []), list):
+        raise ValueError(
+            f"{path} is damaged: class_names of its data is {shown(names)}; expected a list. Restore it from a copy."
+        )
 
 
 def read_description(folder: Path) -> Described:
@@ -488,14 +619,14 @@ def read_description(folder: Path) -> Described:
 
 
 def _check_shapes(plan: Plan, model: Dynamics) -> None:
-    pixels = plan.images.train_x.shape[1]
+    pixels = math.prod(plan.images.shape)
     if model.input_shape is not None and math.prod(model.input_shape) != pixels:
         raise ValueError(
             f"{plan.experiment.name} takes inputs of shape {model.input_shape}; the images of {plan.images.name} have "
             f"{pixels} pixels. Give a network for them (sizes end with {pixels}), or other data."
         )
-    device = plan.images.train_x.device
-    x = plan.inputs(plan.images.train_x[:1], model)
+    device = plan.device
+    x = plan.inputs(plan.first()[0], model)
     outputs = model.to(device).init_state(x)[0].shape[-1]
     if plan.experiment.cost == "squared-error" and outputs != plan.images.classes:
         raise ValueError(
@@ -509,8 +640,8 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
 def _check_estimator(plan: Plan, task: Task) -> None:
     """Try one sample, to fail early if the network does not support the estimator."""
     images = plan.images
-    x = plan.inputs(images.train_x[:1], task.model)
-    y = images.targets(images.train_y[:1], plan.dtype)
+    stored, answers = plan.first()
+    x, y = plan.inputs(stored, task.model), images.targets(answers, plan.dtype)
     assert task.estimator is not None, "every task of a plan has an estimator"
     task.estimator.check_serves(task.model, plan.cost(task.model), x, y)
 
@@ -535,8 +666,14 @@ def _threads(plan: Plan, model: Dynamics, stacked: bool) -> int:
         return torch.get_num_threads()
     # As many networks as are trained together make as many times the work.
     networks = plan.settings.trials if stacked else 1
-    rows = min(plan.experiment.batch * networks, len(plan.images.train_x))
-    return threads_for(model, plan.inputs(plan.images.train_x[:rows], model))
+    rows = min(plan.experiment.batch * networks, plan.images.train_samples)
+    return threads_for(model, plan.inputs(plan.first(rows)[0], model))
+
+
+def plan_engines(plan: Plan, among: Collection[str]) -> dict[str, str]:
+    """The engine of these estimators for one trial, by estimator."""
+    found = zip(plan.settings.estimators, _engines(plan, plan.network((0,)), (0,)), strict=True)
+    return {estimator: engine for estimator, engine in found if estimator in among}
 
 
 def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:

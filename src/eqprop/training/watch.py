@@ -83,7 +83,7 @@ class Watch:
     progress        every half second or so        epoch       after every epoch, with its lines of metrics
     measure         after every epoch and for every trial, with its network: your own metrics, by name
     stop            after every epoch: a reason to end this leg early, or None
-    warn            a sentence the user should read
+    warn            a sentence the user should read        note    what takes time now, such as compiling
     """
 
     def begin(self, plan: Plan, folder: Path) -> None: ...
@@ -103,6 +103,8 @@ class Watch:
         return None
 
     def warn(self, message: str) -> None: ...
+
+    def note(self, message: str) -> None: ...
 
     def end(self) -> None: ...
 
@@ -138,6 +140,10 @@ class Several(Watch):
     def warn(self, message: str) -> None:
         for watch in self.watches:
             watch.warn(message)
+
+    def note(self, message: str) -> None:
+        for watch in self.watches:
+            watch.note(message)
 
     def end(self) -> None:
         for watch in self.watches:
@@ -185,6 +191,10 @@ class Steady(Watch):
         with self._shown() as watch:
             watch.warn(message)
 
+    def note(self, message: str) -> None:
+        with self._shown() as watch:
+            watch.note(message)
+
     def end(self) -> None:
         with self._shown() as watch:
             watch.end()
@@ -217,16 +227,21 @@ def epoch_means(lines: Sequence[Line], metric: str) -> dict[int, float]:
 
 
 class Lines(Watch):
-    """One line per epoch, for logs and pipes."""
+    """One line per epoch, for logs and pipes.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+    heading     whether to name the run first           trials      whether every line names its trials
+    """
+
+    def __init__(self, stream: TextIO | None = None, heading: bool = True, trials: bool = False) -> None:
+        self.stream, self.heading, self.trials = stream or sys.stderr, heading, trials
         self.epochs = 0
         self.labels: dict[str, str] = {}
 
     def begin(self, plan: Plan, folder: Path) -> None:
         self.epochs = plan.experiment.epochs
         self.labels = {estimator: label(estimator) for estimator in plan.settings.estimators}
+        if not self.heading:
+            return
         settings = plan.settings
         together = "side by side" if settings.stacked else "one after the other"
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
@@ -246,16 +261,23 @@ class Lines(Watch):
         if not lines:
             return
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
+        trials = f" trial {', '.join(str(line['trial']) for line in lines)}," if self.trials else ""
         self._say(
-            f"{lines[0]['estimator']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
+            f"{lines[0]['estimator']}{trials} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
             f"{progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
         )
 
     def warn(self, message: str) -> None:
         self._say(f"warning: {message}")
 
+    def note(self, message: str) -> None:
+        self._say(message)
+
     def _say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
+
+
+ERRORS = ("test_error", "test_error_top5", "train_error", "train_error_measured")
 
 
 class Events(Watch):
@@ -286,8 +308,8 @@ class Events(Watch):
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         for line in lines:
-            for name in ("test_error", "train_error", "train_error_measured", "loss", "residual_mean", "unsettled"):
-                if line[name] is not None:
+            for name in (*ERRORS, "loss", "residual_mean", "unsettled"):
+                if line.get(name) is not None:
                     self.writer.add_scalar(f"{name}/trial{line['trial']}", line[name], line["epoch"])
         self.writer.flush()
 

@@ -71,8 +71,8 @@ class Effort:
 def count_work(plan: Plan) -> Work:
     """Count the operations of an EP iteration by running two short ones on the CPU."""
     model = plan.experiment.build(0, plan.dtype, plan.own).cpu()
-    x = plan.inputs(plan.images.train_x[: plan.experiment.batch].cpu(), model)
-    y = plan.images.targets(plan.images.train_y[: plan.experiment.batch].cpu(), plan.dtype)
+    stored, answers = (part.cpu() for part in plan.first(plan.experiment.batch))
+    x, y = plan.inputs(stored, model), plan.images.targets(answers, plan.dtype)
     neurons = sum(layer.numel() for layer in model.init_state(x))
     cost = copy.deepcopy(plan.cost(model)).cpu()
     counts = []
@@ -92,7 +92,7 @@ def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Eff
     check_budget(budget)
     pace = PACES.get(torch.device(plan.settings.device).type, PACES["cpu"])
     each = count_work(plan).seconds(plan.experiment, pace)
-    batch, total = plan.experiment.batch, len(plan.images.train_x)
+    batch, total = plan.experiment.batch, plan.images.train_samples
     # Testing relaxes every held-out sample once per epoch, which adds about a fifth.
     iterations = budget / trainings / each / 1.2
     validation = held_out(total)

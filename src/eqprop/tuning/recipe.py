@@ -241,7 +241,7 @@ class Recipe:
     def batches(self, model: Dynamics) -> Batches:
         """Draw the same training samples every time, never held-out ones."""
         n, images = self.experiment.batch, self.plan.images
-        x, labels = images.sample(min(MINI_BATCHES * n, len(images.train_x) // n * n), self.experiment.seed)
+        x, labels = images.sample(min(MINI_BATCHES * n, images.train_samples // n * n), self.experiment.seed)
         y = images.targets(labels, self.plan.dtype)
         return Batches(self.plan.inputs(x, model).split(n), y.split(n))
 
