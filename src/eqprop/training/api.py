@@ -21,7 +21,7 @@ from eqprop.experiments.paper import EXPERIMENTS, RUN_WITH
 from eqprop.files import write_bytes, write_json
 from eqprop.messages import unknown
 from eqprop.provenance import __version__, commit, provenance
-from eqprop.training.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts
+from eqprop.training.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts, to_join
 from eqprop.training.extras import augmented_picture, image_shape
 from eqprop.training.folder import (
     AUGMENTED,
@@ -131,10 +131,11 @@ def train(
     torchrun job, it divides the work among them (see `Settings.parallel`); restarted by torchrun, it continues its run.
     """
     found, own = find_own(experiment, model)
-    ranks, folder = join(), None if out is None else Path(out)
-    if folder is None and ranks.several:
-        raise ValueError(f"{ranks.size} ranks need a run folder that all of them see. Give it with --out, or out=.")
-    if folder is not None and restarts() and ranks.largest([float(is_run(folder))])[0]:
+    folder = None if out is None else Path(out)
+    # Before joining: a rank that ends while another is still joining would only be seen as lost.
+    if folder is None and (size := to_join().size) > 1:
+        raise ValueError(f"{size} ranks need a run folder that all of them see. Give it with --out, or out=.")
+    if folder is not None and restarts() and join().largest([float(is_run(folder))])[0]:
         # torchrun started this command again: its own run is continued.
         chosen = resolve(found, options)[0]
         return begin_or_resume(chosen, folder, data=data, model=own, watch=watch, only=only, **options)
@@ -175,8 +176,8 @@ class Opened:
 @contextmanager
 def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> Iterator[Opened]:
     """A new run, its folder made and its experiment written."""
-    ranks = join()
     chosen, settings = resolve(found, asked.options)
+    ranks = join()
     with ranks.in_step(), using_threads(settings.threads):
         settings = replace(settings, device=ranks.device(settings.device))
         own_data = own.data() if asked.data is None and own is not None else asked.data

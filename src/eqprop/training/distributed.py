@@ -251,6 +251,11 @@ def in_torchrun() -> Ranks:
     return Ranks(rank(), world_size(), local, neighbours)
 
 
+def to_join() -> Ranks:
+    """The ranks that `join` would find. Makes no group."""
+    return ALONE if _by_itself.get() else in_torchrun()
+
+
 def restarts() -> int:
     """How many times torchrun has restarted this job."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0)
