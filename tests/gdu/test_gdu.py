@@ -612,7 +612,7 @@ def test_the_toy_record_keeps_what_the_theorem_promises() -> None:
         for name, m in getattr(coarse, kind).items():
             assert m.rmse <= 2e-2
             assert m.rmse / getattr(fine, kind)[name].rmse == pytest.approx(10.0, rel=FIRST_ORDER)
-    assert "finite_beta" in coarse.verdict
+    assert "finite beta" in coarse.verdict
     assert coarse.budget.outcome == "holds"
 
 

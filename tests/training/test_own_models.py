@@ -104,7 +104,7 @@ def test_one_function_serves_gdu_and_train(
     code = call_main(monkeypatch, "train", target, *data, "--out", mine / "run", *QUICK)
     assert code == 0, capsys.readouterr().err
     held = json.loads((mine / "run" / "experiment.json").read_text())["experiment"]
-    assert held["cost"] == ("squared-error" if name in ("alone", "seedless") else "own")
+    assert held["cost"] == ("own" if name in ("with_cost", "build") else "squared-error")
     again = call_main(monkeypatch, "evaluate", mine / "run", "--model", target, *data)
     assert again == 0, capsys.readouterr().err
 

@@ -222,7 +222,7 @@ def _own(target: str, asked: Asked) -> Setup:
 
     built = load_own(target).build(asked.seed or 0)
     name, seed = target.rpartition(":")[2], asked.seed or 0
-    return Setup(_problem(built, asked), name, asked.preset, seed=seed, convention=asked.convention)
+    return Setup(_problem(built, asked), name, "own", seed=seed, convention=asked.convention)
 
 
 def _problem(built: Built, asked: Asked) -> Problem:

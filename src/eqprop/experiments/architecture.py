@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, FunctionCost
+from eqprop.cost import Cost, FunctionCost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.messages import EXPECTED_ERRORS, shown, unknown
 from eqprop.models import Connection, Convolutional, Layered, Network
@@ -388,7 +388,8 @@ class Own:
 
     @property
     def has_cost(self) -> bool:
-        return self.build(0).cost is not None
+        """Whether it gives a cost other than the squared error, which runs have anyway."""
+        return type(self.build(0).cost) not in (NoneType, SquaredError)
 
     def data(self) -> Any:
         """The data it gives, in a form that `data=` takes; None if it gives none.

@@ -333,7 +333,7 @@ def _harmless(diagnosis: Diagnosis) -> str:
 
 def _part(what: str, parts: Parts, largest: tuple[str, float], meaning: str) -> str:
     name, value = largest
-    return f"{what} (mean RMSE {parts.rmse:.1e}) the largest part is {name} ({value:.1e}), {meaning}"
+    return f"{what} (mean RMSE {parts.rmse:.1e}) the largest part is {name.replace('_', ' ')} ({value:.1e}), {meaning}"
 
 
 def _mean(values: list[float | None]) -> float | None:
