@@ -90,6 +90,12 @@ def test_a_graph_from_a_file(file: Path) -> None:
     assert (rates["b_out"], rates["skip"]) == (0.02, 0.05)
 
 
+def test_a_graph_is_nudged_symmetrically_unless_its_file_says_otherwise(file: Path) -> None:
+    for line, estimator in (("", "ep-symmetric"), ('estimator = "ep"', "ep")):
+        file.write_text(TOML.replace('estimator = "ep-symmetric"', line), encoding="utf-8")
+        assert find_experiment(file).estimator == estimator
+
+
 def test_it_is_written_back_as_it_was_read(file: Path, tmp_path: Path) -> None:
     experiment = read_toml(file)
     again = tmp_path / "again" / "my_net.toml"

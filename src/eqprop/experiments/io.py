@@ -85,7 +85,7 @@ def read_toml(path: Path) -> Experiment:
         if architecture.get("kind", start["architecture"]["kind"]) == start["architecture"]["kind"]:
             values["architecture"] = {**start["architecture"], **architecture}
         values = {**start, "paper_results": {}, **values}
-    elif isinstance(net := values.get("architecture"), dict) and net.get("kind") == "own":
+    elif isinstance(net := values.get("architecture"), dict) and net.get("kind") in ("own", "graph"):
         values.setdefault("estimator", OWN_ESTIMATOR)
     values["preset"] = "own"
     return from_dict(values, str(path))
