@@ -1,8 +1,12 @@
-"""Shared set-up: property tests draw the same examples every time and are not timed one by one; long tests say so."""
+"""Shared set-up: property tests draw the same examples every time, long tests say so, one browser serves all pages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
+from helpers.browser import Browser, find_browser
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["helpers.long_tests"]
@@ -14,3 +18,21 @@ settings.load_profile("eqprop")
 
 # The nets here are tiny: a second thread costs far more in waiting than it gives, above all on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+    started = Browser(program)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """The one browser of all tests, with no error and no request noted yet."""
+    chromium.errors.clear()
+    chromium.requests.clear()
+    return chromium

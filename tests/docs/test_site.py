@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser, find_browser
+from helpers.browser import Browser
 from helpers.pages import ROOT
 
 pytestmark = pytest.mark.slow
@@ -55,23 +54,11 @@ def test_no_page_asks_another_host(site: Path) -> None:
     assert styles == {}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    started = Browser(program)
-    yield started
-    started.close()
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize(
     "name", ["index", "tutorials/1_from_scratch", "tutorials/5_choosing", "howto/extend", "api/models", "zoo"]
 )
 def test_a_page_opens_without_errors(name: str, site: Path, browser: Browser) -> None:
-    browser.errors.clear()
-    browser.requests.clear()
     browser.open(site / f"{name}.html", width=390, mobile=True)
     assert browser.errors == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:", "blob:"))] == []

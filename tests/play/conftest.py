@@ -1,4 +1,4 @@
-"""One browser and one page for every test of the page."""
+"""One page for every test of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import Browser, find_browser
+from helpers.browser import Browser
 
 from eqprop.report.play import write_play
 
@@ -16,21 +16,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_play(tmp_path_factory.mktemp("play"))
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    started = Browser(program)
-    yield started
-    started.close()
-
-
 @pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
+def browser(browser: Browser) -> Iterator[Browser]:
     """Fails the test if the page asks for anything or puts an error in the console."""
-    chromium.errors.clear()
-    chromium.requests.clear()
-    yield chromium
-    assert chromium.errors == []
-    assert [r for r in chromium.requests if not r.startswith(("file:", "data:"))] == []
+    yield browser
+    assert browser.errors == []
+    assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.browser import Browser, find_browser
+from helpers.browser import Browser
 from helpers.training_runs import SMALL, few_images
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -101,16 +100,6 @@ def test_the_papers_line_is_drawn_where_it_is_given_and_only_there() -> None:
     assert frame.low <= 1.95
     assert f'y1="{frame.y(1.95):.1f}"' in draw(curves, 2, "P-1h", {"ep": 1.95}).partition('class="paper ep"')[2]
     assert "paper" not in draw(curves, 2, "own", {})
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    chromium = Browser(program)
-    yield chromium
-    chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.browser import Browser, find_browser
+from helpers.browser import Browser
 from helpers.training_runs import SMALL, few_images, whole_mnist
 
 from eqprop import Dynamics
@@ -322,16 +321,6 @@ def test_rows_come_in_the_order_of_the_paper(folder: Path) -> None:
     assert r"\bottomrule" in to_latex([])
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    chromium = Browser(program)
-    yield chromium
-    chromium.close()
-
-
 def place_of(browser: Browser, selector: str) -> tuple[float, float, float, float]:
     box = f"document.querySelector('{selector}').getBoundingClientRect()"
     browser.run(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
@@ -387,8 +376,6 @@ def test_in_a_browser_curves_are_switched_off_and_on(browser: Browser, folder: P
 
 @pytest.mark.browser
 def test_in_a_browser_it_renders_without_errors_or_requests_on_every_screen(browser: Browser, folder: Path) -> None:
-    browser.errors.clear()
-    browser.requests.clear()
     for width, mobile, dark in ((1200, False, False), (390, True, False), (390, True, True)):
         browser.dark(dark)
         browser.open(folder / "report.html", width=width, mobile=mobile)
