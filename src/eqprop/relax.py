@@ -24,6 +24,12 @@ SWEEPS: tuple[Schedule, ...] = ("sweeps", "sweeps-same")
 
 Stop = Literal["never", "settled"]
 
+
+def in_sweeps(updates: int, groups: int | None) -> str:
+    """` (60 sweeps)` after a count of updates of one group each; empty where all layers move at once."""
+    return f" ({updates / groups:g} sweeps)" if groups else ""
+
+
 SETTLED = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Default residual below which a sample counts as settled."""
 

@@ -64,7 +64,8 @@ def test_in_the_same_order_totals_are_compared() -> None:
     net = FIELD.dchn((4, 4, 6, 8), 16, nudge_site="implicit", **SMALL)
     report = compared(net, "sweeps-same", K=80)
     assert worst(report) < 5e-5
-    assert "totals are compared" in str(report)
+    assert "T = 600 (300 sweeps), K = 80 (40 sweeps) in the same order, of which totals are compared" in str(report)
+    assert report.to_dict()["groups"] == 2
 
 
 @dataclass(frozen=True)

@@ -421,6 +421,25 @@ def inputs_all_alike(seed: int) -> Case:
     return Case("inputs", model, x[:1].repeat(SAMPLES, 1), y, EP(T=100, K=30, beta=0.05))
 
 
+def signal_fades(seed: int) -> Case:
+    """Many layers with small weights: what enters hardly arrives, and what comes back even less."""
+    draw = Draw(seed)
+    activation, layers = ("sigmoid", draw.whole(10, 12)) if draw.whole(0, 1) else ("tanh", draw.whole(8, 10))
+    model = prototypical(draw, *[6] * layers, activation=activation, init="default")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.mul_(draw.number(0.1, 0.3) if name.startswith("W") else 1.0)
+    return Case("fades", model, *batch_of(draw, model), EP(T=100, K=3 * layers, beta=0.02))
+
+
+def healthy_deep(seed: int) -> Case:
+    """As many layers, with weights that keep a signal alive."""
+    draw = Draw(seed)
+    layers = draw.whole(6, 8)
+    model = prototypical(draw, *[8] * layers, activation="tanh", init="glorot")
+    return Case(None, model, *batch_of(draw, model), EP(T=2000, K=10 * layers, beta=0.01, schedule="alternating"))
+
+
 def healthy_toy(seed: int) -> Case:
     draw = Draw(seed)
     model = Toy((3, 6, 4), eps=0.3, seed=seed, dtype=F64)
@@ -496,6 +515,7 @@ AILING: dict[str, Callable[[int], Case]] = {
         samples_mixed,
         energy_without_minimum,
         inputs_all_alike,
+        signal_fades,
     )
 }
 
@@ -507,5 +527,6 @@ HEALTHY: dict[str, Callable[[int], Case]] = {
         healthy_predictive_coding,
         healthy_convolutional,
         healthy_trained,
+        healthy_deep,
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from eqprop.report.page import write_report
 from eqprop.starts import Carried
 from eqprop.training import Stopped, resume, train
 from eqprop.training.checkpoint import read_checkpoint
+from eqprop.training.watch import Lines
 
 TOML = """
 T = 12
@@ -88,6 +90,14 @@ def test_a_graph_from_a_file(file: Path) -> None:
     assert str(experiment.architecture) == "graph 4-4-10, 4 connections"
     rates = experiment.rates([name for name, _ in net.named_parameters()], net.layer_parameters)
     assert (rates["b_out"], rates["skip"]) == (0.02, 0.05)
+
+
+def test_a_run_counts_updates_and_sweeps(file: Path, images: Images, tmp_path: Path) -> None:
+    said = io.StringIO()
+    train(file, tmp_path / "run", data=images, watch=Lines(said))
+    assert "T 12 (6 sweeps), K 6 (3 sweeps)" in said.getvalue()
+    train(file, tmp_path / "all", data=images, watch=Lines(said := io.StringIO()), schedule="synchronous")
+    assert "sweeps" not in said.getvalue()
 
 
 def test_a_graph_is_nudged_symmetrically_unless_its_file_says_otherwise(file: Path) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from eqprop.cli.common import new_console
 from eqprop.experiments.experiment import label
+from eqprop.relax import in_sweeps
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan, data_name
 from eqprop.training.watch import Progress, Watch, duration
@@ -46,7 +47,8 @@ class Display(Watch):
     def begin(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         experiment, settings = plan.experiment, plan.settings
-        phases = f"T={experiment.T} K={experiment.K} beta={experiment.beta}"
+        T, K = (f"{n}{in_sweeps(n, plan.groups)}" for n in (experiment.T, experiment.K))
+        phases = f"T={T} K={K} beta={experiment.beta}"
         where = f"{settings.device}  -> {folder}"
         what = f" ({experiment.preset}) on {data_name(plan.data)}  {experiment.architecture}  {phases}  {where}"
         self.console.print(Text.assemble((experiment.name, "bold"), what))

@@ -27,7 +27,7 @@ from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, Convention
-from eqprop.gdu.comparison import Concentration
+from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
 from eqprop.relax import SCHEDULES, Schedule
@@ -345,14 +345,12 @@ def _precision(found: Mapping[str, Any]) -> Table:
 
 
 def _heading(d: Mapping[str, Any]) -> str:
-    turns = " alternating" if d.get("schedule") == "alternating" else ""
-    phases = f"T = {d['T']}{turns}, K = {d['K']}, beta = {d['beta']:g}"
-    if d.get("nudge_site") == "inside":
-        phases += " inside sigma"
+    said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
+    said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
     if d.get("cost", "squared-error") != "squared-error":
-        phases += f", {d['cost']}"
+        said += f", {d['cost']}"
     what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
-    return f"{what}: {phases}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
+    return f"{what}: {said}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
 
 
 def _training(trained: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from eqprop.gdu.metrics import (
 from eqprop.gdu.patient import Patient, Symptoms
 from eqprop.gdu.settling import FreePhase, NeverSettlesError, Release, check_settling, release, settle, settles
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import NotFiniteError, Schedule, relax
+from eqprop.relax import SWEEPS, NotFiniteError, Schedule, in_sweeps, relax
 
 STEP_COST = 25
 """Approximate cost of a process step in free steps, for the progress bar."""
@@ -95,6 +95,7 @@ def compare(
         samples=int(chosen.sum()),
         steps=free.end.steps,
         schedule=options.schedule,
+        groups=len(model.sweep(len(free.end.state))) if options.schedule in SWEEPS else None,
         convention=options.convention,
         residual=Residual(
             max=float(residual.max()),
@@ -353,11 +354,11 @@ class Residual:
     dropped: int
 
 
-SCHEDULES = {
-    "alternating": " alternating",
-    "sweeps": " in sweeps",
-    "sweeps-same": " in sweeps of one order in both phases, of which totals are compared",
-}
+def phases(T: int, K: int, schedule: str, groups: int | None) -> str:
+    """`T = 60 (30 sweeps), K = 20 (10 sweeps)`."""
+    turns = " alternating" if schedule == "alternating" else in_sweeps(T, groups)
+    compared = " in the same order, of which totals are compared" if schedule == "sweeps-same" else ""
+    return f"T = {T}{turns}, K = {K}{in_sweeps(K, groups)}{compared}"
 
 
 @dataclass(frozen=True)
@@ -367,6 +368,7 @@ class Report:
     samples     the number compared
     steps       the free steps run: T, or fewer if nothing moved any more
     schedule    of the free phase
+    groups      how many updates make a sweep; None where all layers move at once
     cpu_seconds of this process over all threads: more reliable than wall time on a busy machine
     neurons, synapses, biases   `Metrics` by name
     settled     the same for the settled samples only, by kind and name; None unless only some had settled
@@ -382,6 +384,7 @@ class Report:
     samples: int
     steps: int
     schedule: str
+    groups: int | None
     seconds: float
     cpu_seconds: float
     convention: Convention
@@ -403,9 +406,9 @@ class Report:
     def __str__(self) -> str:
         """The metrics per group, the parts of the budget and the verdict, as text."""
         r = self.residual
-        turns = SCHEDULES.get(self.schedule, "")
+        steps = phases(self.T, self.K, self.schedule, self.groups)
         lines = [
-            f"T = {self.T}{turns}, K = {self.K}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
+            f"{steps}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
             f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
             f"{'group':>10} {'RMSE':>8} {'cumul.':>8} {'sign':>6} {'cosine':>7} {'norm':>8} {'left out':>9}",
         ]
@@ -425,6 +428,7 @@ class Report:
         simple = ("T", "K", "beta", "dtype", "schedule", "samples", "steps", "seconds", "cpu_seconds")
         return {
             **{name: getattr(self, name) for name in simple},
+            **({"groups": self.groups} if self.groups else {}),
             "convention": asdict(self.convention),
             "residual": asdict(self.residual),
             **{kind: _as_dict(getattr(self, kind)) for kind in KINDS},

@@ -24,6 +24,7 @@ from eqprop.gdu.linearised import asymmetry, flat, flat_product
 from eqprop.gdu.patient import (
     CURED,
     EXPLODED,
+    FAINT,
     GAP,
     Patient,
     Rates,
@@ -58,6 +59,9 @@ TRIAL_STEPS = 5
 TOO_LITTLE, WORTHWHILE = 1e-4, 1e-2
 """A rate is too small where the trial lowers the loss by less than the first share of it, and a larger rate by more
 than the second."""
+TOO_MUCH = 0.1
+"""A rate is too large where the trial raises the loss by more than this share of it: a net that is nearly trained goes
+up and down a little at any constant rate."""
 
 
 Checks = dict[str, Callable[[Patient], Finding | str]]
@@ -367,6 +371,27 @@ def _silent(p: Patient) -> Finding | str:
     return f"at most {share:.0%} of a layer is saturated"
 
 
+def _depth(p: Patient) -> Finding | str:
+    """How much of the signal is left in the weights: it fades on its way in, or on its way back."""
+    sizes = {name: size for name, g in p.exact.items() if (size := float(g.norm())) > 0.0}
+    weights = [name for name in sizes if p.exact[name].dim() > 1]
+    if not weights:
+        return "no weight gets an update"
+    loud, faint = max(sizes, key=sizes.__getitem__), min(weights, key=sizes.__getitem__)
+    shown = f"the gradient of {faint} is {sizes[faint] / sizes[loud]:.1e} of that of {loud}"
+    lost = [name for name in weights if sizes[name] <= FAINT * sizes[loud]]
+    if not lost:
+        return shown
+    share = f"{len(lost)} of {len(weights)} weights get less than {FAINT:g} of it"
+    return Finding("fades", f"{shown}; {share}", advice=LOUDER)
+
+
+LOUDER = (
+    "Raise the gain of the initial weights until samples differ in every layer, use an activation with a slope near 1, "
+    "add skips, or fewer layers."
+)
+
+
 OUTPUTS_INSIDE = (
     "Begin with outputs inside the range of the clip: small output weights and a bias within it (output_bias=0.1 and "
     "output_scale=0.1 of an experiment), or a smooth activation."
@@ -512,7 +537,7 @@ def _rates(p: Patient) -> Finding | str:
         return "no learning rates given"
     before, after = trial(p, 1.0)
     fallen = (before - after) / before if before > 0.0 else 0.0
-    if not fallen > -TOO_LITTLE:
+    if not fallen > -TOO_MUCH:
         for factor in (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4):
             better = trial(p, factor)[1]
             if better < before * (1 - TOO_LITTLE):
@@ -594,6 +619,7 @@ AFTER: Checks = {
     "weights": _zero_weights,
     "input": _inputs,
     "silence": _silent,
+    "depth": _depth,
     "phi": _read_by_phi,
     "symmetric": _symmetric,
     "rounding": _rounding,
@@ -604,6 +630,6 @@ AFTER: Checks = {
     "rates": _rates,
 }
 """In turn, before and after the free phase is known to settle; the first that fails is the cause."""
-OF_GRADIENT = ("formulas", "attracts", "phi", "symmetric", "rounding", "beta", "nudge", "gradient")
+OF_GRADIENT = ("formulas", "attracts", "depth", "phi", "symmetric", "rounding", "beta", "nudge", "gradient")
 """Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
 with them."""

@@ -29,6 +29,7 @@ CAUSES = {
     "inputs": "The input makes no difference",
     "zero-weights": "Weights of zero pass no signal",
     "silent": "Saturated or clipped neurons pass no signal",
+    "fades": "The signal fades with depth",
     "outside-phi": "Phi does not read a parameter",
     "asymmetric": "The Jacobian is not symmetric",
     "nudge-site": "The nudge bypasses squash",

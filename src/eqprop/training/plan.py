@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -25,7 +26,7 @@ from eqprop.experiments.paper import printed_experiment
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.models.readout import OWN_COST
-from eqprop.relax import Phase, relax
+from eqprop.relax import SWEEPS, Phase, relax
 from eqprop.starts import Carried, Initialised, Persistent, Start
 from eqprop.training.checkpoint import digest
 from eqprop.training.distributed import ALONE, Ranks, check_divides
@@ -233,6 +234,14 @@ class Plan:
     def first(self, n: int = 1) -> tuple[Tensor, Tensor]:
         """The first n training samples as they are stored, (n, pixels), and their answers."""
         return first_samples(self.images, n)
+
+    @cached_property
+    def groups(self) -> int | None:
+        """How many updates make a sweep; None where all layers move at once."""
+        if self.experiment.schedule not in SWEEPS:
+            return None
+        model = self.network((0,))
+        return len(model.sweep(len(model.init_state(self.inputs(self.first()[0], model)))))
 
     def legs(self) -> list[Leg]:
         return all_legs(self.settings, self.old)

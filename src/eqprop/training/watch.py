@@ -16,6 +16,7 @@ from eqprop.experiments.experiment import label
 from eqprop.files import refuse_link
 from eqprop.messages import unknown
 from eqprop.plugins import Table
+from eqprop.relax import in_sweeps
 from eqprop.training.metrics import Line
 from eqprop.training.plan import Leg, Plan, data_name
 
@@ -250,7 +251,9 @@ class Lines(Watch):
             f"{plan.experiment.name} ({plan.experiment.preset}) on {data_name(plan.data)}, "
             f"{', '.join(settings.estimators)}, {trials}, {length} on {settings.device} -> {folder}"
         )
-        self._say("; ".join([str(plan.experiment.architecture), *(plan.changes_from_paper or ())]))
+        T, K = plan.experiment.T, plan.experiment.K
+        sweeps = [f"T {T}{in_sweeps(T, plan.groups)}, K {K}{in_sweeps(K, plan.groups)}"] if plan.groups else []
+        self._say("; ".join([str(plan.experiment.architecture), *sweeps, *(plan.changes_from_paper or ())]))
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
