@@ -109,9 +109,10 @@ def assert_near_float32(names, got, plain, exact):
         assert mine[name] <= allowed, (name, mine[name], theirs[name])
 
 
-def estimators():
+def estimators(engine):
     for schedule in ("synchronous", "alternating"):
-        yield EP(T=21, K=6, beta=0.3, schedule=schedule), schedule
+        for nudging in engine.nudgings:
+            yield EP(T=21, K=6, beta=0.3, schedule=schedule, nudging=nudging), schedule
         yield BPTT(T=21, K=6, schedule=schedule), schedule
 
 
@@ -122,7 +123,7 @@ def test_updates_are_near_float32(net, setting):
     engine = OneHidden() if len(sizes) == 3 else Deep()
     order = torch.randint(N, (2, networks, batch), generator=torch.Generator().manual_seed(3))
     model = build(sizes, setting, networks)
-    for estimator, schedule in estimators():
+    for estimator, schedule in estimators(engine):
         if schedule == "alternating" and "EB" in setting:
             continue
         job = make_job(build_copy(model, torch.float32), estimator, torch.float32, networks)

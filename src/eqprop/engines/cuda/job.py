@@ -17,7 +17,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally, Task, full_precision, learning_rates
 from eqprop.engines.cuda import nvrtc
 from eqprop.engines.cuda.graph import GraphRunner
-from eqprop.estimators import BPTT, EP, Estimator
+from eqprop.estimators import BPTT, EP, Estimator, Nudging
 from eqprop.models import Convolutional, Layered
 from eqprop.relax import Phase, Relaxation, relax, settled_below
 from eqprop.state import State
@@ -210,7 +210,7 @@ class KernelEngine(Engine):
     device = "cuda"
     costs = (SquaredError,)
     estimators = (EP, BPTT)
-    nudgings = ("one-sided",)
+    nudgings: tuple[Nudging, ...] = ("one-sided",)
     updates = True
     activations: Mapping[str, int] = {}
     """Supported activations and their numbers in the kernels."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-from eqprop.engines.base import Job, Runner, learning_rates
-from eqprop.engines.cuda.job import JobArgs, KernelRunner, LayeredEngine
-from eqprop.estimators import BPTT, Estimator
+from torch import Tensor
+
+from eqprop.engines.base import Engine, Job, Runner, Task, learning_rates
+from eqprop.engines.cuda.job import LONGEST_RUN, JobArgs, KernelRunner, LayeredEngine
+from eqprop.estimators import BPTT, EP, Estimator, Signs
 from eqprop.models import Layered
 from eqprop.state import State
 
@@ -18,7 +20,7 @@ class _Args(ctypes.Structure):
 
     _fields_ = [
         ("job", JobArgs),
-        *((name, ctypes.c_void_p) for name in ("W01", "b0", "u0", "g01", "s1", "s0", "t1", "t0")),
+        *((name, ctypes.c_void_p) for name in ("W01", "b0", "u0", "g01", "s1", "s0", "t1", "t0", "signs")),
         *((name, ctypes.c_float) for name in ("lr01", "lrb0")),
     ]
 
@@ -29,7 +31,8 @@ class OneHiddenRunner(KernelRunner):
     def build(self) -> None:
         outputs, hidden, _ = self.model.sizes
         R, B = self.networks, self.batch
-        self.compile("one_hidden.cu", {"NO": outputs, "QUICK": 1})
+        nudging = getattr(self.job.estimator, "nudging", "one-sided")
+        self.compile("one_hidden.cu", {"NO": outputs, "QUICK": 1, "SYMMETRIC": int(nudging == "symmetric")})
         self.relax = self.module.kernel("relax", _trail_bytes(self.model, self.job.estimator))
         self.update = self.module.kernel("update_and_drive", self.input_tile_bytes)
         self.threads = self.padded // 4 + -(-outputs // 2 * 16 // 32) * 32
@@ -41,6 +44,9 @@ class OneHiddenRunner(KernelRunner):
         if self.keeps_states:
             self.buffers |= {name: self.buffer(R, B, self.padded) for name in ("s1", "t1")}
             self.buffers |= {name: self.buffer(R, B, 16) for name in ("s0", "t0")}
+        if nudging == "random-sign":
+            self.signs = self.job.signs or Signs(tuple(range(R)))
+            self.buffers["signs"] = self.buffer(LONGEST_RUN, R)
         rates = learning_rates(self.job)
         self.arguments = _Args(
             job=self.job_args(),
@@ -50,6 +56,11 @@ class OneHiddenRunner(KernelRunner):
             lr01=rates["W01"],
             lrb0=rates.get("b0", 0.0),
         )
+
+    def _run(self, rows: Tensor) -> None:
+        if "signs" in self.buffers:
+            self.buffers["signs"][: len(rows)].copy_(self.signs.rows(self.done, len(rows)))
+        super()._run(rows)
 
     def capture(self) -> None:
         for i in range(self.iterations_per_graph):
@@ -78,6 +89,12 @@ def _trail_bytes(model: Layered, estimator: Estimator) -> int:
 
 class OneHidden(LayeredEngine):
     name = "cuda-one-hidden"
+    nudgings = ("one-sided", "symmetric", "random-sign")
+
+    def automatic(self, task: Task) -> Engine | None:
+        """Other nudging than one-sided only on request, until it is timed on a GPU."""
+        estimator = task.estimator
+        return None if isinstance(estimator, EP) and estimator.nudging != "one-sided" else self
 
     def refuses_net(self, model: Layered, estimator: Estimator | None) -> str | None:
         if model.depth != 2 or model.sizes[1] > 2048:

@@ -4,7 +4,7 @@
 //   relax              one block per (network, sample): all T + K steps and the gradient contribution.
 //
 // Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples per mini-batch, METHOD 0 EP, 1 BPTT,
-// and the switches of neuron.cuh.
+// SYMMETRIC 1: EP between the ends of two nudged phases, at beta and -beta, and the switches of neuron.cuh.
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -22,6 +22,7 @@ struct Args {
   float *W01, *b0;                               // (R, NO, H) (R, NO)
   float *u0, *g01;                               // per-sample gradients (R, B, 16) (R, B, NO, HP)
   float *s1, *s0, *t1, *t0;                      // free and last states (R, B, HP) (R, B, 16)
+  const float *signs;                            // of beta, (n, R), or null
   float lr01, lrb0;
 };
 
@@ -30,7 +31,7 @@ struct Args {
 struct Shared {
   float4 hidden[2][HP / 4];
   alignas(16) float output[2][16];
-  float target[16], free_output[16], free_rate[16];
+  float target[16], free_output[16], free_rate[16], plus_rate[16];
   float residual[32], loss[16];
 };
 
@@ -83,7 +84,8 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   const bool hides = tid < HIDDEN_THREADS;
   const int sample = job.order[(size_t)it * job.R * B + cell];
   const int T = job.T, K = job.K;
-  const float eps = job.eps, pull = job.beta * (ENERGY ? eps : 1.0f);
+  const float eps = job.eps, beta = a.signs ? a.signs[(size_t)it * job.R + r] * job.beta : job.beta;
+  float pull = beta * (ENERGY ? eps : 1.0f);
   const int label = tid == 0 ? (int)job.labels[sample] : 0;  // loaded early, to hide the latency
   if (tid < 16) {
     m.target[tid] = tid < NO ? job.targets[(size_t)sample * NO + tid] : 0.f;
@@ -204,7 +206,31 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     step(at, Yes{}, Yes{}, No{});
     __syncthreads();
   }
-  const float unit = -1.0f / job.beta;
+#if SYMMETRIC
+  // The other end: the free state again, nudged by -beta. Differences come before products.
+  const float4 plus = map4([](float q) { return rate(q); }, s);
+  const float plus0 = rate(z);
+  s = star;
+  z = z_star;
+  pull = -pull;
+  if (hides) m.hidden[at][tid] = rate_star;
+  else if (leads) m.plus_rate[k] = plus0, m.output[at][k] = rate(z_star);
+  __syncthreads();
+  for (t = 0; t < K; t++, at ^= 1) {
+    step(at, Yes{}, Yes{}, No{});
+    __syncthreads();
+  }
+  const float unit = -0.5f / beta;
+  if (hides) {
+    const float4 moved = plus - map4([](float q) { return rate(q); }, s);
+    u1 = unit * moved;
+#pragma unroll
+    for (int q = 0; q < NO; q++) g[q] = unit * ((m.plus_rate[q] - m.output[at][q]) * plus + m.output[at][q] * moved);
+  } else {
+    u0 = unit * (plus0 - rate(z));
+  }
+#else
+  const float unit = -1.0f / beta;
   if (hides) {
     float4 last = map4([](float q) { return rate(q); }, s);
     u1 = unit * (last - rate_star);
@@ -213,6 +239,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   } else {
     u0 = unit * (rate(z) - rate(z_star));
   }
+#endif
   if (hides && a.t1) *(float4 *)(a.t1 + (size_t)cell * HP + j) = s;
   if (leads && a.t0) a.t0[(size_t)cell * 16 + k] = z;
 #else
