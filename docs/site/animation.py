@@ -1,4 +1,7 @@
-"""The picture of the start page: a small net settles, is nudged, moves. Its numbers are those of a real free phase."""
+"""The picture of the start page: a small net settles, is nudged, moves, and each synapse gets its update.
+
+Every size in it comes from the library: the states of a real free and nudged phase, and EP's gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +9,56 @@ import torch
 
 import eqprop
 
-FREE, NUDGED, SECONDS = 24, 12, 9
-COLUMNS = ((420, (60, 140)), (240, (30, 100, 170)))  # outputs, hidden
-INPUTS = ((60, 60), (60, 140))
-CAPTIONS = ((0, 62, "free phase: it settles"), (62, 100, "nudged phase: the outputs are pulled, the change travels"))
+FREE, NUDGED, SHOWN, SECONDS = 24, 12, 14, 12
+STEPS = FREE + NUDGED + SHOWN
+BETA = 1.0
+COLUMNS = ((420, (60, 140)), (240, (30, 100, 170)), (60, (60, 140)))  # outputs, hidden, inputs
+CAPTIONS = (
+    (0, FREE, "1. Free phase: the net settles"),
+    (FREE, FREE + NUDGED, "2. Nudged phase: the outputs are pulled, the change travels"),
+    (FREE + NUDGED, STEPS, "3. Update: what changed. Solid: stronger; dashed: weaker"),
+)
+STYLE = (
+    ".o{fill:#fff;stroke:#5c6bc0;stroke-width:2}.n{fill:#5c6bc0}.i{fill:#9e9e9e}.w{stroke:#9e9e9e;stroke-width:1.5}"
+    # Orange and blue, which the colour-blind can tell apart.
+    ".u{opacity:0}.up{stroke:#d55e00}.down{stroke:#0072b2;stroke-dasharray:9 6}"
+    ".c{opacity:0;font:15px sans-serif;fill:#3949ab;text-anchor:middle}"
+    f".n,.c,.u{{animation-duration:{SECONDS}s;animation-timing-function:linear;animation-iteration-count:infinite}}"
+    "@media (prefers-reduced-motion:reduce){.n,.c,.u{animation:none}.u,.c2{opacity:1}}"
+)
 
 
 def draw() -> str:
     """An SVG with CSS animation: the size of a neuron is its state. It stands still for those who prefer that."""
-    states = _trajectory()
-    rules, shapes = [], [*_wires()]
-    for n, (place, values) in enumerate(zip(_places(), zip(*states, strict=True), strict=True)):
-        frames = "".join(
-            f"{100 * t / (len(values) - 1):.1f}%{{transform:scale({v:.4f})}}" for t, v in enumerate(values)
-        )
-        rules.append(f"@keyframes n{n}{{{frames}}}.n{n}{{transform:scale({values[FREE]:.4f});animation-name:n{n}}}")
-        x, y = place
+    states, updates = _computed()
+    rules, shapes = [], _wires(updates)
+    places = [(x, y) for x, rows in COLUMNS[:2] for y in rows]
+    for n, ((x, y), values) in enumerate(zip(places, zip(*states, strict=True), strict=True)):
+        frames = "".join(f"{_at(t)}{{transform:scale({v:.4f})}}" for t, v in enumerate(values))
+        rules.append(f"@keyframes n{n}{{{frames}}}.n{n}{{transform:scale({values[-1]:.4f});animation-name:n{n}}}")
         shapes.append(
             f'<g transform="translate({x} {y})"><circle class="o" r="26"/><circle class="n n{n}" r="26"/></g>'
         )
     for n, (start, end, words) in enumerate(CAPTIONS):
-        rules.append(
-            f"@keyframes c{n}{{0%,100%{{opacity:0}}{start + 0.1}%,{end - 0.1}%{{opacity:1}}{_off(start, end)}}}"
-        )
-        shapes.append(f'<text class="c" style="animation-name:c{n}" x="240" y="222">{words}</text>')
-    style = (
-        ".o{fill:#fff;stroke:#5c6bc0;stroke-width:2}.n{fill:#5c6bc0}.i{fill:#9e9e9e}line{stroke:#9e9e9e;stroke-width:1.5}"
-        ".c{opacity:0;font:15px sans-serif;fill:#7986cb;text-anchor:middle}"
-        f".n,.c{{animation:x {SECONDS}s linear infinite}}{''.join(rules)}"
-        "@media (prefers-reduced-motion:reduce){.n,.c{animation:none}}"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 232"><style>{style}</style>{"".join(shapes)}</svg>\n'
-    )
+        rules.append(f"@keyframes c{n}{{{_between(start, end)}}}.c{n}{{animation-name:c{n}}}")
+        shapes.append(f'<text class="c c{n}" x="240" y="222">{words}</text>')
+    rules.append(f"@keyframes u{{{_between(FREE + NUDGED, STEPS)}}}.u{{animation-name:u}}")
+    style, drawn = "".join([*rules, STYLE]), '<rect width="480" height="232" rx="6" fill="#fff"/>' + "".join(shapes)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 232"><style>{style}</style>{drawn}</svg>\n'
 
 
-def _off(start: int, end: int) -> str:
-    return "".join(f"{at}%{{opacity:0}}" for at in (start, end) if 0 < at < 100)
+def _at(step: float) -> str:
+    return f"{100 * step / STEPS:.1f}%"
 
 
-def _trajectory() -> list[list[float]]:
-    """The states of outputs and hidden neurons, step by step: free, then nudged."""
+def _between(start: int, end: int) -> str:
+    """Seen between two steps, with a short fade on both sides."""
+    inside = f"{_at(start + 0.5)},{_at(end - 0.5)}{{opacity:1}}"
+    return f"0%,{_at(start)}{{opacity:0}}{inside}{_at(end)},100%{{opacity:0}}"
+
+
+def _computed() -> tuple[list[list[float]], list[list[list[float]]]]:
+    """The states of outputs and hidden neurons step by step, and EP's updates of the two weights."""
     net = eqprop.models.Layered((2, 3, 2), "energy-based", "tanh", eps=0.25, seed=0, dtype=torch.float64)
     with torch.no_grad():
         net.W01.copy_(torch.tensor([[0.6, 0.2, 0.4], [0.2, 0.6, 0.3]]))
@@ -54,19 +66,28 @@ def _trajectory() -> list[list[float]]:
         net.b0.zero_()
         net.b1.zero_()
     x = torch.tensor([[0.9, 0.6]], dtype=torch.float64)
-    nudge = eqprop.Nudge(eqprop.SquaredError(), torch.tensor([[1.0, 0.0]], dtype=torch.float64), 1.0)
-    states = [net.init_state(x)]
+    y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    cost = eqprop.SquaredError()
+    nudge, states = eqprop.Nudge(cost, y, BETA), [net.init_state(x)]
     for t in range(FREE + NUDGED):
         states.append(eqprop.relax(net, x, 1, states[-1], nudge if t >= FREE else None).state)
-    return [[min(max(float(v), 0.05), 1.0) for layer in s for v in layer[0]] for s in states]
+    states += [states[-1]] * SHOWN
+    gradient = eqprop.EP(FREE, NUDGED, beta=BETA).gradient(net, cost, x, y)[1]
+    shown = [[min(max(float(v), 0.05), 1.0) for layer in s for v in layer[0]] for s in states]
+    return shown, [(-gradient[weight]).tolist() for weight in (net.W01, net.W12)]
 
 
-def _places() -> list[tuple[int, int]]:
-    return [(x, y) for x, rows in COLUMNS for y in rows]
-
-
-def _wires() -> list[str]:
-    (o, outputs), (h, hidden) = COLUMNS
-    ends = [(h, a, o, b) for a in hidden for b in outputs] + [(x, y, h, b) for x, y in INPUTS for b in hidden]
-    wires = [f'<line x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>' for a, b, c, d in ends]
-    return [*wires, *(f'<circle class="i" cx="{x}" cy="{y}" r="14"/>' for x, y in INPUTS)]
+def _wires(updates: list[list[list[float]]]) -> list[str]:
+    """Synapses, and over each its update: the wider, the larger."""
+    plain, drawn = [], []
+    for layer, weights in enumerate(updates):
+        (x1, above), (x2, below) = COLUMNS[layer], COLUMNS[layer + 1]
+        largest = max(abs(v) for row in weights for v in row)
+        for y1, row in zip(above, weights, strict=True):
+            for y2, v in zip(below, row, strict=True):
+                ends = f'x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"'
+                plain.append(f'<line class="w" {ends}/>')
+                kind, width = "up" if v > 0 else "down", 0.5 + 7 * abs(v) / largest
+                drawn.append(f'<line class="u {kind}" stroke-width="{width:.2f}" {ends}/>')
+    x, rows = COLUMNS[2]
+    return [*plain, *drawn, *(f'<circle class="i" cx="{x}" cy="{y}" r="14"/>' for y in rows)]

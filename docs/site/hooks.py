@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs.site import animation, zoo  # noqa: E402
-from docs.site.tutorial import execute  # noqa: E402
+from docs.site.tutorial import execute, scripts  # noqa: E402
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """What the theme fetches to search in pages opened from a folder; docs/assets/worker.js does that instead."""
@@ -25,14 +25,14 @@ MATHS = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>',
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here: tutorials, the zoo, the page to play with, the changelog."""
-    for path in sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.py")):
-        for made in _tutorial(path, config):
+    """Add the pages that are made here: those of scripts, the zoo, the page to play with, the changelog."""
+    for path in scripts(ROOT / "docs"):
+        for made in _executed(path, config):
             files.append(made)
     made_pages = {
         "zoo.md": zoo.page(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("),
-        "play.html": _play(),
+        "play/index.html": _play(),
         "settles.svg": animation.draw(),
     }
     for name, content in made_pages.items():
@@ -40,29 +40,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def _tutorial(path: Path, config: MkDocsConfig) -> list[File]:
-    page = execute(path)
-    source = (
-        f"\n---\nThe script: `docs/tutorials/{path.name}`, executed in {page.seconds:.0f} s when this page was built.\n"
-    )
-    out = [File.generated(config, f"tutorials/{path.stem}.md", content=page.markdown + source)]
-    return out + [File.generated(config, f"tutorials/{name}", content=c) for name, c in page.figures.items()]
+def _executed(path: Path, config: MkDocsConfig) -> list[File]:
+    page, folder = execute(path), path.parent.name
+    source = f"The script: `docs/{folder}/{path.name}`, executed in {page.seconds:.0f} s when this page was built."
+    out = [File.generated(config, f"{folder}/{path.stem}.md", content=f"{page.markdown}\n---\n{source}\n")]
+    return out + [File.generated(config, f"{folder}/{name}", content=c) for name, c in page.figures.items()]
 
 
 def _play() -> str:
+    """The page to play with, and a way back."""
     from eqprop.report.play import render
 
-    return render()
+    return render().replace("<header>", '<header>\n  <p><a href="../index.html">eqprop</a></p>', 1)
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """TeX as MathML, which browsers draw without a script or a font of ours."""
-    return MATHS.sub(_mathml, content)
+    """TeX as MathML, which browsers draw without a script or a font of ours; a mean stays beside its deviation."""
+    return MATHS.sub(_mathml, content).replace(" ± ", "\u00a0±\u00a0")
 
 
 def _mathml(match: re.Match[str]) -> str:
-    display = "block" if match[2] == "[" else "inline"
-    return str(convert(html.unescape(match[3]), display=display))
+    tex = html.unescape(match[3])
+    if match[2] == "[":  # in a box that scrolls where a phone is too narrow
+        return f'<div class="maths" tabindex="0">{convert(tex, display="block")}</div>'
+    return str(convert(tex, display="inline"))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -24,6 +24,11 @@ import matplotlib.pyplot as plt
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
 
+def scripts(docs: Path) -> list[Path]:
+    """The scripts that become pages: tutorials, and how-to pages with measurements."""
+    return [*sorted((docs / "tutorials").glob("[0-9]*.py")), *sorted((docs / "howto").glob("*.py"))]
+
+
 @dataclass(frozen=True)
 class Cell:
     """A piece of a script; `line` is where it begins."""

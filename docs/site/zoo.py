@@ -2,67 +2,197 @@
 
 from __future__ import annotations
 
-from docs.build import table1
-from docs.build.text import duration, table
-from eqprop.experiments.experiment import Experiment, PaperResult, label
-from eqprop.experiments.paper import BEYOND, PAPER
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
 
-BEYOND_HEADINGS = ("experiment", "T, K, beta", "estimator", "paper", "command")
+from docs.build import table1
+from docs.build.results import Document, documents
+from docs.build.runs import trials
+from docs.build.text import duration, place, table
+from eqprop.experiments.experiment import Experiment, PaperResult, label
+from eqprop.experiments.paper import EXPERIMENTS, PAPER, RUN_WITH, experiment_names, named_experiment
+from eqprop.report.runs import reproduced
+from eqprop.training.metrics import deviation
+
 INTRODUCTION = """# Zoo
 
 Every experiment that comes with the package: what the paper reports, what came out here, how long it took and on what,
-and the command that trains it. Test errors in percent, mean and deviation of five trials. A dash means that a number is
-not known. All of it is read from the files under `results/`, which hold seeds, versions and commits.
+and the command that trains it.
+
+Errors are test errors in percent after the last epoch; several trials are given as mean ± standard deviation. **Bold**:
+reproduced, that is within two of the paper's standard deviations of its mean, or better. A dash: the paper's number is
+not known to us, or it has not been trained here yet. "Both" is the time of EP and BPTT together, "busy" that of a
+processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
+All numbers are read from the files under `results/`, which hold seeds, versions and commits.
 """
+OVERVIEW = ("experiment", "source", "estimator", "paper, %", "ours, %", "preset")
+COLUMNS = ("preset", "estimator", "paper, %", "ours, %", "trials", "time", "hardware")
+
+ERNOULT = "[Ernoult et al. 2019](https://arxiv.org/abs/1905.13633)"
+CONTINUAL = "[Ernoult et al. 2020](https://arxiv.org/abs/2005.04168)"
+LABORIEUX = "[Laborieux et al. 2021](https://arxiv.org/abs/2006.03824)"
+SCELLIER = "[Scellier et al. 2023](https://arxiv.org/abs/2312.15103)"
+SOURCES = dict.fromkeys(PAPER, ERNOULT) | {
+    "scellier-bengio-2017": "[Scellier, Bengio 2017](https://arxiv.org/abs/1602.05179)",
+    "initialised-ep": "O'Connor et al. 2019",
+    "continual-ep-1h": CONTINUAL,
+    "continual-ep-2h": CONTINUAL,
+    "cifar10-laborieux-2021": LABORIEUX,
+    "cifar10-laborieux-2021-mse": LABORIEUX,
+    "cifar10-scellier-2023": SCELLIER,
+    "cifar10-small": "this package",
+}
+TOPICS = ("literature", "continual", "cifar10")
+"""Files of results/runs with trainings of whole experiments; others hold variations of them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment under a preset, by one estimator; what was not trained or is not known is None."""
+
+    experiment: Experiment
+    estimator: str
+    paper: PaperResult | None
+    ours: str | None = None
+    mean: float | None = None
+    trials: int = 0
+    time: str = "–"
+    hardware: str = "–"
+    short: str = ""
+    """What keeps it from being a whole training: fewer epochs or samples."""
+
+    @property
+    def reproduced(self) -> bool:
+        return bool(self.paper and self.mean is not None and not self.short and reproduced(self.mean, self.paper))
+
+    @property
+    def shown(self) -> str:
+        """The error, bold where it is the paper's, with what cut it short."""
+        if self.ours is None:
+            return "–"
+        return (f"**{self.ours}**" if self.reproduced else self.ours) + (f" ({self.short})" if self.short else "")
 
 
 def page() -> str:
-    rows = [row for name in PAPER for row in _trained(name)]
-    headings = ("experiment", "preset", "estimator", "ours", "paper", "time", "hardware", "command")
-    parts = [INTRODUCTION, "## Table 1 of the paper\n", table(headings, rows, words=8)]
-    parts += ["\n## Beyond the paper\n", table(BEYOND_HEADINGS, _beyond(), words=5)]
+    entries = {name: list(_entries(name)) for name in experiment_names()}
+    parts = [INTRODUCTION, table(OVERVIEW, [_overview(n, own) for n, own in entries.items()], words=6)]
+    parts += [_section(name, own) for name, own in entries.items()]
     return "\n".join(parts) + "\n"
 
 
-def _trained(name: str) -> list[list[str]]:
-    rows = []
-    for row in table1.rows():
-        if row.experiment.name != name or not row.own_schedule:
-            continue
-        for estimator in table1.ESTIMATORS:
-            found = row.result(estimator)
-            if found is None:
-                continue
-            preset = row.experiment.preset
-            rows.append(
-                [
-                    name,
-                    f"`{preset}`",
-                    label(estimator),
-                    _error(found["test_error_mean"], found["test_error_std"]),
-                    _paper(row.experiment.paper_results.get(estimator)),
-                    duration(row.seconds(estimator)),
-                    row.found["provenance"][0]["provenance"]["device"],
-                    f"`eqprop train {name} --preset {preset} --estimator {estimator} --trials 5`",
-                ]
-            )
-    return rows
+def _overview(name: str, own: list[Entry]) -> list[str]:
+    """By the experiment's own estimator, the first preset that comes out, else the first that was trained."""
+    mine = [e for e in own if e.estimator == named_experiment(name).estimator]
+    best = min(mine, key=lambda e: (not e.reproduced, e.mean is None, bool(e.short)))
+    preset = f"`{best.experiment.preset}`"
+    return [f"[{name}](#{name.lower()})", SOURCES[name], label(best.estimator), _paper(best.paper), best.shown, preset]
 
 
-def _beyond() -> list[list[str]]:
-    return [
-        [name, _phases(e), f"`{e.estimator}`", _paper(e.paper_results.get(e.estimator)), f"`eqprop train {name}`"]
-        for name, e in BEYOND.items()
+def _section(name: str, own: list[Entry]) -> str:
+    e = own[0].experiment
+    steps = f"T = {e.T}, K = {e.K}, β = {e.beta:g}"
+    rows = [
+        [f"`{o.experiment.preset}`", label(o.estimator), _paper(o.paper), o.shown, o.trials or "–", o.time, o.hardware]
+        for o in own
     ]
+    data = "CIFAR-10" if e.data == "cifar10" else "MNIST"
+    if name in RUN_WITH:
+        data = f"{RUN_WITH[name]['samples']:,} images of {data}"
+    about = f"{e.architecture}; {steps}; batch {e.batch}, {e.epochs} epochs of {data}. From {SOURCES[name]}."
+    commands = "\n".join(dict.fromkeys(_command(o, own) for o in own))
+    return f"\n## {name}\n\n{about}\n\n{table(COLUMNS, rows, words=7)}\n\n```bash\n{commands}\n```"
 
 
-def _phases(e: Experiment) -> str:
-    return f"{e.T}, {e.K}, {e.beta:g}"
+def _command(entry: Entry, own: list[Entry]) -> str:
+    """What trains every estimator of an entry's preset as its trials were."""
+    e = entry.experiment
+    same = [o for o in own if o.experiment.preset == e.preset]
+    estimators = ",".join(o.estimator for o in same)
+    preset = "" if e.preset == named_experiment(e.name).preset else f" --preset {e.preset}"
+    chosen = "" if estimators == e.estimator else f" --estimator {estimators}"
+    count = max(o.trials for o in same)
+    return f"eqprop train {e.name}{preset}{chosen}" + (f" --trials {count}" if count > 1 else "")
+
+
+def _entries(name: str) -> Iterator[Entry]:
+    for preset, experiments in EXPERIMENTS.items():
+        if name in experiments:
+            found = list(_of_table1(name, preset) if name in PAPER else _of_runs(experiments[name]))
+            yield from found or [_untrained(experiments[name])]
+
+
+def _untrained(e: Experiment) -> Entry:
+    return Entry(e, e.estimator, e.paper_results.get(e.estimator))
+
+
+def _of_table1(name: str, preset: str) -> Iterator[Entry]:
+    for row in table1.rows():
+        if (row.experiment.name, row.experiment.preset) != (name, preset) or not row.own_schedule:
+            continue
+        alone = "seconds_by_estimator" in row.found
+        for estimator in table1.ESTIMATORS:
+            found, epochs = row.result(estimator), row.epochs(estimator)
+            paper = row.experiment.paper_results.get(estimator)
+            if found is None:
+                yield Entry(row.experiment, estimator, paper)
+                continue
+            yield Entry(
+                row.experiment,
+                estimator,
+                paper,
+                table1.spread(found, train=False),
+                found["test_error_mean"],
+                len(found["trials"]),
+                duration(row.seconds(estimator)) + ("" if alone else ", both"),
+                place(row.found["provenance"][0]["provenance"]),
+                "" if epochs == row.experiment.epochs else f"epoch {epochs} of {row.experiment.epochs}",
+            )
+
+
+def _of_runs(e: Experiment) -> Iterator[Entry]:
+    """Trials of the same experiment, preset and estimator, together."""
+    found = [d for d in _runs() if (d["experiment"]["name"], d["experiment"]["preset"]) == (e.name, e.preset)]
+    for estimator in dict.fromkeys(map(_estimator, found)):
+        own = [d for d in found if _estimator(d) == estimator]
+        each = [t for d in own for t in trials(d)]
+        errors = [t["test_error"][-1] for t in each]
+        std = deviation(errors)
+        yield Entry(
+            e,
+            estimator,
+            e.paper_results.get(estimator),
+            f"{fmean(errors):.2f}" + (f" ± {std:.2f}" if std is not None else ""),
+            fmean(errors),
+            len(each),
+            duration(sum(sum(t["seconds"]) for t in each)) + (", busy" if _shared(own[0]) else ""),
+            place(own[0]["provenance"][-1]),
+            _cut_short(e, own),
+        )
+
+
+def _estimator(d: Document) -> str:
+    """Runs of version 0.1.0 file every variant of EP under "ep"."""
+    name = next(iter(d["estimators"]))
+    return str(d["experiment"]["estimator"] if name == "ep" else name)
+
+
+def _shared(d: Document) -> bool:
+    """Whether other work ran beside it, as the remark of a document says."""
+    return "shared with other work" in d.get("stopped", d.get("note", ""))
+
+
+def _cut_short(e: Experiment, own: list[Document]) -> str:
+    ran = min(len(t["test_error"]) for d in own for t in trials(d))
+    parts = [f"epoch {ran} of {e.epochs}"] * (ran != e.epochs)
+    samples = own[0]["data"]["training_samples"]
+    whole = RUN_WITH.get(e.name, {}).get("samples", samples)
+    return ", ".join(parts + [f"{samples:,} of {whole:,} images"] * (whole != samples))
+
+
+def _runs() -> list[Document]:
+    return [d for topic in TOPICS for d in documents(f"runs/{topic}.json")]
 
 
 def _paper(result: PaperResult | None) -> str:
-    return "–" if result is None else _error(result.test, result.test_std)
-
-
-def _error(mean: float, deviation: float | None) -> str:
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+    return "–" if result is None else str(PaperResult(result.test, result.test_std))

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 
 import eqprop
-from docs.site.tutorial import cells, execute
+from docs.site.tutorial import cells, execute, scripts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TUTORIALS = sorted((DOCS / "tutorials").glob("[0-9]*.py"))
+TUTORIALS = scripts(DOCS)
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -143,6 +143,7 @@ def test_the_keyboard_draws_and_clears(browser: Browser, page: Path) -> None:
     wait(browser, "/reads 1/.test(document.getElementById('settled').innerText)")
     key(browser, "Delete")
     assert browser.run("Play.drawing().every((v) => v === 0)")
+    wait(browser, "/^Nothing is drawn/.test(document.getElementById('settled').innerText)")
     key(browser, " ")
     key(browser, "Tab")
     focus(browser, "paper")
@@ -242,7 +243,7 @@ def test_the_prototypical_nets_are_judged_by_their_nudge(browser: Browser, page:
         change = f"k.value = '{kind}'; k.dispatchEvent(new Event('change'))"
         browser.run(f"(k => {{ {change} }})(document.getElementById('kind')); Play.judgeNow()")
         said[kind] = text(browser, "verdict")
-    assert "The nudge bypasses squash" in said["prototypical outside"]
+    assert "The nudge bypasses the activation" in said["prototypical outside"]
     assert said["prototypical inside"].startswith("Holds:")
     assert said["energy-based"].startswith("Holds:")
 
@@ -251,6 +252,10 @@ def test_chosen_neurons_are_those_that_are_drawn(browser: Browser, page: Path) -
     open_page(browser, page)
     browser.run("(e => { e.value = 5; e.dispatchEvent(new Event('input')) })(document.getElementById('j'))")
     assert "hidden neuron 5" in browser.run("document.getElementById('chart-s1').textContent")
+    for name, given, kept in (("i", "99", "9"), ("p-row", "", "0"), ("j", "-4", "0")):
+        place = f"document.getElementById('{name}')"
+        browser.run(f"(e => {{ e.value = '{given}'; e.dispatchEvent(new Event('change')) }})({place})")
+        assert browser.run(f"{place}.value") == kept, "what is out of range goes back to what is drawn"
     browser.run("document.getElementById('hidden').scrollIntoView({block: 'center'})")
     box = "document.getElementById('hidden').getBoundingClientRect()"
     left, top, width = browser.run(f"(b => [b.left, b.top, b.width])({box})")

@@ -32,7 +32,7 @@ CAUSES = {
     "fades": "The signal fades with depth",
     "outside-phi": "Phi does not read a parameter",
     "asymmetric": "The Jacobian is not symmetric",
-    "nudge-site": "The nudge bypasses squash",
+    "nudge-site": "The nudge bypasses the activation",
     "rounding": "The updates are lost in rounding",
     "beta": "The nudge is too strong",
     "K": "The second phase is too short",

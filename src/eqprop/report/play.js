@@ -285,9 +285,10 @@ const Play = (() => {
       rest = moves()[moves().length - 1],
       digit = Net.best(s, net.n0);
     const how = rest < Net.SETTLED ? "At rest" : `Still moving by ${short(rest)} per step`;
+    const empty = drawing.some((v) => v > 0) ? "" : "Nothing is drawn, so the biases alone decide. ";
     say(
       "settled",
-      `${how} after ${found.states.length - 1} steps. The net reads ${digit} (output ${s[digit].toFixed(2)}).`,
+      `${empty}${how} after ${found.states.length - 1} steps. The net reads ${digit} (output ${s[digit].toFixed(2)}).`,
     );
     $("hidden").setAttribute(
       "aria-label",
@@ -688,6 +689,11 @@ const Play = (() => {
     view.pixel = within("p-row", 27) * SIDE + within("p-column", 27);
     refresh();
   }
+  function snap() {
+    choose();
+    const shown = { i: view.i, j: view.j, "p-row": Math.floor(view.pixel / SIDE), "p-column": view.pixel % SIDE };
+    for (const id in shown) $(id).value = shown[id];
+  }
   function pickHidden(event) {
     const box = event.currentTarget.getBoundingClientRect();
     const at = (v, from, size) => Math.min(7, Math.max(0, Math.floor(((v - from) / size) * 8)));
@@ -880,7 +886,7 @@ const Play = (() => {
       nudging.to(found.second.length - 1);
     };
     $("beta").oninput = $("rate").oninput = $("speed").oninput = compute;
-    for (const id of ["i", "j", "p-row", "p-column"]) $(id).oninput = choose;
+    for (const id of ["i", "j", "p-row", "p-column"]) Object.assign($(id), { oninput: choose, onchange: snap });
     $("hidden").onclick = $("moved").onclick = pickHidden;
     $("kind").onchange = (event) => {
       useNet(event.target.value);

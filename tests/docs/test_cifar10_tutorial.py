@@ -1,0 +1,57 @@
+"""What tutorial 7 shows as stored is what the stored metrics say, with the commit and the machine that made it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from helpers.pages import ROOT
+
+from docs.site.stored import COMMANDS, TARGET
+from docs.site.zoo import page
+from eqprop.experiments.io import from_dict
+from eqprop.experiments.paper import named_experiment
+
+STORED: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
+RUNS: list[dict[str, Any]] = json.loads((ROOT / "results/runs/cifar10.json").read_text(encoding="utf-8"))
+LINE = re.compile(r"epoch (\d+)/5: test ([\d.]+) %, train ([\d.]+) %")
+NAMES = {"ep-symmetric": "small", "backprop": "twin"}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: next(iter(run["estimators"])))
+def test_every_line_of_a_stored_training_is_a_stored_metric(run: dict[str, Any]) -> None:
+    ((estimator, own),) = run["estimators"].items()
+    (trial,), (session,) = own["trials"], run["provenance"]
+    output = STORED["outputs"][COMMANDS[NAMES[estimator]]]
+    metrics = zip(trial["test_error"], trial["train_error"], strict=True)
+    expected = [(str(n), f"{test:.2f}", f"{train:.2f}") for n, (test, train) in enumerate(metrics, start=1)]
+    assert LINE.findall(output) == expected
+    assert len(expected) == run["experiment"]["epochs"]
+    assert session["commit"] == STORED["commit"]
+    assert session["processor"] in STORED["machine"]
+
+
+def test_the_error_measured_again_is_that_of_the_training() -> None:
+    last = next(run for run in RUNS if "ep-symmetric" in run["estimators"])["estimators"]["ep-symmetric"]["trials"][0]
+    assert f"{last['test_error'][-1]:.2f} %" in STORED["outputs"][COMMANDS["evaluate"]]
+
+
+def test_the_stored_runs_are_of_the_experiment_as_it_is_now() -> None:
+    now = named_experiment("cifar10-small")
+    assert {next(iter(run["estimators"])) for run in RUNS} == set(NAMES)
+    for run in RUNS:
+        assert from_dict(run["experiment"], "stored") == now
+        assert run["data"]["set"] == "cifar10", "the published files, by checksum"
+
+
+def test_the_zoo_has_every_experiment_and_the_stored_result() -> None:
+    text = page()
+    for run in RUNS:
+        ((estimator, own),) = run["estimators"].items()
+        assert re.search(rf"\| `tuned` \| \S.*\| {own['trials'][0]['test_error'][-1]:.2f} \| 1 \|", text), estimator
+    for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023"):
+        section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert "| – | – | – | – |" in section, "not trained here: dashes"
+    assert "epoch 49 of 50" in text.partition("\n## EB-2h\n")[2].partition("\n## ")[0], "what stopped early says so"
