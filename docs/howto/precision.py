@@ -82,10 +82,10 @@ assert found["one-sided", 0.01][3] < 0.5, "bfloat16 has lost the update at beta 
 #
 # ## Where it runs
 #
-# The engines `eager`, `compiled` and `cuda-graph` take every precision; others compute in `float32` and refuse, and
-# `auto` passes over them. On a CPU `eager` *emulates* lower precision: values are rounded as on a GPU, so that you
-# can check a setting before you have one, but it is slower than `float32`, not faster. How much faster 16 bits are on
-# a GPU is not stated here, because this version has not been timed on one.
+# The engines `eager`, `cuda-graph` and, on a GPU, `compiled` take every precision; others compute in `float32` and
+# refuse, and `auto` passes over them. On a CPU `eager` *emulates* lower precision: values are rounded as on a GPU, so
+# that you can check a setting before you have one, but it is slower than `float32`, not faster. How much faster 16
+# bits are on a GPU is not stated here, because this version has not been timed on one.
 
 
 # %%

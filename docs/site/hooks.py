@@ -60,10 +60,19 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(match: re.Match[str]) -> str:
-    tex = html.unescape(match[3])
-    if match[2] == "[":  # in a box that scrolls where a phone is too narrow
-        return f'<div class="maths" tabindex="0">{convert(tex, display="block")}</div>'
-    return str(convert(tex, display="inline"))
+    block = match[2] == "["
+    made = str(convert(html.unescape(match[3]), display="block" if block else "inline"))
+    # Browsers ignore mathvariant="script", and draw bars of a norm that stretch in two sizes.
+    made = re.sub(r'<mi mathvariant="script">([A-Z])</mi>', lambda letter: f"<mi>{_script(letter[1])}</mi>", made)
+    made = made.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
+    # In a box that scrolls where a phone is too narrow.
+    return f'<div class="maths" tabindex="0">{made}</div>' if block else made
+
+
+def _script(letter: str) -> str:
+    """The character of a script capital; eight of them came into Unicode before the others."""
+    early = {"B": 0x212C, "E": 0x2130, "F": 0x2131, "H": 0x210B, "I": 0x2110, "L": 0x2112, "M": 0x2133, "R": 0x211B}
+    return f"&#x{early.get(letter, 0x1D49C + ord(letter) - ord('A')):05X};"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+WIDTH = 80
+BOX = re.compile("[\u2500-\u257f]")
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
 
@@ -71,12 +74,22 @@ def execute(path: Path) -> Page:
         parts.append(f"```python\n{cell.text}\n```")
         printed = _run(cell, path, space)
         if printed:
-            parts.append(f'```text title="Output"\n{printed.rstrip()}\n```')
+            parts.append(f'```text title="Output"\n{wrapped(printed.rstrip())}\n```')
         for figure in _figures():
             name = f"{path.stem}-{len(figures)}.svg"
             figures[name] = figure
             parts.append(f"![Figure drawn by the code above]({name})")
     return Page("\n\n".join(parts) + "\n", figures, time.monotonic() - started)
+
+
+def wrapped(printed: str) -> str:
+    """Sentences that are wider than a page continue on lines of their own; tables stay as they are."""
+    lines = []
+    for line in printed.split("\n"):
+        sentence = len(line) > WIDTH and not BOX.search(line)
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) if sentence else [line]
+    return "\n".join(lines)
 
 
 def _run(cell: Cell, path: Path, space: dict[str, Any]) -> str:

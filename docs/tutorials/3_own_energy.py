@@ -6,7 +6,7 @@
 # has: the outputs inhibit each other.
 #
 # $$E = \tfrac12\|o\|^2 + \tfrac12\|h\|^2 - r(o)^\top W\, r(h) - r(h)^\top V x - b^\top r(o)
-# + \tfrac{c}{2}\Big(\textstyle\sum_i r(o_i)\Big)^2, \qquad r = \tanh$$
+# + \tfrac{c}{2}\left(\sum_i r(o_i)\right)^2, \qquad r = \tanh$$
 
 # %%
 import torch
