@@ -59,6 +59,12 @@ def on_page_content(content: str, **_: Any) -> str:
     return MATHS.sub(_mathml, content).replace(" ± ", "\u00a0±\u00a0")
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the search for screen readers, which the theme does not."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')
+
+
 def _mathml(match: re.Match[str]) -> str:
     block = match[2] == "["
     made = str(convert(html.unescape(match[3]), display="block" if block else "inline"))
