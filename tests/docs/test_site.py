@@ -79,6 +79,14 @@ def test_the_page_to_play_with_is_part_of_the_site(site: Path, browser: Browser)
     assert browser.run("Play.players.settling.t >= 0")
 
 
+def test_formulas_are_made_when_the_site_is_built(site: Path) -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    assert [name for name, text in pages.items() if "arithmatex" in text or 'mathvariant="script"' in text] == []
+    assert "<msup><mi>&#x02112;</mi>" in pages["notation.html"], "a script L"
+    assert pages["sweeps.html"].count('<div class="maths"') > 5
+    assert (site / "assets" / "maths.woff").stat().st_size > 50_000
+
+
 def test_links_within_the_site_lead_somewhere(site: Path) -> None:
     """The strict build checks links that were written; this one those that the theme and the scripts make, too."""
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
