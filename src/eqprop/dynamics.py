@@ -119,6 +119,10 @@ class Dynamics(nn.Module):
         """The parameters feeding each layer, by name, output first; empty if the model does not declare them."""
         return ()
 
+    def operations(self) -> int:
+        """Multiplications and additions of a step of one sample; by default as if every parameter were used once."""
+        return 2 * sum(p.numel() for p in self.parameters())
+
     def feedforward(self, x: Tensor) -> State:
         """The layers of the feed-forward net with the same weights: each seen once, from the input to the output."""
         raise ValueError(

@@ -236,7 +236,7 @@ def nudged(problem: Problem, ep: EP, state: State) -> Grads:
 
 def most_steps(problem: Problem) -> int:
     """Fewer in large nets."""
-    work = len(problem.x) * sum(p.numel() for p in problem.model.parameters())
+    work = len(problem.x) * problem.model.operations() // 2
     return max(500, min(MOST_STEPS, int(MOST_WORK / max(work, 1))))
 
 
