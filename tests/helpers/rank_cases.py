@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -211,7 +212,45 @@ def shards(folder: Path) -> dict[str, Any]:
         assert torch.equal(whole, order)
 
     ranks.check(ranks.run(2, work, folder / "log"))
-    return {"read": [sorted(map(int, (folder / f"read-{rank}").read_text().split())) for rank in (0, 1)]}
+    found: dict[str, Any] = {"read": [_numbers(folder / f"read-{rank}") for rank in (0, 1)]}
+    for size in (1, 2):
+
+        def train(rank: int, size: int = size) -> None:
+            log = folder / f"tested-{size}-{rank}"
+            data = eqprop.data.streamed(DataLoader(Numbers(40)), DataLoader(Numbers(11, log)), classes=10)
+            small = replace(OWN, architecture=LayeredNet((10, 8, 16)), batch=10)
+            eqprop.train(small, folder / f"run-{size}", data=data, engine="eager")
+
+        ranks.check(ranks.run(size, train, folder / f"log-{size}"))
+    found["training"] = differences(folder / "run-1", folder / "run-2")
+    found["tested"] = [_numbers(folder / f"tested-2-{rank}") for rank in (0, 1)]
+    return found
+
+
+def _numbers(log: Path) -> list[int]:
+    return sorted(map(int, log.read_text().split()))
+
+
+def rejoined(folder: Path) -> dict[str, Any]:
+    """Ranks that torchrun starts again find the addresses of the dead in its store, and must not use them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+
+    def die(rank: int) -> None:
+        distributed.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(rank: int) -> None:
+        # Machines count restarts differently; and rank 0 is late, so that its old address is read first.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(1 - rank)
+        time.sleep(0.3 * (1 - rank))
+        group = distributed.join()
+        assert group.total(torch.ones(1)).item() == 2.0
+        assert [group.claim("a") for _ in range(2)] != [True, True]
+
+    died = ranks.start(2, die, folder / "first", given).wait(30.0)
+    ended = ranks.start(2, work, folder / "second", given).wait(30.0)
+    return {"first": [e.code for e in died], "second": [(e.code, e.stderr) for e in ended]}
 
 
 def networks(folder: Path) -> dict[str, Any]:
@@ -339,6 +378,7 @@ PARTS = {
     "starts": starts,
     "prepared": prepared,
     "shards": shards,
+    "rejoined": rejoined,
     "networks": networks,
     "faults": faults,
     "again": again,

@@ -75,7 +75,7 @@ def test_inputs_are_the_augmented_images_of_seed_and_epoch(images: Images) -> No
         trainer.preparation.epoch.fill_(epoch)  # type: ignore[union-attr]
         stored = images.train_x[rows].view(-1, 3, 32, 32)
         expected = COLOUR.normalisation(COLOUR.augmentation(stored, rows, COLOUR.seed, epoch))
-        seen.append(trainer._inputs_of(rows))
+        seen.append(trainer._samples(rows)[0])
         assert torch.equal(seen[-1], expected)
     assert not torch.equal(*seen)
     assert torch.equal(

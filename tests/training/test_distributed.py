@@ -77,6 +77,16 @@ def test_each_rank_reads_its_own_part_of_a_stream(found: dict[str, Any]) -> None
     parts = found["shards"]["read"]
     assert sorted([*parts[0], *parts[1]]) == list(range(40))
     assert not {*parts[0]} & {*parts[1]}
+    # In training too: of the test set, all but the ends, which name the set, are read once an epoch by one of them.
+    assert found["shards"]["training"]["weights"] < SAME_IN_FLOAT32
+    assert found["shards"]["training"]["test_error"] == 0.0
+    tested = [[n for n in part if 0 < n < 10] for part in found["shards"]["tested"]]
+    assert tested == [[n for n in range(1, 6) for _ in range(2)], [n for n in range(6, 10) for _ in range(2)]]
+
+
+def test_ranks_that_are_started_again_do_not_use_the_addresses_of_the_dead(found: dict[str, Any]) -> None:
+    assert found["rejoined"]["first"] == [-9, -9]
+    assert found["rejoined"]["second"] == [[0, ""], [0, ""]]
 
 
 def test_networks_apart_are_those_of_one_process_bit_for_bit(found: dict[str, Any]) -> None:

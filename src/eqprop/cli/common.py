@@ -175,10 +175,14 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 def stopping() -> Iterator[None]:
     """Exit with the shell's code for the signal when a run is stopped."""
     from eqprop.training import Stopped
-    from eqprop.training.distributed import rank
+    from eqprop.training.distributed import LostRankError, rank
 
     try:
         yield
+    except LostRankError:
+        # torchrun is about to send SIGTERM, which must not cut off the sentence or the exit code.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
     except Stopped as stopped:
         # The run is saved; another Ctrl-C must not disturb the exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

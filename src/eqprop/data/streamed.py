@@ -317,10 +317,10 @@ class Streamed:
             self.train, tuple(samples), tuple(_sample_seeds(samples + self.train.first, seed, epoch))
         )
 
-    def in_order(self, part: str, batch: int) -> Iterator[Read]:
-        """Read all samples of "train" or "test" in their order, the last mini-batch being what remains."""
+    def in_order(self, part: str, batch: int, first: int = 0, last: int | None = None) -> Iterator[Read]:
+        """Read samples of "train" or "test" in their order, by default all; the last mini-batch is what remains."""
         half: Half = {"train": self.train, "test": self.test}[part]
-        samples = torch.arange(len(half))
+        samples = torch.arange(len(half))[first:last]
         return self._delivered(half, samples.split(batch), _sample_seeds(samples + half.first, 0, 0).split(batch))
 
     def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -135,8 +135,8 @@ def train(
     # Before joining: a rank that ends while another is still joining would only be seen as lost.
     if folder is None and (size := to_join().size) > 1:
         raise ValueError(f"{size} ranks need a run folder that all of them see. Give it with --out, or out=.")
-    if folder is not None and restarts() and join().largest([float(is_run(folder))])[0]:
-        # torchrun started this command again: its own run is continued.
+    if folder is not None and all(join().largest([restarts(), is_run(folder)])):
+        # torchrun started this command again, here or on another machine: its own run is continued.
         chosen = resolve(found, options)[0]
         return begin_or_resume(chosen, folder, data=data, model=own, watch=watch, only=only, **options)
     with _started(found, own, folder, Request(data, only, options)) as opened:

@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from eqprop.engines import Tally
@@ -182,13 +184,13 @@ class Ranks:
         if not self.several:
             return True
         with _heard(self):
-            return int(self.store.add(f"eqprop/{restarts()}/{what}", 1)) == 1
+            return int(self.store.add(what, 1)) == 1
 
     def wait_for_all(self, between: Callable[[], None]) -> None:
         """Wait until every rank calls this, for days if need be; `between` is called meanwhile and may raise."""
         if not self.several:
             return
-        key = f"eqprop/{restarts()}/done/{next_number('wait')}"
+        key = f"done/{next_number('wait')}"
         with _heard(self):
             self.store.add(key, 1)
             while int(self.store.add(key, 0)) < self.size:
@@ -278,15 +280,40 @@ def join() -> Ranks:
 def _begin() -> Ranks:
     ranks = in_torchrun()
     if dist.is_initialized():
-        return replace(ranks, store=dist.distributed_c10d._get_default_store())
+        name = ranks.text_of_first(uuid.uuid4().hex)
+        return replace(ranks, store=PrefixStore(f"eqprop/{name}", dist.distributed_c10d._get_default_store()))
     own_gpu = torch.cuda.is_available() and ranks.neighbours <= torch.cuda.device_count() and dist.is_nccl_available()
     limit = timedelta(seconds=timeout())
     with _heard(ranks):
         store, number, size = next(iter(rendezvous("env://", ranks.rank, ranks.size, timeout=limit)))
         store.set_timeout(limit)
+        store = _fresh(store, number, size)
         backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=limit)
     return replace(ranks, rank=number, size=size, store=store)
+
+
+def _fresh(store: Any, number: int, size: int) -> Any:
+    """A part of torchrun's store that only these processes use.
+
+    The store outlives a restart, and the addresses of dead processes stay in it. The count of restarts does not tell
+    the attempts apart, because the machines of a job count differently. So rank 0 offers a new name, and the others
+    take it once it answers with what they sent, which a name of an earlier attempt cannot.
+    """
+    own, others, end = uuid.uuid4().hex, range(1, size), time.monotonic() + timeout()
+    if number == 0:
+        store.set("eqprop/offer", own)
+        sent = [store.get(f"eqprop/{own}/{other}").decode() for other in others]
+        store.set(f"eqprop/{own}/answer", " ".join(sent))
+        return PrefixStore(f"eqprop/{own}", store)
+    while time.monotonic() < end:
+        name = store.get("eqprop/offer").decode()
+        store.set(f"eqprop/{name}/{number}", own)
+        answer = f"eqprop/{name}/answer"
+        if store.check([answer]) and own in store.get(answer).decode().split():
+            return PrefixStore(f"eqprop/{name}", store)
+        time.sleep(0.02)
+    raise RuntimeError(f"rank 0 or another has not come within {timeout():g} s")
 
 
 _kept: deque[object] = deque(maxlen=4)

@@ -76,7 +76,7 @@ class Measure:
     cost        decides what the prediction is read from
     start       where free phases start; an initialiser serves any sample, persistent states only their own
     ranks       each measures its part of the set
-    read        reads the set in its order, in mini-batches of a size, instead of x and y, which are then none
+    read        reads the set in its order instead of x and y, which are then none
     forward     whether the net is its feed-forward twin, passed once
     inputs      makes the model's inputs of samples x as they are stored, batch by batch; None: they are inputs
     """
@@ -92,7 +92,11 @@ class Measure:
     ranks: Ranks = ALONE
     inputs: Callable[[Tensor], Tensor] | None = None
     forward: bool = False
-    read: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
+    read: InOrder | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.x) if self.read is None else self.read.samples
 
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
         """Percentage of samples whose largest output is not the label, per network.
@@ -108,52 +112,46 @@ class Measure:
             return Errors([*self._unexplained(between)], nothing)
         runner = self._runner
         done, wrong = (0, [0.0] * (self.networks or 1)) if runner is None else self._counted(runner, between)
-        rest, beyond, total = self._relaxed(done, between)
-        top1: list[float | None] = [100.0 * (a + b) / total for a, b in zip(wrong, rest, strict=True)]
-        return Errors(top1, nothing if beyond is None else [100.0 * n / total for n in beyond])
+        rest, beyond = self._relaxed(done, between)
+        top1: list[float | None] = [100.0 * (a + b) / self.samples for a, b in zip(wrong, rest, strict=True)]
+        return Errors(top1, nothing if beyond is None else [100.0 * n / self.samples for n in beyond])
 
-    def _relaxed(self, begin: int, between: Callable[[], None]) -> tuple[list[int], list[int] | None, int]:
-        """Count errors among the samples from `begin` on, relaxed in large batches: top-1, top-5 of six or more; and
-        all samples of the set."""
+    def _relaxed(self, begin: int, between: Callable[[], None]) -> tuple[list[int], list[int] | None]:
+        """Count errors among the samples from `begin` on, relaxed in large batches: top-1, top-5 of six or more."""
         wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.x.device)
-        beyond, ranked, seen = torch.zeros_like(wrong), False, 0
+        beyond, ranked = torch.zeros_like(wrong), False
         for outputs, y in self._outputs(begin, between):
-            seen += len(y)
             wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
             if ranked := self.experiment.top5 and outputs.shape[-1] > 5:
                 beyond += outside_top5(outputs, y).reshape(wrong.numel(), -1).sum(1)
         counts = [self.ranks.total(n).tolist() for n in (wrong, beyond)]
-        return counts[0], counts[1] if ranked else None, seen if self.read is not None else len(self.x)
+        return counts[0], counts[1] if ranked else None
 
     def _unexplained(self, between: Callable[[], None]) -> list[float]:
         """100 |outputs - y|^2 / |y - mean|^2 over the set, per network; of |y|^2 where all targets are equal."""
         missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.x.device)
-        answers = []
+        seen = []
         for outputs, y in self._outputs(0, between):
-            answers.append(y)
+            seen.append(y)
             missed += (outputs - y).double().square().reshape(missed.numel(), -1).sum(1)
         self.ranks.total(missed)
-        y = (self.y if self.read is None else torch.cat(answers)).double()
-        spread = (y - y.mean(0)).square().sum() or y.square().sum()
+        spread = _spread(self.y, ALONE) if self.read is None else _spread(torch.cat([self.y, *seen]), self.ranks)
         return (100.0 * missed / spread.clamp(min=1e-300)).tolist()
 
     @torch.no_grad()
     def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
         batch, phase = self._batch(), evaluation_phase(self.experiment)
-        if self.read is not None:
-            for x, y in self.read(batch):
-                between()
-                yield self._answers(self._made(x), phase), y
-            return
-        begin, end, most = self.ranks.bounds(begin, len(self.x))
+        begin, end, most = self.ranks.bounds(begin, self.samples)
+        reading = None if self.read is None else self.read(begin, end, batch)
         # As many turns on every rank: `between` may be a meeting.
         for first in range(begin, begin + most, batch):
             between()
             last = min(first + batch, end)
             if last <= first:
                 continue
-            yield self._answers(self._made(self.x[first:last]), phase), self.y[first:last]
+            x, y = (self.x[first:last], self.y[first:last]) if reading is None else next(reading)
+            yield self._answers(self._made(x), phase), y
 
     def _answers(self, x: Tensor, phase: Phase) -> Tensor:
         """The outputs of inputs (B, ...), which all networks see."""
@@ -174,7 +172,7 @@ class Measure:
 
     def _one(self) -> Tensor:
         """One sample per network."""
-        one = self._made(self.x[:1])
+        one = self._made(self.x[:1] if self.read is None else self.x.new_zeros(1, *self.x.shape[1:]))
         return one if self.networks is None else one.expand(self.networks, *one.shape)
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
@@ -222,19 +220,38 @@ class Measure:
         return self.engine.runner(job)
 
 
-def measured_set(
-    images: Images | Streamed, part: Literal["train", "test"]
-) -> tuple[Tensor, Tensor, Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None]:
+def _spread(y: Tensor, ranks: Ranks) -> Tensor:
+    """|y - mean|^2 over the targets of all ranks; |y|^2 where all are equal."""
+    y = y.double()
+    count = ranks.total(torch.tensor(float(len(y)), dtype=torch.float64))
+    mean = ranks.total(y.sum(0)) / count.to(y.device)
+    around, square = ranks.total(torch.stack([(y - mean).square().sum(), y.square().sum()]))
+    return around if around > 0 else square
+
+
+@dataclass(frozen=True, eq=False)
+class InOrder:
+    """Reads one part of a streamed set in its order."""
+
+    images: Streamed
+    part: Literal["train", "test"]
+
+    @property
+    def samples(self) -> int:
+        return self.images.train_samples if self.part == "train" else self.images.test_samples
+
+    def __call__(self, first: int, last: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """x and y of the samples from `first` to `last`, in mini-batches."""
+        return ((found.x.flatten(1), found.y) for found in self.images.in_order(self.part, batch, first, last))
+
+
+def measured_set(images: Images | Streamed, part: Literal["train", "test"]) -> tuple[Tensor, Tensor, InOrder | None]:
     """x, y and `read` of a Measure on one part of a data set."""
     if isinstance(images, Images):
         return (images.train_x, images.train_y, None) if part == "train" else (images.test_x, images.test_y, None)
     none = torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
-    answers = none[:, 0].long() if images.labelled else none[:, 0]
-
-    def read(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((found.x.flatten(1), found.y) for found in images.in_order(part, batch))
-
-    return none, answers, read
+    answers = none[:, 0].long() if images.labelled else none.new_empty(0, images.classes)
+    return none, answers, InOrder(images, part)
 
 
 UNTIL_SETTLED = 1000

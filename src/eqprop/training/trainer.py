@@ -232,12 +232,14 @@ class Trainer:
         labels = read.y if self.plan.images.labelled else y.argmax(-1)
         return Batch(self.preparation(read.x.flatten(rows.dim()), rows), y, labels, rows)
 
-    def _inputs_of(self, rows: Tensor) -> Tensor:
-        """The inputs of these training samples in this epoch."""
+    def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of these training samples in this epoch."""
         if isinstance(images := self.plan.images, Streamed):
             seeds = self._seeds if rows.dim() > 1 else self._seeds[0]
-            return self._batch_of(next(images.batches(rows.unsqueeze(0), seeds, self.position.epoch))).x
-        return self.x[rows] if self.preparation is None else self.preparation(self.x[rows], rows)
+            batch = self._batch_of(next(images.batches(rows.unsqueeze(0), seeds, self.position.epoch)))
+            return batch.x, batch.y
+        x = self.x[rows] if self.preparation is None else self.preparation(self.x[rows], rows)
+        return x, self.targets[rows]
 
     def _serving(self, engine: str, checkpoint: Checkpoint | None, task: Task) -> str:
         """The engine asked for; "auto" where that of a checkpoint trained alone cannot train among several ranks."""
@@ -374,11 +376,11 @@ class Trainer:
 
     def _problem(self, r: int, rows: Tensor) -> tuple[Problem, State | None]:
         """Network r on its part of this mini-batch, and where its free phase starts."""
-        x = self._inputs_of(rows)
+        x, y = self._samples(rows)
         begun = None if self.start is None else self.start.begin(x, rows)
         if self.networks:
-            rows, x, begun = rows[r], x[r], None if begun is None else tuple(layer[r] for layer in begun)
-        return Problem(self._network(r), self._cost(r), x, self.targets[rows]), begun
+            x, y, begun = x[r], y[r], None if begun is None else tuple(layer[r] for layer in begun)
+        return Problem(self._network(r), self._cost(r), x, y), begun
 
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
@@ -558,6 +560,7 @@ class Trainer:
 
     def _agreement(self, r: int, epoch: int) -> dict[str, Any]:
         """How far the update of an epoch's first mini-batch agrees with float32's, and once with float64's."""
+        self._complete()
         problem, begun = self._problem(r, self._batches(epoch - 1)[0].to(self.x.device))
         precision = self.plan.experiment.precision
         found = {"with_float32": compare_precision(problem, self.estimator, precision, begun)}
