@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -57,8 +58,8 @@ P_1H = replace(named_experiment("P-1h", "paper"), epochs=EPOCHS, batch=BATCH)
 CONV = Experiment(
     name="conv",
     architecture=ConvolutionalNet(channels=(4, 2), flat=(10,)),
-    T=8,
-    K=4,
+    T=5,
+    K=2,
     beta=0.4,
     epochs=EPOCHS,
     batch=BATCH,
@@ -67,8 +68,8 @@ CONV = Experiment(
 OWN = Experiment(
     name="own",
     architecture=LayeredNet((10, 16, 784)),
-    T=12,
-    K=6,
+    T=6,
+    K=3,
     beta=0.2,
     epochs=EPOCHS,
     batch=BATCH,
@@ -101,15 +102,12 @@ def gradients(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def all_gradients(folder: Path, rank: int) -> None:
+def gradients_and_trainings(folder: Path, rank: int) -> None:
     found = {f"{name} {dtype}": gradients(name, dtype) for name in CASES for dtype in (torch.float64, torch.float32)}
     if rank == 0:
         torch.save(found, folder / "gradients.pt")
-
-
-def training(name: str, folder: Path, rank: int, **options: Any) -> None:
-    experiment, own, dtype = CASES[name]
-    eqprop.train(experiment, folder / name, data=images(dtype), model=own, engine="eager", **options)
+    for name, (experiment, own, dtype) in CASES.items():
+        eqprop.train(experiment, folder / name, data=images(dtype), model=own, engine="eager")
 
 
 def differences(one: Path, several: Path, legs: tuple[str, ...] = ("ep",)) -> dict[str, Any]:
@@ -137,9 +135,7 @@ def compare(folder: Path) -> dict[str, Any]:
     sizes = (1, 2, 4)
     for size in sizes:
         place = folder / f"size-{size}"
-        ranks.check(ranks.run(size, partial(all_gradients, place), place / "gradients"))
-        for name in CASES:
-            ranks.check(ranks.run(size, partial(training, name, place), place / f"log-{name}"))
+        ranks.check(ranks.run(size, partial(gradients_and_trainings, place), place / "log"))
     alone = torch.load(folder / "size-1" / "gradients.pt", weights_only=True)
     for size in sizes[1:]:
         together = torch.load(folder / f"size-{size}" / "gradients.pt", weights_only=True)
@@ -154,20 +150,17 @@ def compare(folder: Path) -> dict[str, Any]:
 
 def starts(folder: Path) -> dict[str, Any]:
     """Starts belong to samples: stacked trials of P-1h's kind in float64, by 1 and 2 ranks."""
-    found = {}
-    small = replace(OWN, epochs=2)
-    for kind in ("persistent", "carried", "initialised"):
-        for size in (1, 2):
+    kinds = ("persistent", "carried", "initialised")
+    for size in (1, 2):
 
-            def work(rank: int, size: int = size, kind: str = kind) -> None:
+        def work(rank: int, size: int = size) -> None:
+            given = {"trials": 2, "stacked": True, "engine": "eager", "parallel": "batch"}
+            for kind in kinds:
                 data = images(torch.float64, 100, 40)
-                out = folder / f"{kind}-{size}"
-                given = {"start": kind, "trials": 2, "stacked": True, "engine": "eager", "parallel": "batch"}
-                eqprop.train(small, out, data=data, **given)
+                eqprop.train(OWN, folder / f"{kind}-{size}", data=data, start=kind, **given)
 
-            ranks.check(ranks.run(size, work, folder / f"log-{kind}-{size}"))
-        found[kind] = differences(folder / f"{kind}-1", folder / f"{kind}-2")
-    return found
+        ranks.check(ranks.run(size, work, folder / f"log-{size}"))
+    return {kind: differences(folder / f"{kind}-1", folder / f"{kind}-2") for kind in kinds}
 
 
 def prepared(folder: Path) -> dict[str, Any]:
@@ -277,26 +270,17 @@ def faults(folder: Path) -> dict[str, Any]:
     words = ["train", toml, "--data", data, "--quiet", "--out"]
     found: dict[str, Any] = {}
 
-    def ended(name: str, work: Callable[[int], object], act: Callable[[ranks.Job], None] | None = None) -> None:
-        job = ranks.start(2, work, folder / name, {distributed.TIMEOUT: "8"})
-        if act is not None:
-            act(job)
-        begun = time.monotonic()
+    def begun(name: str, work: Callable[[int], object], limit: float = 8.0) -> ranks.Job:
+        return ranks.start(2, work, folder / name, {distributed.TIMEOUT: str(limit)})
+
+    def ended(name: str, job: ranks.Job) -> None:
+        begin = time.monotonic()
         left = job.wait()
         found[name] = {"codes": [e.code for e in left], "said": [e.stderr for e in left]}
-        found[name]["seconds"] = time.monotonic() - begun
+        found[name]["seconds"] = time.monotonic() - begin
 
     def apart(first: list[object], second: list[object]) -> Callable[[int], None]:
         return lambda rank: ranks.command(*(first if rank == 0 else second))(rank)
-
-    def after_a_checkpoint(out: Path, act: Callable[[ranks.Job], None]) -> Callable[[ranks.Job], None]:
-        def wait(job: ranks.Job) -> None:
-            end = time.monotonic() + ranks.LIMIT
-            while not list(out.glob("ep/weights-0002*")) and time.monotonic() < end:
-                time.sleep(0.01)
-            act(job)
-
-        return wait
 
     def full(rank: int) -> None:
         if rank == 0:
@@ -308,32 +292,49 @@ def faults(folder: Path) -> dict[str, Any]:
             torch.__version__ = "1.0"
         ranks.command(*words, folder / "other")(rank)
 
-    odd = [*words, folder / "odd", "--batch", "25"]
-    ended("does-not-divide", ranks.command(*odd))
-    ended("no-folder", ranks.command(*words[:-1]))
-    ended("other-settings", apart([*words, folder / "o", "--T", "5"], [*words, folder / "o", "--T", "6"]))
-    ended("other-version", other_version)
+    hanging = begun("hangs", ranks.command(*words, folder / "hanging"), HANGS)
+    _wait_for(folder / "hanging", "weights-0001*")
+    hanging.kill(1, signal.SIGSTOP)
+    stopped = time.monotonic()
     less = write_idx(folder / "less", few_images(380, 100))
-    ended("other-data", apart([*words, folder / "x"], [*words[:3], less, *words[4:], folder / "x"]))
-    ended("full-disk", full)
+    refused: dict[str, Callable[[int], object]] = {
+        "does-not-divide": ranks.command(*words, folder / "odd", "--batch", "25"),
+        "no-folder": ranks.command(*words[:-1]),
+        "other-settings": apart([*words, folder / "o", "--T", "5"], [*words, folder / "o", "--T", "6"]),
+        "other-version": other_version,
+        "other-data": apart([*words, folder / "x"], [*words[:3], less, *words[4:], folder / "x"]),
+        "full-disk": full,
+    }
+    for name, job in {name: begun(name, work) for name, work in refused.items()}.items():
+        ended(name, job)
+    time.sleep(max(stopped + HANGS + 1.0 - time.monotonic(), 0.0))
+    hanging.kill(1, signal.SIGCONT)  # so that it ends as well
+    ended("hangs", hanging)
     out = folder / "run"
-    train = ranks.command(*words, out)
-    ended("killed", train, after_a_checkpoint(out, lambda job: job.kill(1)))
-    ended("taken", train)
-    resume = ranks.command("resume", out, "--data", data, "--quiet")
-    ended("killed-first", resume, lambda job: (time.sleep(1.0), job.kill(0))[1])
-    ended("term", resume, lambda job: (time.sleep(1.0), job.kill(1, signal.SIGTERM))[1])
-    ended("hangs", resume, lambda job: _stop_a_while(job))
+    train, resume = ranks.command(*words, out), ranks.command("resume", out, "--data", data, "--quiet")
+    job = begun("killed", train)
+    _wait_for(out, "weights-0002*")
+    job.kill(1)
+    ended("killed", job)
+    ended("taken", begun("taken", train))
+    for name, rank, number in (("killed-first", 0, signal.SIGKILL), ("term", 1, signal.SIGTERM)):
+        job = begun(name, resume)
+        time.sleep(1.0)
+        job.kill(rank, number)
+        ended(name, job)
     found["files"] = sorted(p.name for p in folder.iterdir() if p.name in ("odd", "o", "other", "x"))
     return found
 
 
-def _stop_a_while(job: ranks.Job) -> None:
-    """Stop rank 1 for longer than the time-out, then let it run, so that it ends."""
-    time.sleep(1.0)
-    job.kill(1, signal.SIGSTOP)
-    time.sleep(10.0)
-    job.kill(1, signal.SIGCONT)
+def _wait_for(run: Path, weights: str) -> None:
+    """Until a run has saved these weights."""
+    end = time.monotonic() + ranks.LIMIT
+    while not list(run.glob(f"ep/{weights}")) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+HANGS = 3.0
+"""Seconds after which a rank that hangs counts as lost."""
 
 
 def again(folder: Path) -> dict[str, Any]:
@@ -358,14 +359,13 @@ def again(folder: Path) -> dict[str, Any]:
         eqprop.resume(out, data=images(torch.float64, 200, 40))
 
     ranks.check(ranks.run(2, partial(begin, out=folder / "whole", stopped=False), folder / "log-whole"))
+    stopped = ranks.run(2, partial(begin, out=folder / "stopped", stopped=True), folder / "log-stopped")
+    assert [e.code for e in stopped] == [143, 143], stopped
     for size in (1, 2, 4):
-        out = folder / f"by-{size}"
-        stopped = ranks.run(2, partial(begin, out=out, stopped=True), folder / f"log-stopped-{size}")
-        assert [e.code for e in stopped] == [143, 143], stopped
+        out = shutil.copytree(folder / "stopped", folder / f"by-{size}")
         ranks.check(ranks.run(size, partial(finish, out=out), folder / f"log-{size}"))
         found[f"by {size}"] = differences(folder / "whole", out)
-    out = folder / "restarted"
-    stopped = ranks.run(2, partial(begin, out=out, stopped=True), folder / "log-stopped")
+    out = folder / "stopped"
     job = ranks.start(2, partial(begin, out=out, stopped=False), folder / "log-restarted", RESTARTED)
     ranks.check(job.wait())
     found["restarted"] = differences(folder / "whole", out)

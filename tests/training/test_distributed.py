@@ -145,7 +145,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all(found: dict[str, Any]) -> None
 def test_a_rank_that_hangs_is_found_by_the_time_out(found: dict[str, Any]) -> None:
     ended = found["faults"]["hangs"]
     assert ended["codes"] == [2, 2]
-    assert "Timed out waiting 8000ms" in ended["said"][0]
+    assert f"Timed out waiting {1000 * rank_cases.HANGS:.0f}ms" in ended["said"][0]
 
 
 class TestAlone:

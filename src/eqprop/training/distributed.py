@@ -290,7 +290,9 @@ def _begin() -> Ranks:
         store = _fresh(store, number, size)
         backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=limit)
-    return replace(ranks, rank=number, size=size, store=store)
+    joined = replace(ranks, rank=number, size=size, store=store)
+    joined.total(torch.zeros(1))  # rank 0 may hold the store, and must not leave before all have joined
+    return joined
 
 
 def _fresh(store: Any, number: int, size: int) -> Any:
