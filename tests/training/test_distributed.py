@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from helpers import rank_cases
 from torch import nn
 
 import eqprop
+from eqprop.cli.common import stopping
 from eqprop.engines import EXCHANGE, Task, choose
 from eqprop.training import distributed
 from eqprop.training.distributed import ALONE, Ranks
@@ -135,6 +137,17 @@ def test_the_others_stop_within_seconds_of_a_kill(found: dict[str, Any], case: s
     assert ended["seconds"] < 10.0
 
 
+def test_torchruns_sigterm_does_not_cut_off_what_a_rank_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(distributed.LostRankError), stopping():
+            raise distributed.LostRankError("rank 0 of 2 stops")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_signal_to_one_rank_saves_and_stops_all(found: dict[str, Any]) -> None:
     ended = found["faults"]["term"]
     assert ended["codes"] == [143, 143]
@@ -176,6 +189,12 @@ class TestAlone:
         monkeypatch.setenv(name, value)
         with pytest.raises(ValueError, match=f"{name} is '{value}'; expected a whole number"):
             distributed.in_torchrun()
+
+    def test_several_ranks_without_an_address_are_told_to_use_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.delenv("MASTER_ADDR", raising=False)
+        with pytest.raises(ValueError, match="Start the processes with torchrun, or unset WORLD_SIZE"):
+            distributed.join()
 
     @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan"])
     def test_a_strange_time_out_is_named(self, monkeypatch: pytest.MonkeyPatch, given: str) -> None:

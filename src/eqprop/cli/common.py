@@ -21,6 +21,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from eqprop.files import write_text
+from eqprop.messages import EXPECTED_ERRORS
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
@@ -175,13 +176,14 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 def stopping() -> Iterator[None]:
     """Exit with the shell's code for the signal when a run is stopped."""
     from eqprop.training import Stopped
-    from eqprop.training.distributed import LostRankError, rank
+    from eqprop.training.distributed import rank, world_size
 
     try:
         yield
-    except LostRankError:
-        # torchrun is about to send SIGTERM, which must not cut off the sentence or the exit code.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except EXPECTED_ERRORS:
+        if world_size() > 1:
+            # torchrun sends SIGTERM when the first rank ends. It must not cut off the others' sentence and exit code.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     except Stopped as stopped:
         # The run is saved; another Ctrl-C must not disturb the exit.

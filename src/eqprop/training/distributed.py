@@ -282,6 +282,11 @@ def _begin() -> Ranks:
     if dist.is_initialized():
         name = ranks.text_of_first(uuid.uuid4().hex)
         return replace(ranks, store=PrefixStore(f"eqprop/{name}", dist.distributed_c10d._get_default_store()))
+    if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
+        raise ValueError(
+            f"WORLD_SIZE is {ranks.size}, but MASTER_ADDR or MASTER_PORT is not set. Start the processes with "
+            "torchrun, or unset WORLD_SIZE to use one."
+        )
     own_gpu = torch.cuda.is_available() and ranks.neighbours <= torch.cuda.device_count() and dist.is_nccl_available()
     limit = timedelta(seconds=timeout())
     with _heard(ranks):

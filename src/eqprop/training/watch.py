@@ -230,16 +230,16 @@ def epoch_means(lines: Sequence[Line], metric: str) -> dict[int, float]:
 class Lines(Watch):
     """One line per epoch, for logs and pipes.
 
-    heading     whether to name the run first           trials      whether every line names its trials
+    heading     whether to describe the run first       trials      whether every line names its run and trials
     """
 
     def __init__(self, stream: TextIO | None = None, heading: bool = True, trials: bool = False) -> None:
         self.stream, self.heading, self.trials = stream or sys.stderr, heading, trials
-        self.epochs = 0
+        self.epochs, self.run = 0, ""
         self.labels: dict[str, str] = {}
 
     def begin(self, plan: Plan, folder: Path) -> None:
-        self.epochs = plan.experiment.epochs
+        self.epochs, self.run = plan.experiment.epochs, f"{folder.name}: " if self.trials else ""
         self.labels = {estimator: label(estimator) for estimator in plan.settings.estimators}
         if not self.heading:
             return
@@ -258,7 +258,7 @@ class Lines(Watch):
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
         label, begun = self.labels[leg.estimator], f", from epoch {epoch + 1}" if epoch else ""
-        self._say(f"{label}, {trials}, engine {engine}{begun}")
+        self._say(f"{self.run}{label}, {trials}, engine {engine}{begun}")
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         if not lines:
@@ -266,8 +266,8 @@ class Lines(Watch):
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
         trials = f" trial {', '.join(str(line['trial']) for line in lines)}," if self.trials else ""
         self._say(
-            f"{lines[0]['estimator']}{trials} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, train {train}, "
-            f"{progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
+            f"{self.run}{lines[0]['estimator']}{trials} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, "
+            f"train {train}, {progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
         )
 
     def warn(self, message: str) -> None:
