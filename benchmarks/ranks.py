@@ -2,6 +2,7 @@
 
     python -m benchmarks.ranks                                  # the model's predictions, as a table
     python -m benchmarks.ranks --measure 1,2,4 --json FILE      # iterations and exchanges with gloo, here
+    python -m benchmarks.ranks --overhead --json FILE           # what the code for ranks costs one; added to FILE
 
 One iteration of N ranks that divide a mini-batch takes
 
@@ -18,10 +19,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -218,27 +219,84 @@ def measure_here(rounds: int, iterations: int) -> dict[str, Any]:
 
 def measure(sizes: Sequence[int], rounds: int, iterations: int) -> dict[str, Any]:
     """Measure each number of ranks in a torchrun job of its own."""
-    found = []
-    for size in sizes:
-        words = ["--standalone", "--nproc-per-node", str(size), "-m", "benchmarks.ranks", "--here"]
-        command = [sys.executable, "-m", "torch.distributed.run", *words, str(rounds), str(iterations)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        found.append(json.loads(done.stdout))
+    found = [in_torchrun(size, rounds, iterations) for size in sizes]
     return {"machine": provenance(), "backend": "gloo", "name": "P-1h", "engine": "eager", "ranks": found}
+
+
+def in_torchrun(size: int, *numbers: int) -> dict[str, Any]:
+    """What rank 0 of a torchrun job of this module prints."""
+    words = ["--standalone", "--nproc-per-node", str(size), "-m", "benchmarks.ranks", "--here"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, *map(str, numbers)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+CHUNKS = {"cpu": 512, "eager": 64}
+"""Iterations between two looks at the clock, as `eqprop train` chooses them here: about half a second."""
+
+
+def measure_one_here(rounds: int) -> dict[str, Any]:
+    """Run in a torchrun job of one rank: processor time of P-1h's iterations as one of several ranks would train them,
+    over that of the engine's loop alone, in rounds that alternate between the two.
+
+    An upper bound of what the code for ranks costs: the looks for divergence between chunks are in it as well.
+    """
+    from eqprop.training import distributed
+    from eqprop.training.plan import Settings, make_plan
+    from eqprop.training.trainer import Position, Trainer
+
+    torch.set_num_threads(1)
+    found, images, ranks = {}, mnist(), distributed.join()
+    for engine, n in CHUNKS.items():
+        settings = Settings(("ep",), engine=engine, threads=1)
+        plan = make_plan(named_experiment("P-1h", "paper"), settings, images, ranks=ranks)
+        trainer = Trainer(plan, plan.legs()[0])
+        order = trainer._batches(0)[:n]
+
+        def bare(trainer: Trainer = trainer, order: Any = order) -> None:
+            trainer.runner.run(order)
+
+        def ranked(trainer: Trainer = trainer, n: int = n) -> None:
+            trainer.position = Position()
+            trainer.advance(n)
+
+        found[engine] = {"iterations": n, **_ratios(bare, ranked, rounds)}
+    return {"machine": provenance(), "name": "P-1h", "batch": 20, "engines": found}
+
+
+def _ratios(first: Callable[[], None], second: Callable[[], None], rounds: int) -> dict[str, Any]:
+    """Processor seconds of both, and quartiles of second / first over the rounds."""
+    times: list[tuple[float, float]] = []
+    for n in range(rounds + 1):
+        seconds = {}
+        for work in (first, second) if n % 2 else (second, first):
+            begin = time.process_time()
+            work()
+            seconds[work] = time.process_time() - begin
+        times.append((seconds[first], seconds[second]))
+    times = times[1:]  # the first round warms up
+    return {
+        "rounds": rounds,
+        "ms_alone": 1e3 * median(a for a, _ in times),
+        "ms_as_one_rank": 1e3 * median(b for _, b in times),
+        "ratio_quartiles": quantiles((b / a for a, b in times), n=4),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--measure", metavar="1,2,4", help="numbers of processes to time here")
+    parser.add_argument("--overhead", action="store_true", help="time one rank against the engine's loop alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--here", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--here", nargs="+", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:
-        found = measure_here(*given.here)
+        found = measure_here(*given.here) if len(given.here) > 1 else measure_one_here(*given.here)
         from eqprop.training import distributed
 
         if distributed.rank() == 0:
@@ -247,6 +305,12 @@ def main() -> None:
     if given.measure:
         document = measure([int(n) for n in given.measure.split(",")], given.rounds, given.iterations)
         print(json.dumps(document["ranks"], indent=1))
+    elif given.overhead:
+        one = in_torchrun(1, given.rounds)
+        one["machine"]["command"] = f"ranks.py --overhead --rounds {given.rounds}"
+        print(json.dumps(one["engines"], indent=1))
+        there = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+        document = {**there, "one_rank": one}
     else:
         rows = predictions()
         document = {"machine": provenance(), "cluster": repr(Cluster()), "predictions": rows}
