@@ -165,13 +165,15 @@ def predictions(cluster: Cluster | None = None) -> list[dict[str, Any]]:
 
 
 def show(found: Sequence[Mapping[str, Any]]) -> str:
-    """The predictions as a Markdown table."""
-    lines = ["| what | GPUs | ms alone | exchange, µs | same batch per GPU | batch divided | networks apart |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
-    for row in found:
-        shares = [f"{100 * row[key]:.0f} %" if key in row else "" for key in ("weak", "strong", "apart")]
-        times = [f"{row[key]:.3g}" if key in row else "" for key in ("ms", "exchange_us")]
-        lines.append("| " + " | ".join([row["name"], str(row["ranks"]), *times, *shares]) + " |")
+    """The predictions as a Markdown table, a line per net: efficiencies on 8, 64 GPUs."""
+    lines = ["| what | ms alone | exchange, µs | a batch per GPU | one batch divided | networks apart |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for name in dict.fromkeys(row["name"] for row in found):
+        rows = [row for row in found if row["name"] == name]
+        cells = [f"{rows[0]['ms']:.3g}" if "ms" in rows[0] else ""]
+        for key, form in (("exchange_us", "{:.0f}"), ("weak", "{:.0%}"), ("strong", "{:.0%}"), ("apart", "{:.0%}")):
+            cells.append(", ".join(form.format(row[key]).replace("%", " %") for row in rows if key in row))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from eqprop.training.folder import last_session
+from eqprop.training.checkpoint import read_checkpoint
+from eqprop.training.folder import last_session, sessions
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 BIN = Path(sys.executable).parent
@@ -102,6 +106,31 @@ def test_one_machine(tmp_path: Path) -> None:
     run("bash", EXAMPLES / "one-machine.sh", "P-1h", out, *LITTLE, "--start", "persistent")
     assert ranks_of(out) == 2
     run("bash", EXAMPLES / "one-machine.sh", "P-1h", out)  # finished: nothing is left to do
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    words = ["P-1h", "--samples", "400", "--test-samples", "100", "--epochs", "8"]
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "--", "eqprop"]
+    run(*torchrun, "train", *words, "--out", tmp_path / "a")
+    out = tmp_path / "run"
+    job = subprocess.Popen(
+        ["bash", str(EXAMPLES / "one-machine.sh"), words[0], str(out), *words[1:]],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for weights in ("weights-0001*", "weights-0003*"):
+        while not list(out.glob(f"ep/{weights}")):
+            assert job.poll() is None
+            time.sleep(0.01)
+        children = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    said = job.communicate(timeout=300)[1]
+    assert job.returncode == 0, said
+    one, other = (read_checkpoint(folder / "ep").weights for folder in (tmp_path / "a", out))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(sessions(out)) == 3
 
 
 @pytest.mark.slow
