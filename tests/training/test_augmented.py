@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,18 @@ COLOUR = Experiment(
     average=0.9,
     warmup=0.5,
 )
+EVERYTHING = replace(
+    COLOUR,
+    start="carried",
+    optimizer_options={"momentum": 0.9, "nesterov": True},
+    decay="cosine",
+    decay_floor=1e-3,
+    weight_decay=1e-3,
+    weight_decay_kind="decoupled",
+    weight_decay_biases=False,
+    clip_norm=0.5,
+    label_smoothing=0.1,
+)
 LEG = "ep-symmetric"
 
 
@@ -92,10 +105,24 @@ def test_stacked_trials_draw_as_they_do_alone(tmp_path: Path, images: Images) ->
         assert torch.allclose(both[name.replace("0.", "1.", 1)], value, atol=1e-5), name
 
 
-def test_killed_in_the_middle_of_an_epoch_it_resumes_bit_for_bit(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "padding", ["reflect", pytest.param("zero", marks=pytest.mark.slow), pytest.param("edge", marks=pytest.mark.slow)]
+)
+def test_killed_in_the_middle_of_an_epoch_it_resumes_bit_for_bit(tmp_path: Path, folder: Path, padding: str) -> None:
     toml = tmp_path / "colour.toml"
-    toml.write_text(to_toml(COLOUR))
-    words = ("train", toml, "--data", folder, "--engine", "eager", "--quiet", "--checkpoint-every", 0.01)
+    toml.write_text(to_toml(EVERYTHING.override(augmentation={"padding": padding})))
+    words = (
+        "train",
+        toml,
+        "--data",
+        folder,
+        "--engine",
+        "eager",
+        "--quiet",
+        "--deterministic",
+        "--checkpoint-every",
+        0.01,
+    )
     assert finish(*words, "--out", tmp_path / "whole").returncode == 0
     process = start(*words, "--out", tmp_path / "cut")
     wait_for(tmp_path / "cut" / LEG / "checkpoint.json", process)
@@ -104,6 +131,7 @@ def test_killed_in_the_middle_of_an_epoch_it_resumes_bit_for_bit(tmp_path: Path,
         assert process.poll() is None, process.communicate()
         if int(found[0]) == 1 and 0 < int(found[1]) < 20:
             break
+        time.sleep(0.001)
     kill(process)
     place = read_checkpoint(tmp_path / "cut" / LEG).position
     assert place.iteration or place.epoch > 1
@@ -161,6 +189,19 @@ def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
 
 def images_of(tmp_path: Path) -> Images:
     return open_set(write_cifar(tmp_path / "few", 20, 10))
+
+
+def test_images_that_do_not_fit_are_refused_before_training(images: Images) -> None:
+    floats = replace(images, train_x=images.floats(images.train_x), test_x=images.floats(images.test_x))
+    make_plan(COLOUR, Settings(), floats)
+    for half in ("train_x", "test_x"):
+        with pytest.raises(ValueError, match="grey levels from 0 to 1; the images hold 0 to 2"):
+            make_plan(COLOUR, Settings(), replace(floats, **{half: 255 * getattr(floats, half)}))
+    with pytest.raises(ValueError, match=r"have shape \(32, 32, 3\), channels last\. Give them channels first"):
+        make_plan(COLOUR, Settings(), replace(floats, shape=(32, 32, 3)))
+    cut = replace(floats, shape=(3, 28, 28), train_x=floats.train_x[:, :2352], test_x=floats.test_x[:, :2352])
+    with pytest.raises(ValueError, match=r"inputs of shape \(3, 32, 32\); the images .* have shape \(3, 28, 28\)"):
+        make_plan(COLOUR, Settings(), cut)
 
 
 def test_a_net_and_its_feed_forward_twin_train_in_one_run(tmp_path: Path, images: Images) -> None:
