@@ -149,6 +149,7 @@ def test_evaluation_and_prediction_normalise_as_training_did(tmp_path: Path, ima
     line = read_metrics(run)[-1]
     again = evaluate(run, data=images)[LEG][0]
     assert again["test_error"] == line["test_error"]
+    assert again["test_error_top5"] == line["test_error_top5"]
     for x in (images.test_x, images.test_x.view(-1, 3, 32, 32), images.floats(images.test_x)):
         wrong = eqprop.predict(run, x) != images.test_y
         assert 100 * wrong.double().mean() == pytest.approx(line["test_error"])
@@ -170,7 +171,8 @@ def test_the_report_shows_augmented_images(tmp_path: Path, images: Images) -> No
     train(replace(COLOUR, epochs=1), tmp_path / "run", data=images)
     page = write_report(tmp_path / "run", with_curves=False).page.read_text()
     assert page.count("data:image/png;base64,") == 1
-    assert "flip True, crop 4, padding reflect, cutout 8, randaugment 2" in page
+    assert "(flip, crop 4 with padding reflect, RandAugment 2 of magnitude 9, cutout 8)" in page
+    assert page.index("Training images, augmented") < page.index("data:image/png") < page.index("<details>"), "in sight"
     (tmp_path / "run" / "augmented.png").write_bytes(b"<script>")
     assert "data:image/png" not in write_report(tmp_path / "run", with_curves=False).page.read_text(), "not a PNG"
 
@@ -229,6 +231,44 @@ def test_the_small_experiment_has_its_data_and_its_samples(tmp_path: Path, folde
     assert result.summary["changes_from_paper"] is None
     with pytest.raises(ValueError, match="has no preset 'authors'"):
         named_experiment("cifar10-small", "authors")
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10-small"
+
+
+def test_the_trained_net_in_the_examples_is_ready_to_use(tmp_path: Path, images: Images) -> None:
+    from PIL import Image
+
+    files = [path for path in EXAMPLE.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert not any(b"/tmp" in path.read_bytes() or b"/home" in path.read_bytes() for path in files)
+    names = []
+    for n, channels in enumerate(images.test_x[:3].view(-1, 3, 32, 32)):
+        names.append(tmp_path / f"{n}.png")
+        Image.fromarray(channels.permute(1, 2, 0).numpy()).resize((48, 40)).save(names[-1])
+    for estimator in ("ep-symmetric", "backprop"):
+        net = eqprop.load(EXAMPLE, estimator)
+        found = eqprop.predict(net, names)
+        assert found.tolist() == [int(eqprop.predict(net, name)) for name in names]
+        assert net.class_names[int(found[0])] in images.class_names
+    lines = {line["estimator"]: line for line in read_metrics(EXAMPLE) if line["epoch"] == 5}
+    assert lines["backprop"]["test_error"] < lines["ep-symmetric"]["test_error"] < 65.0, "by chance 90"
+    page = write_report(EXAMPLE, tmp_path / "page", with_curves=False)
+    assert f"top-5 {lines['backprop']['test_error_top5']:.2f}" in page.page.read_text()
+    rows = (tmp_path / "page" / "table.csv").read_text().splitlines()
+    assert ",40,10,0.25,sweeps-same," in rows[1]
+    assert ",none,,,,,trained" in rows[2], "backprop has no phases"
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("estimator", ["ep-symmetric", "backprop"])
+def test_the_trained_net_in_the_examples_reaches_its_recorded_errors(estimator: str) -> None:
+    place = os.environ.get("EQPROP_CIFAR10", "cifar10")
+    last = [line for line in read_metrics(EXAMPLE) if line["estimator"] == estimator][-1]
+    (found,) = evaluate(EXAMPLE, data=place)[estimator]
+    # Another machine may round a tie between outputs otherwise: one of 2,000 images is 0.05 %.
+    assert found["test_error"] == pytest.approx(last["test_error"], abs=0.1)
+    assert found["test_error_top5"] == pytest.approx(last["test_error_top5"], abs=0.1)
 
 
 @pytest.mark.realdata
