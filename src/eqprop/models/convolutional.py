@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple, final
@@ -90,21 +88,9 @@ def max_pool(z: Tensor, size: int) -> Pooled:
     values, indices = F.max_pool2d(z.flatten(0, -4), size, return_indices=True)
 
     def spread(h: Tensor) -> Tensor:
-        with _same_every_time():
-            return F.max_unpool2d(h.flatten(0, -4), indices, (size, size), output_size=sides).unflatten(0, lead)
+        return F.max_unpool2d(h.flatten(0, -4), indices, (size, size), output_size=sides).unflatten(0, lead)
 
     return Pooled(values.unflatten(0, lead), spread)
-
-
-@contextmanager
-def _same_every_time() -> Iterator[None]:
-    """Silence torch's warning that unpooling may write a place twice: the pools here do not overlap."""
-    if not torch.are_deterministic_algorithms_enabled():
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "max_unpooling2d_forward_out does not have a deterministic")
-        yield
 
 
 def average_pool(z: Tensor, size: int) -> Pooled:
