@@ -36,6 +36,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(gdu.nudge_site_block, runs.nudge_training_block, gdu.cross_entropy_block),
         *(partial(runs.runs_of, "cross-entropy"), partial(runs.runs_of, "fashion-mnist")),
     ],
+    "docs/cifar10.md": [partial(runs.runs_of, "cifar10-small")],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }

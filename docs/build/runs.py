@@ -37,10 +37,10 @@ def runs_of(topic: str) -> str:
     for d in documents(f"runs/{topic}.json"):
         e = d["experiment"]
         setting = f"T {e['T']}, K {e['K']}, beta {e['beta']:g}, nudge {e['nudge_site']}"
-        for t in trials(d):
+        for name, t in [(name, t) for name, own in d["estimators"].items() for t in own["trials"]]:
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
-            epochs, engines = f"{len(t['test_error'])} of {e['epochs']}", listed(d["engines"].values())
-            lines.append([e["name"], setting, epochs, t["seed"], *errors, engines])
+            what = [e["name"], setting] if name != "backprop" else [f"{e['name']}, twin", "backprop, one pass"]
+            lines.append([*what, f"{len(t['test_error'])} of {e['epochs']}", t["seed"], *errors, d["engines"][name]])
     heads = ["experiment", "settings", "epochs", "seed", "test error, %", "running train error, %", "engine"]
     return table(heads, lines, words=2)
 
@@ -65,9 +65,8 @@ def gain_block() -> str:
     lines = []
     for d in (first, *documents("runs/starts.json")):
         (trial,) = trials(d)
-        errors = [f"{trial['test_error'][epoch - 1]:.2f}" for epoch in EARLY]
-        residual = trial["residual_mean"][EARLY[-1] - 1]
-        lines.append([d["experiment"]["start"], d["experiment"]["T"], *errors, f"{residual:.0e}"])
+        shown = [*(f"{trial['test_error'][n - 1]:.2f}" for n in EARLY), f"{trial['residual_mean'][EARLY[-1] - 1]:.0e}"]
+        lines.append([d["experiment"]["start"], d["experiment"]["T"], *shown])
     return table(["start", "T", *(f"test % after {epoch}" for epoch in EARLY), "mean residual, then"], lines)
 
 

@@ -286,7 +286,7 @@ def test_the_real_set_from_a_folder_an_archive_and_by_path(
         pytest.skip(f"{REAL} is not a folder of the six files")
     cache = tmp_path / "eqprop" / "data" / "cifar10"
     cache.mkdir(parents=True)
-    with tarfile.open(cache / CIFAR10.archive, "w:gz", compresslevel=1) as archive:
+    with tarfile.open(cache / CIFAR10.archive, "w:gz", compresslevel=0) as archive:
         for name in CIFAR10.rows:
             archive.add(REAL / name, f"{CIFAR10.inside}/{name}")
     monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))

@@ -292,7 +292,7 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
 def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "rmse.png").write_bytes(PIXEL)
-    assert "no training runs" in render(collect(tmp_path))
+    assert "No training runs" in render(collect(tmp_path))
     with pytest.raises(FileNotFoundError, match="neither runs nor figures"):
         collect(folder / "toy" / "figures")
     with pytest.raises(FileNotFoundError, match="There is no folder"):

@@ -307,7 +307,8 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     run = read_run(folder)
     table = Table(title=f"{run.heading}, engine {summary['engine']}, device {summary['device']}")
     papers = ("paper: test", "paper: train") if run.paper_results else ()
-    for heading in ("estimator", "test error", "train error", *papers):
+    top5 = [e for e in summary["estimators"].values() if e.get("test_error_top5_mean") is not None]
+    for heading in ("estimator", "test error", *(["top-5 error"] if top5 else []), "train error", *papers):
         table.add_column(heading, justify="left" if heading == "estimator" else "right")
     for estimator, result in summary["estimators"].items():
         paper = run.paper_results.get(estimator)
@@ -315,6 +316,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         table.add_row(
             estimator,
             spread(result["test_error_mean"], result["test_error_std"]),
+            *([spread(result.get("test_error_top5_mean"), None)] if top5 else []),
             spread(result["train_error_mean"], None),
             *theirs[: len(papers)],
         )

@@ -44,10 +44,12 @@ def evaluate_run(
     if as_json == "-":
         return
     table = Table(title=str(folder))
-    for heading in ("estimator", "seed", "epochs", "test error"):
+    top5 = any("test_error_top5" in trial for trials in found.values() for trial in trials)
+    for heading in ("estimator", "seed", "epochs", "test error", *(["top-5 error"] if top5 else [])):
         table.add_column(heading, justify="right")
     for estimator, trials in found.items():
         for trial in trials:
             error = "diverged" if trial["diverged"] else f"{trial['test_error']:.2f} %"
-            table.add_row(estimator, str(trial["seed"]), str(trial["epoch"]), error)
+            beyond = [f"{trial['test_error_top5']:.2f} %" if "test_error_top5" in trial else "--"] if top5 else []
+            table.add_row(estimator, str(trial["seed"]), str(trial["epoch"]), error, *beyond)
     new_console().print(table)

@@ -108,6 +108,15 @@ class Augmentation:
         """Whether anything is changed."""
         return bool(self.flip or self.crop or self.cutout or self.randaugment)
 
+    def __str__(self) -> str:
+        parts = {
+            "flip": self.flip,
+            f"crop {self.crop} with padding {self.padding}": self.crop,
+            f"RandAugment {self.randaugment} of magnitude {self.magnitude}": self.randaugment,
+            f"cutout {self.cutout}": self.cutout,
+        }
+        return ", ".join(text for text, there in parts.items() if there) or "none"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

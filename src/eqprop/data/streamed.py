@@ -202,8 +202,8 @@ class Half:
         except (RuntimeError, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             reason = str(error).strip().splitlines()
             raise OSError(
-                f"The worker processes that read the {self.what} data stopped: {reason[0] if reason else error!r}. The "
-                "mini-batches before are trained; try num_workers=0 to see where."
+                f"The worker processes that read the {self.what} data stopped: {reason[0] if reason else error!r}. A "
+                "run keeps its last checkpoint; try num_workers=0 to see where."
             ) from error
         finally:
             # Even if a traceback keeps the reader.

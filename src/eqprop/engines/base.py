@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,7 +51,8 @@ def full_precision(tf32: bool = False) -> Iterator[None]:
 def fixed_algorithms(asked: bool) -> Iterator[None]:
     """If asked for, let torch use the same algorithms every time; restore the caller's settings afterwards.
 
-    On a CPU it does so anyway. Operations without such an algorithm warn.
+    On a CPU it does so anyway. Operations without such an algorithm warn, except unpooling: it could write a place
+    twice only if pools overlapped, and those of the nets here do not.
     """
     if not asked:
         yield
@@ -62,7 +64,9 @@ def fixed_algorithms(asked: bool) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"max_unpooling\dd_forward_out does not have a deterministic")
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         cudnn.benchmark, cudnn.deterministic = tuning

@@ -77,7 +77,7 @@ def axes(curves: Sequence[Series], epochs: int, paper: Sequence[float] = ()) -> 
     values += paper
     low, high = (min(values), max(values)) if values else (0.1, 10.0)
     high = min(_round(max(high * 1.05, low * 1.5), math.ceil), 100.0)
-    return Axes(epochs, _round(min(max(low * 0.9, high / 1000.0), high / 4.0), math.floor), high)
+    return Axes(epochs, _round(min(max(low * 0.9, high / 1000.0), high / 2.0), math.floor), high)
 
 
 def _round(value: float, direction: object) -> float:
@@ -236,7 +236,7 @@ def render(contents: Contents) -> str:
     """The page as HTML."""
     table = rows(contents.runs)
     parts = [_head(contents), _pictures(contents), _table(table), _figures(contents.runs)]
-    parts += [_settings(contents.runs), _sources(table)]
+    parts += [_augmented(contents.runs), _settings(contents.runs), _sources(table)]
     style, script = (files("eqprop.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -253,10 +253,11 @@ def _title(contents: Contents) -> str:
 
 def _head(contents: Contents) -> str:
     trained = len(contents.runs)
-    runs = f"{trained} run{'s' if trained != 1 else ''}" if trained else "no training runs"
+    names = dict.fromkeys(label(name) for run in contents.runs for name in run.settings.estimators)
+    runs = f"{', '.join(names)}: {trained} run{'s' if trained != 1 else ''}" if trained else "No training runs"
     return (
         f"<header><h1>{escape(_title(contents))}</h1>\n"
-        f'<p class="soft">Equilibrium propagation and backpropagation through time, {runs}. '
+        f'<p class="soft">{escape(runs)}. '
         f"Written by eqprop {__version__} from run folders.</p>{_left_out(contents)}</header>\n"
     )
 
@@ -315,12 +316,12 @@ def _row(row: Row, name: str) -> str:
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
         f'<td class="text">{escape(row.run.data)}</td><td class="text">{escape(label(row.estimator))}</td>',
-        f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}</td>',
+        f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}{_top5(row)}</td>',
         f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
         f"<td>{0 if row.test is None else row.test.epoch} of {experiment.epochs}</td>",
-        f"<td>{experiment.T}</td><td>{experiment.K}</td>",
+        "".join(f"<td>{steps}</td>" for steps in row.phases or ("–", "–")),
     ]
     return f'<tr data-row="{escape(row.run.title)} {escape(row.estimator)}">{name}{"".join(cells)}</tr>\n'
 
@@ -330,6 +331,10 @@ def _point(test: Point | None, train: Point | None) -> str:
         return "–"
     spread = "" if test.std is None else f" ± {test.std:.2f}"
     return f"{test.mean:.2f}{spread}" + ("" if train is None else f" ({train.mean:.2f})")
+
+
+def _top5(row: Row) -> str:
+    return "" if row.top5 is None else f'<span class="note">top-5 {row.top5:.2f}</span>'
 
 
 def _figures(runs: list[Run]) -> str:
@@ -424,7 +429,7 @@ def _details(run: Run) -> str:
     )
     return (
         f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
-        f"{stopped}{_graph(run)}{_augmented(run)}{_pairs(shown)}{sessions}</details>\n"
+        f"{stopped}{_graph(run)}{_pairs(shown)}{sessions}</details>\n"
     )
 
 
@@ -460,7 +465,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 LARGEST_PICTURE = 2 << 20
 
 
-def _augmented(run: Run) -> str:
+def _augmented(runs: list[Run]) -> str:
+    shown = "".join(map(_augmented_images, runs))
+    return f'<section id="augmented"><h2>Training images, augmented</h2>{shown}</section>\n' if shown else ""
+
+
+def _augmented_images(run: Run) -> str:
     """Training images as the first epoch sees them, inside the page; nothing that is not a PNG of usual size."""
     path = run.folder / AUGMENTED
     if run.experiment.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
@@ -468,8 +478,8 @@ def _augmented(run: Run) -> str:
     content = read_bytes(path)
     if not content.startswith(PNG):
         return ""
-    changes = ", ".join(f"{k} {v}" for k, v in run.experiment.augmentation.to_dict().items() if v)
-    caption = f"Sixteen training images as the first epoch sees them: {changes}"
+    changes = run.experiment.augmentation
+    caption = escape(f"{run.title}: the first training images as the first epoch sees them ({changes})")
     source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return f'<figure class="augmented"><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from eqprop.data.cifar import CIFAR10
 from eqprop.data.images import MNIST_DIGEST
-from eqprop.experiments.experiment import Experiment, PaperResult, label
+from eqprop.experiments.experiment import BACKPROP, Experiment, PaperResult, label
 from eqprop.experiments.paper import (
     CIFAR_SAMPLES,
     EXPERIMENTS,
@@ -294,6 +294,19 @@ class Row:
     diverged: int
 
     @property
+    def phases(self) -> tuple[int, int] | None:
+        """T and K; None for backprop, which has no phases."""
+        return None if self.estimator == BACKPROP else (self.run.experiment.T, self.run.experiment.K)
+
+    @property
+    def top5(self) -> float | None:
+        """Mean test error among the five largest outputs after the last epoch, over the trials of `test`."""
+        lost = {line["trial"] for line in self.run.diverged(self.estimator)}
+        own = [x for x in self.run.lines if x["estimator"] == self.estimator and x["trial"] not in lost]
+        last = max((line["epoch"] for line in own), default=0)
+        return mean([e for x in own if x["epoch"] == last and (e := x.get("test_error_top5")) is not None])
+
+    @property
     def verdict(self) -> Verdict:
         """Whether full training with an unchanged preset reached the paper's number."""
         printed = printed_experiment(self.run.experiment)
@@ -351,6 +364,7 @@ HEADINGS = (
     "beta",
     "schedule",
     "changes_from_paper",
+    "test_error_top5_mean",
 )
 
 
@@ -359,7 +373,8 @@ def to_csv(table: list[Row]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADINGS)
     for row in table:
-        experiment, test, train, paper = row.run.experiment, row.test, row.train, row.paper_result
+        experiment, phases = row.run.experiment, row.phases
+        test, train, paper = row.test, row.train, row.paper_result
         writer.writerow(
             [
                 _cell(experiment.name),
@@ -376,11 +391,9 @@ def to_csv(table: list[Row]) -> str:
                 experiment.epochs,
                 *(["", "", ""] if paper is None else [_or_empty(v) for v in (paper.test, paper.test_std, paper.train)]),
                 row.verdict,
-                experiment.T,
-                experiment.K,
-                experiment.beta,
-                experiment.schedule,
+                *(["", "", "", ""] if phases is None else [*phases, experiment.beta, experiment.schedule]),
                 _cell("; ".join(row.run.changes)),
+                _or_empty(row.top5),
             ]
         )
     return out.getvalue()
@@ -395,7 +408,7 @@ def to_latex(table: list[Row]) -> str:
         r"& Data & & Test & Train & Test & Train & & & \\ \midrule",
     ]
     for row in table:
-        experiment, paper = row.run.experiment, row.paper_result
+        paper = row.paper_result
         cells = [
             _escape(row.run.title),
             _escape(row.run.data),
@@ -404,8 +417,7 @@ def to_latex(table: list[Row]) -> str:
             "--" if row.train is None else f"$({row.train.mean:.2f})$",
             "--" if paper is None else _number(paper.test, paper.test_std),
             "--" if paper is None or paper.train is None else f"$({paper.train:.2f})$",
-            str(experiment.T),
-            str(experiment.K),
+            *map(str, row.phases or ("--", "--")),
             str(row.test.epoch if row.test else 0),
         ]
         lines.append(" & ".join(cells) + r" \\")

@@ -367,6 +367,8 @@ def _as_input(x: Any, model: Dynamics) -> Tensor:
     """Samples as a tensor of the model's type on its device; a single sample gets a leading dimension."""
     if isinstance(x, str | Path):
         x = _read_picture(Path(x), model)
+    elif isinstance(x, list | tuple) and x and all(isinstance(name, str | Path) for name in x):
+        x = np.stack([_read_picture(Path(name), model) for name in x])
     tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     like = next(model.parameters(), torch.empty(0))
     tensor = tensor.to(like.dtype).div(255) if tensor.dtype == torch.uint8 else tensor.to(like.dtype)
@@ -418,8 +420,8 @@ def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = No
 
     network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
     x           (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28); one sample;
-                or the path of an image file, which gets the model's size and colours; if grey, light on dark. Pixels
-                are uint8, or from 0 to 1, and normalised as in training.
+                or the path of an image file, or several, which get the model's size and colours; if grey, light on
+                dark. Pixels are uint8, or from 0 to 1, and normalised as in training.
     T           free steps; by default the experiment's
     """
     network = load(network) if isinstance(network, str | Path) else network
@@ -470,15 +472,15 @@ def evaluate(
             if place.is_dir():
                 found = load(folder, name, trial, model=model, device=settings.device)
                 plan = Plan(described.experiment, settings, images)
-                error = _test_error(found, plan, engine, precision)
+                errors = _test_errors(found, plan, engine, precision)
                 lost = str(trial) in read_checkpoint(place).diverged
                 seed = described.experiment.seed + trial
-                entry = {"seed": seed, "epoch": found.epoch, "test_error": error, "diverged": lost}
+                entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)
     return out
 
 
-def _test_error(found: Trained, plan: Plan, engine: str, precision: str | None) -> float:
+def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None) -> dict[str, float | None]:
     experiment = found.experiment if precision is None else found.experiment.override(precision=precision)
     chosen = choose(engine, Task(found.model, precision=experiment.precision))
     x, y, read = measured_set(plan.images, "test")
@@ -494,7 +496,8 @@ def _test_error(found: Trained, plan: Plan, engine: str, precision: str | None) 
         forward=found.estimator == BACKPROP,
         read=read,
     )
-    return measure.error_rates()[0]
+    errors = measure.errors()
+    return {"test_error": errors.top1[0]} | ({} if errors.top5[0] is None else {"test_error_top5": errors.top5[0]})
 
 
 def _leg_folder(described: Described, estimator: str | None, trial: int, folder: Path) -> str:

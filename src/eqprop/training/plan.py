@@ -483,6 +483,8 @@ def make_plan(
         # A stack is one network to the ranks; apart, its trials go to several.
         settings, ranks = replace(settings, stacked=bool(settings.stacked)), ALONE
     check_divides(experiment.batch, ranks.size)
+    if isinstance(images, Streamed) and experiment.augmentation is not None and experiment.augmentation.active:
+        images = images.in_unit_range()
     plan = Plan(experiment, settings, images, function, source=source, ranks=ranks)
     model = experiment.build(0, plan.dtype, function)
     site = getattr(model, "nudge_site", experiment.nudge_site)
@@ -519,8 +521,10 @@ def _check_images(experiment: Experiment, images: Images | Streamed) -> None:
     if experiment.normalisation is not None:
         experiment.normalisation.check(shape)
     if experiment.augmentation is not None:
-        known = images.train_x if isinstance(images, Images) else first_samples(images, 1)[0]
-        experiment.augmentation.check(known, images.shape)
+        # Test images are not augmented, but are taken to have the same grey levels.
+        known = (images.train_x, images.test_x) if isinstance(images, Images) else (first_samples(images, 1)[0],)
+        for x in known:
+            experiment.augmentation.check(x, images.shape)
 
 
 def _check_lines(experiment: Experiment, settings: Settings) -> None:
@@ -628,11 +632,18 @@ def read_description(folder: Path) -> Described:
 
 
 def _check_shapes(plan: Plan, model: Dynamics) -> None:
-    pixels = math.prod(plan.images.shape)
-    if model.input_shape is not None and math.prod(model.input_shape) != pixels:
+    shape, takes = plan.images.shape, model.input_shape
+    pixels = math.prod(shape)
+    if takes is not None and math.prod(takes) != pixels:
+        sizes = f" (sizes end with {pixels})" if len(takes) == 1 else ""
         raise ValueError(
-            f"{plan.experiment.name} takes inputs of shape {model.input_shape}; the images of {plan.images.name} have "
-            f"{pixels} pixels. Give a network for them (sizes end with {pixels}), or other data."
+            f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
+            f"{shape}, {pixels} pixels. Give a network for them{sizes}, or other data."
+        )
+    if takes is not None and len(takes) == len(shape) == 3 and takes != shape and takes == (shape[2], *shape[:2]):
+        raise ValueError(
+            f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
+            f"{shape}, channels last. Give them channels first, such as x.transpose(0, 3, 1, 2)."
         )
     device = plan.device
     x = plan.inputs(plan.first()[0], model)
