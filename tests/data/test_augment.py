@@ -11,8 +11,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from eqprop.data import Augmentation, Normalisation, Preparation, as_floats
+from eqprop.data import Augmentation, Normalisation
 from eqprop.data.augment import MAGNITUDES, OPERATIONS, draws, operate, philox, whole_number
+from eqprop.training.extras import Preparation
 
 EVERYTHING = Augmentation(flip=True, crop=4, padding="reflect", cutout=8, randaugment=2, magnitude=12, fill=120)
 SETTINGS = {
@@ -301,32 +302,26 @@ def test_normalisation_is_its_formula() -> None:
             Normalisation(**wrong)
 
 
-def test_preparation_is_augmentation_then_normalisation() -> None:
+def test_preparation_is_augmentation_then_the_inputs_of_the_model() -> None:
     norm = Normalisation((0.5, 0.4, 0.3), (0.2, 0.3, 0.1), 3.0)
     stored, rows = pictures(12).flatten(1), torch.arange(12).flip(0)
-    prepare = Preparation(EVERYTHING, norm, (3, 32, 32), (3, 32, 32), (5,), torch.float64)
-    prepare.begin(7)
-    images = pictures(12)
-    expected = norm(EVERYTHING(images, rows, 5, 7), torch.float64)
+
+    def inputs(x: torch.Tensor) -> torch.Tensor:
+        return norm(x.reshape(*x.shape[:-1], 3, 32, 32), torch.float64).flatten(-3)
+
+    images, cpu = pictures(12), torch.device("cpu")
+    prepare = Preparation(EVERYTHING, inputs, (3, 32, 32), (5,), cpu)
+    prepare.epoch.fill_(7)
+    expected = norm(EVERYTHING(images, rows, 5, 7), torch.float64).flatten(1)
     assert torch.equal(prepare(stored, rows), expected)
-    assert torch.equal(prepare.unchanged(stored), norm(images, torch.float64))
-    prepare.begin(8)
+    prepare.epoch.fill_(8)
     assert not torch.equal(prepare(stored, rows), expected)
-    # Two stacked runs, flat inputs.
-    stacked = Preparation(EVERYTHING, norm, (3, 32, 32), None, (5, 6), torch.float64)
-    stacked.begin(7)
+    stacked = Preparation(EVERYTHING, inputs, (3, 32, 32), (5, 6), cpu)
+    stacked.epoch.fill_(7)
     both = stacked(torch.stack([stored, stored]), torch.stack([rows, rows]))
-    assert both.shape == (2, 12, 3072)
-    assert torch.equal(both[0], expected.flatten(1))
+    assert torch.equal(both[0], expected)
     assert torch.equal(both[1], norm(EVERYTHING(images, rows, 6, 7), torch.float64).flatten(1))
-
-
-@pytest.mark.parametrize("shape", [(3, 32, 32), (32, 96), (3072,)])
-def test_preparing_nothing_gives_the_floats_of_the_samples(shape: tuple[int, ...]) -> None:
-    stored = pictures(5).flatten(1)
-    prepare = Preparation(Augmentation(), Normalisation(), shape)
-    for given in (stored, as_floats(stored, torch.float32)):
-        assert torch.equal(prepare(given, torch.arange(5)), as_floats(stored, torch.float32))
+    assert torch.equal(Preparation(None, inputs, (3, 32, 32), (5,), cpu)(stored, rows), inputs(stored))
 
 
 def compiled_call(setting: Augmentation) -> Any:

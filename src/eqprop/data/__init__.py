@@ -1,7 +1,7 @@
 """Data sets as tensors: MNIST, shipped with the package, others by name or from directories, your own arrays."""
 
 from eqprop.data.arrays import Data, as_images, content_digest, from_arrays, image_folder
-from eqprop.data.augment import Augmentation, Normalisation, Preparation
+from eqprop.data.augment import Augmentation, Normalisation
 from eqprop.data.idx import Idx, read_idx
 from eqprop.data.images import Images, as_floats, idx_directory, mnist, one_hot, split_validation
 from eqprop.data.sources import NAMES, cifar10, cifar100, open_set, set_name
@@ -14,7 +14,6 @@ __all__ = [
     "Idx",
     "Images",
     "Normalisation",
-    "Preparation",
     "Streamed",
     "as_floats",
     "as_images",

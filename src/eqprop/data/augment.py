@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -405,55 +405,6 @@ class Normalisation:
     def _column(values: list[float], images: Tensor, dtype: torch.dtype) -> Tensor:
         """(C, 1, 1), filled on the device: a copy from the host could not be captured."""
         return torch.cat([images.new_full((1, 1, 1), v, dtype=dtype) for v in values])
-
-
-@dataclass(frozen=True, eq=False)
-class Preparation:
-    """Makes a network's inputs of stored samples: augmentation by (seed, epoch, row), then normalisation.
-
-    shape       of a stored sample; `inputs` that of an input, None for flat ones
-    seeds       of the runs; several are stacked
-
-    The epoch is a tensor, so that a captured graph reads it: call `begin` before each epoch.
-    """
-
-    augmentation: Augmentation
-    normalisation: Normalisation
-    shape: tuple[int, ...]
-    inputs: tuple[int, ...] | None = None
-    seeds: tuple[int, ...] = (0,)
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str | None = None
-    seed: Tensor = field(init=False, repr=False)
-    epoch: Tensor = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        seeds = self.seeds if len(self.seeds) > 1 else self.seeds[0]
-        object.__setattr__(self, "seed", torch.tensor(seeds, device=self.device))
-        object.__setattr__(self, "epoch", torch.zeros((), dtype=torch.int64, device=self.device))
-
-    @property
-    def image(self) -> tuple[int, int, int]:
-        """The stored sample as (C, H, W); one row of pixels if it is no image."""
-        if len(self.shape) not in (2, 3):
-            return 1, 1, math.prod(self.shape)
-        return self.shape[0] if len(self.shape) == 3 else 1, self.shape[-2], self.shape[-1]
-
-    def begin(self, epoch: int) -> None:
-        self.epoch.fill_(epoch)
-
-    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Training inputs (..., B, *inputs) of stored samples (..., B, *any) with these rows (..., B)."""
-        images = x.reshape(*rows.shape, *self.image)
-        return self._inputs(self.augmentation(images, rows, self.seed, self.epoch), rows.dim())
-
-    def unchanged(self, x: Tensor) -> Tensor:
-        """Inputs (N, *inputs) of stored samples (N, *any) without augmentation: for evaluation."""
-        return self._inputs(x.reshape(len(x), *self.image), 1)
-
-    def _inputs(self, images: Tensor, leading: int) -> Tensor:
-        made = self.normalisation(images, self.dtype)
-        return made.reshape(*made.shape[:leading], *(self.inputs or (-1,)))
 
 
 def _known(cls: type[Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
