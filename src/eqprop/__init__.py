@@ -1,7 +1,14 @@
 """eqprop: equilibrium propagation, backprop through time and recurrent backprop for convergent RNNs."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    # Threads of torch that wait for each other soon sleep. Spinning, two of them take many times as long as one where
+    # another program shares their cores. OpenMP reads it when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from eqprop import data, gdu, models, starts
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +53,20 @@ def test_the_c_engine_takes_all(tmp_path: Path) -> None:
     if result.summary["engine"] != "cpu":
         pytest.skip("no C compiler")
     assert json.loads((tmp_path / "run" / "experiment.json").read_text())["settings"]["threads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "expected"),
+    [
+        ({}, "", "1000"),
+        ({"GOMP_SPINCOUNT": "7"}, "", "7"),
+        ({"OMP_WAIT_POLICY": "active"}, "", "None"),
+        ({}, "import torch; ", "None"),
+    ],
+    ids=["default", "the user's own", "a policy", "torch is loaded already"],
+)
+def test_threads_that_wait_soon_sleep(given: dict[str, str], first: str, expected: str) -> None:
+    clean = {name: v for name, v in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = f"{first}import eqprop, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    ended = subprocess.run([sys.executable, "-c", code], env=clean | given, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == expected
