@@ -1,4 +1,6 @@
-"""python -m benchmarks.precision FILE: which form of half precision keeps EP's update, by its cosine with float64.
+"""Which form of half precision keeps EP's update, by its cosine with float64.
+
+    python -m benchmarks.precision FILE [--cifar10 FOLDER] [--iterations 400]
 
 Products in float16 or bfloat16 always sum in float32. The forms differ in what else is rounded, and where:
 
@@ -7,34 +9,47 @@ Products in float16 or bfloat16 always sum in float32. The forms differ in what 
     states      the factors, and the state after every step
     deviations  the nudged phases: products of W with s - s_free in half, added to those of the free state in float32
     polished    as results, with the last tenth of the free phase in float32
+    sums        as results, the update by autodiff of Phi: two sums over the batch, then their difference
+    update      as results, with the products of the update in half too
 
-Each is the cosine of the whole update, and the lowest of a parameter, at initial weights.
+Each row has the cosine of the whole update and of every parameter, at initial weights and, with the files of CIFAR-10,
+after a training in float32. Half precision is emulated: the values are those of a GPU up to the order of sums.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.nets import subject
+from benchmarks.nets import Subject, subject
 from eqprop.cost import Nudge, Problem
-from eqprop.dynamics import Dynamics
+from eqprop.data import cifar10, one_hot
+from eqprop.data.images import epoch_order
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import _FACTORS, HALVES, PreciseStepper, agreements, products, update_in
+from eqprop.experiments.paper import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
 from eqprop.state import State
 
-NETS = {"mlp-small": 16, "B-small": 8, "A-small": 8}
+NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}
 """Nets and samples."""
+TRAINED = "B-small"
+"""The net that is trained; all its updates, the first too, are then of images."""
+BATCH, RATE, DECAY = 32, 0.03, 2.5e-4
 
 _aten = torch.ops.aten
 Log = list[tuple[list[Tensor], Any]]
@@ -120,7 +135,7 @@ class Polished(Stepper):
 def maker(form: str, precision: Precision) -> StepperMaker:
     def make(model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         half = PreciseStepper(model, x, nudge, precision)
-        if form == "results" or (form == "polished" and nudge is not None):
+        if form in ("results", "sums", "update") or (form == "polished" and nudge is not None):
             return half
         if form == "polished":
             return Polished(half, Stepper(model, model.drive(x), None), phase.T)
@@ -129,24 +144,113 @@ def maker(form: str, precision: Precision) -> StepperMaker:
     return make
 
 
-FORMS = ("products", "results", "states", "deviations", "polished")
+FORMS = ("products", "results", "states", "deviations", "polished", "sums", "update")
 
 
-def measure(say: Callable[[str], None]) -> dict[str, Any]:
+def updating(form: str, precision: Precision, model: Dynamics) -> AbstractContextManager[None]:
+    """The form's own way to take the update, where it has one."""
+    if form not in ("sums", "update"):
+        return nullcontext()
+    assert isinstance(model, PrimitiveDynamics), "every subject has a Phi"
+    return _Contrast(model, form, precision)
+
+
+class _Contrast:
+    """Replaces a model's contrast for a while."""
+
+    def __init__(self, model: PrimitiveDynamics, form: str, precision: Precision) -> None:
+        self.model, self.form, self.precision = model, form, precision
+
+    def __enter__(self) -> None:
+        form, precision = self.form, self.precision
+
+        def contrast(model: PrimitiveDynamics, x: Tensor, plus: State, minus: State) -> dict[str, Tensor]:
+            if form == "sums":
+                return model.autodiff_contrast(x, plus, minus)
+            with products(precision):
+                return type(model).contrast(model, x, plus, minus)
+
+        self.model.contrast = MethodType(contrast, self.model)  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        del self.model.contrast
+
+
+def in_form(problem: Problem, one: Subject, form: str, precision: Precision) -> dict[str, Tensor]:
+    """The update of a problem in one of the forms."""
+    with stepping(maker(form, precision)), updating(form, precision, problem.model):
+        return update_in(problem, one.estimator, "float32")
+
+
+def measure(cifar: Path | None, iterations: int, say: Callable[[str], None]) -> dict[str, Any]:
     rows = []
     for name, samples in NETS.items():
         one = subject(f"{name}@{samples}")
         problem = one.problem(torch.device("cpu"))
-        exact = update_in(_in_float64(problem), one.estimator, "float32")
-        single = update_in(problem, one.estimator, "float32")
-        rows.append({"net": name, "precision": "float32", "form": "", **_cosines(single, exact)})
-        for precision in HALVES:
-            for form in FORMS:
-                with stepping(maker(form, precision)):  # type: ignore[arg-type]
-                    found = update_in(problem, one.estimator, "float32")
-                rows.append({"net": name, "precision": precision, "form": form, **_cosines(found, exact)})
-                say(str(rows[-1]))
-    return {"machine": provenance(torch.device("cpu")), "samples": NETS, "rows": rows}
+        if cifar is None or name != TRAINED:
+            rows += _compare(problem, one, {"net": name, "weights": "initial", "data": "random"}, say)
+            continue
+        x, y = _images(cifar, max(samples, BATCH * iterations))
+        problem = Problem(problem.model, problem.cost, x[:samples], y[:samples])
+        rows += _compare(problem, one, {"net": name, "weights": "initial", "data": "CIFAR-10"}, say)
+        error = _train(problem, one, x, y, iterations, say)
+        about = {"net": name, "weights": "trained", "data": "CIFAR-10", "train_error": error}
+        rows += _compare(problem, one, about, say)
+    training = {"net": TRAINED, "iterations": iterations, "batch": BATCH, "rate": RATE, "momentum": 0.9, "decay": DECAY}
+    return {
+        "machine": provenance(torch.device("cpu")),
+        "samples": NETS,
+        "seed": 0,
+        "training": None if cifar is None else training,
+        "rows": rows,
+    }
+
+
+def _images(folder: Path, samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the first images of CIFAR-10's training set."""
+    images = cifar10(folder)
+    x = images.train_x[:samples].view(-1, *images.shape).float() / 255.0
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (CIFAR_MEAN, CIFAR_STD))
+    return (x - mean) / (3.0 * std), one_hot(images.train_y[:samples], images.classes)
+
+
+def _train(problem: Problem, one: Subject, x: Tensor, y: Tensor, iterations: int, say: Callable[[str], None]) -> float:
+    """Train the problem's model in float32; return the error in percent over the last quarter."""
+    model = problem.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY)
+    task = Task(model, problem.cost, one.estimator, optimizer)
+    runner = choose("eager", task).runner(Job(model, problem.cost, one.estimator, optimizer, x, y, y.argmax(-1)))
+    order = epoch_order(0, 0, len(x), BATCH)[:iterations]
+    error = 100.0
+    for part in order.tensor_split(4):
+        runner.reset()
+        runner.run(part)
+        counts = runner.tally.read()
+        error = 100.0 * counts["errors"][0] / counts["samples"][0]
+        say(f"{one.name}: {error:.1f} % of training images wrong")
+    return error
+
+
+def _compare(problem: Problem, one: Subject, about: dict[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Every form and precision at the problem's weights, and float32 itself."""
+    exact = update_in(_in_float64(problem), one.estimator, "float32")
+    rows = [
+        {**about, "precision": "float32", "form": "", **_cosines(update_in(problem, one.estimator, "float32"), exact)}
+    ]
+    say(_line(rows[0]))
+    for precision in HALVES:
+        for form in FORMS:
+            found = _cosines(in_form(problem, one, form, precision), exact)  # type: ignore[arg-type]
+            rows.append({**about, "precision": precision, "form": form, **found})
+            say(_line(rows[-1]))
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['net']} {row['weights']} {row['precision']} {row['form']}: cosine {row['cosine']:.4f}, "
+        f"{row['worst']} {row['worst_cosine']:.4f}"
+    )
 
 
 def _in_float64(problem: Problem) -> Problem:
@@ -158,8 +262,24 @@ def _cosines(update: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, A
     found = agreements(update, exact)
     whole = found.pop("")
     worst = min(found, key=lambda name: found[name].cosine)
-    return {"cosine": whole.cosine, "norm": whole.norm, "worst": worst, "worst_cosine": found[worst].cosine}
+    return {
+        "cosine": whole.cosine,
+        "norm": whole.norm,
+        "worst": worst,
+        "worst_cosine": found[worst].cosine,
+        "parameters": {name: one.cosine for name, one in found.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--cifar10", type=Path, metavar="FOLDER")
+    parser.add_argument("--iterations", type=int, default=400)
+    given = parser.parse_args()
+    found = measure(given.cifar10, given.iterations, lambda line: print(line, file=sys.stderr, flush=True))
+    write_json(given.file, found)
 
 
 if __name__ == "__main__":
-    write_json(Path(sys.argv[1]), measure(lambda line: print(line, file=sys.stderr, flush=True)))
+    main()
