@@ -10,6 +10,7 @@ sets the mini-batch. Data is random: it does not change how long an iteration ta
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -256,7 +257,11 @@ def _contestant(
     order = torch.arange(one.batch, device=device).view(1, -1)
     # With a rate of 1, an iteration from these weights moves them by minus the update.
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    clock = time.perf_counter()
     runner.run(order)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    first = time.perf_counter() - clock
     update = {key: before[key] - p.detach() for key, p in model.named_parameters()}
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -275,6 +280,8 @@ def _contestant(
         "T": one.estimator.T,
         "K": one.estimator.K,
         "cosine": agreements(update, exact)[""].cosine,
+        "first_iteration_s": first,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     return row, Contestant(lambda n: runner.run(order.expand(n, -1)), device)
 

@@ -1,6 +1,6 @@
 """Which form of half precision keeps EP's update, by its cosine with float64.
 
-    python -m benchmarks.precision FILE [--cifar10 FOLDER] [--iterations 400]
+    python -m benchmarks.precision FILE [--run RUN --cifar10 FOLDER]
 
 Products in float16 or bfloat16 always sum in float32. The forms differ in what else is rounded, and where:
 
@@ -12,8 +12,9 @@ Products in float16 or bfloat16 always sum in float32. The forms differ in what 
     sums        as results, the update by autodiff of Phi: two sums over the batch, then their difference
     update      as results, with the products of the update in half too
 
-Each row has the cosine of the whole update and of every parameter, at initial weights and, with the files of CIFAR-10,
-after a training in float32. Half precision is emulated: the values are those of a GPU up to the order of sums.
+Each row has the cosine of the whole update and of every parameter, at initial weights and, with a run on CIFAR-10
+(`eqprop train cifar10-small`), at its initial and trained weights on the first images it was trained on. Half precision
+is emulated: the values are those of a GPU up to the order of sums.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.nets import Subject, subject
+from benchmarks.nets import subject
 from eqprop.cost import Nudge, Problem
 from eqprop.data import cifar10, one_hot
-from eqprop.data.images import epoch_order
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import _FACTORS, HALVES, PreciseStepper, agreements, products, update_in
+from eqprop.estimators import Estimator
 from eqprop.experiments.paper import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
 from eqprop.state import State
+from eqprop.training import load
+from eqprop.training.metrics import read_metrics
 
 NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}
 """Nets and samples."""
-TRAINED = "B-small"
-"""The net that is trained; all its updates, the first too, are then of images."""
-BATCH, RATE, DECAY = 32, 0.03, 2.5e-4
+OF_RUN = 64
+"""Samples of a run's net."""
 
 _aten = torch.ops.aten
 Log = list[tuple[list[Tensor], Any]]
@@ -176,37 +177,39 @@ class _Contrast:
         del self.model.contrast
 
 
-def in_form(problem: Problem, one: Subject, form: str, precision: Precision) -> dict[str, Tensor]:
+def in_form(problem: Problem, estimator: Estimator, form: str, precision: Precision) -> dict[str, Tensor]:
     """The update of a problem in one of the forms."""
     with stepping(maker(form, precision)), updating(form, precision, problem.model):
-        return update_in(problem, one.estimator, "float32")
+        return update_in(problem, estimator, "float32")
 
 
-def measure(cifar: Path | None, iterations: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(run: Path | None, cifar: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     rows = []
     for name, samples in NETS.items():
         one = subject(f"{name}@{samples}")
         problem = one.problem(torch.device("cpu"))
-        if cifar is None or name != TRAINED:
-            rows += _compare(problem, one, {"net": name, "weights": "initial", "data": "random"}, say)
-            continue
-        x, y = _images(cifar, max(samples, BATCH * iterations))
-        problem = Problem(problem.model, problem.cost, x[:samples], y[:samples])
-        rows += _compare(problem, one, {"net": name, "weights": "initial", "data": "CIFAR-10"}, say)
-        error = _train(problem, one, x, y, iterations, say)
-        about = {"net": name, "weights": "trained", "data": "CIFAR-10", "train_error": error}
-        rows += _compare(problem, one, about, say)
-    training = {"net": TRAINED, "iterations": iterations, "batch": BATCH, "rate": RATE, "momentum": 0.9, "decay": DECAY}
-    return {
-        "machine": provenance(torch.device("cpu")),
-        "samples": NETS,
-        "seed": 0,
-        "training": None if cifar is None else training,
-        "rows": rows,
-    }
+        rows += _compare(problem, one.estimator, {"net": name, "weights": "initial", "data": "random"}, say)
+    found: dict[str, Any] = {"machine": provenance(torch.device("cpu")), "samples": NETS, "seed": 0, "rows": rows}
+    return found if run is None else found | _at_trained_weights(run, cifar, rows, say)
 
 
-def _images(folder: Path, samples: int) -> tuple[Tensor, Tensor]:
+def _at_trained_weights(
+    run: Path, cifar: Path | None, rows: list[dict[str, Any]], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Add the rows of a run's net, before and after its training; return what to say about it."""
+    trained = load(run)
+    experiment, last = trained.experiment, read_metrics(run)[-1]
+    x, y = _images(cifar, OF_RUN)
+    estimator = experiment.make_estimator(trained.estimator)
+    untrained = experiment.build(experiment.seed).to(next(trained.model.parameters()).dtype)
+    for model, epoch in ((untrained, 0), (trained.model, trained.epoch)):
+        about = {"net": experiment.name, "weights": f"epoch {epoch}", "data": "CIFAR-10"}
+        rows += _compare(Problem(model, trained.cost, x, y), estimator, about, say)
+    settings = experiment.to_dict()
+    return {"run": {"experiment": settings, "samples": OF_RUN, **{k: last[k] for k in ("test_error", "train_error")}}}
+
+
+def _images(folder: Path | None, samples: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of the first images of CIFAR-10's training set."""
     images = cifar10(folder)
     x = images.train_x[:samples].view(-1, *images.shape).float() / 255.0
@@ -214,33 +217,16 @@ def _images(folder: Path, samples: int) -> tuple[Tensor, Tensor]:
     return (x - mean) / (3.0 * std), one_hot(images.train_y[:samples], images.classes)
 
 
-def _train(problem: Problem, one: Subject, x: Tensor, y: Tensor, iterations: int, say: Callable[[str], None]) -> float:
-    """Train the problem's model in float32; return the error in percent over the last quarter."""
-    model = problem.model
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY)
-    task = Task(model, problem.cost, one.estimator, optimizer)
-    runner = choose("eager", task).runner(Job(model, problem.cost, one.estimator, optimizer, x, y, y.argmax(-1)))
-    order = epoch_order(0, 0, len(x), BATCH)[:iterations]
-    error = 100.0
-    for part in order.tensor_split(4):
-        runner.reset()
-        runner.run(part)
-        counts = runner.tally.read()
-        error = 100.0 * counts["errors"][0] / counts["samples"][0]
-        say(f"{one.name}: {error:.1f} % of training images wrong")
-    return error
-
-
-def _compare(problem: Problem, one: Subject, about: dict[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+def _compare(
+    problem: Problem, estimator: Estimator, about: dict[str, Any], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Every form and precision at the problem's weights, and float32 itself."""
-    exact = update_in(_in_float64(problem), one.estimator, "float32")
-    rows = [
-        {**about, "precision": "float32", "form": "", **_cosines(update_in(problem, one.estimator, "float32"), exact)}
-    ]
+    exact = update_in(_in_float64(problem), estimator, "float32")
+    rows = [{**about, "precision": "float32", "form": "", **_cosines(update_in(problem, estimator, "float32"), exact)}]
     say(_line(rows[0]))
     for precision in HALVES:
         for form in FORMS:
-            found = _cosines(in_form(problem, one, form, precision), exact)  # type: ignore[arg-type]
+            found = _cosines(in_form(problem, estimator, form, precision), exact)  # type: ignore[arg-type]
             rows.append({**about, "precision": precision, "form": form, **found})
             say(_line(rows[-1]))
     return rows
@@ -274,10 +260,10 @@ def _cosines(update: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--run", type=Path, metavar="RUN")
     parser.add_argument("--cifar10", type=Path, metavar="FOLDER")
-    parser.add_argument("--iterations", type=int, default=400)
     given = parser.parse_args()
-    found = measure(given.cifar10, given.iterations, lambda line: print(line, file=sys.stderr, flush=True))
+    found = measure(given.run, given.cifar10, lambda line: print(line, file=sys.stderr, flush=True))
     write_json(given.file, found)
 
 

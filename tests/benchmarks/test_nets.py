@@ -77,6 +77,8 @@ def test_names() -> None:
 def test_every_form_of_half_precision_is_near_and_not_equal(form: str) -> None:
     one = subject("mlp-small@4")
     problem = one.problem(CPU)
-    agreed = agreements(in_form(problem, one, form, "float16"), update_in(problem, one.estimator, "float32"))[""]
+    agreed = agreements(in_form(problem, one.estimator, form, "float16"), update_in(problem, one.estimator, "float32"))[
+        ""
+    ]
     assert "contrast" not in vars(problem.model)
     assert 0.999 < agreed.cosine < 1.0 - 1e-12

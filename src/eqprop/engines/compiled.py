@@ -562,6 +562,7 @@ class CompiledGraphRunner(GraphRunner):
 class Compiled(Engine):
     name = "compiled"
     reference = True
+    missed = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS
 

@@ -164,6 +164,8 @@ class Loop:
 
     def _run(self, trainer: Trainer, legs_after: int) -> None:
         trainer.engine.notice = self.watch.note
+        if trainer.engine.remark:
+            self.watch.note(trainer.engine.remark)
         self._tell_whether_bits_repeat(trainer)
         with fixed_algorithms(self.plan.settings.deterministic):
             self._train(trainer, legs_after)
