@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -324,3 +324,15 @@ def as_line(row: dict[str, Any]) -> str:
     ratio = f"no ratio: {row['refused']}" if row["speedup"] is None else f"{row['speedup']:.2f} x naive"
     what = f"{row['name']} {row['method']} {row['engine']} {row['precision']}, batch {row['batch']}"
     return f"{what}: {row['us_per_iteration']:.0f} us/iteration, {ratio} (twin {row['naive_us_per_iteration']:.0f} us)"
+
+
+def cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The rows of a measurement as a table, with its headings; what was refused has no ratio."""
+    headings = ["net", "engine", "precision", "batch", "T, K", "ms per iteration", "naive twin", "ratio", "cosine"]
+    lines = []
+    for row in document["rows"]:
+        ratio = "–" if row["speedup"] is None else f"{row['speedup']:.2f}"
+        times = (f"{1e-3 * row[key]:,.0f}" for key in ("us_per_iteration", "naive_us_per_iteration"))
+        settings = (row["precision"], str(row["batch"]), f"{row['T']}, {row['K']}")
+        lines.append([row["name"], f"`{row['engine']}`", *settings, *times, ratio, f"{row['cosine']:.6f}"])
+    return headings, lines

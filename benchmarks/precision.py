@@ -257,6 +257,17 @@ def _cosines(update: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, A
     }
 
 
+def cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A row per net, weights and precision, a column per form: the whole update's cosine and the lowest parameter's."""
+    rows = document["rows"]
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["form"]:
+            pair = f"{row['cosine']:.4f}, {row['worst_cosine']:.2f}"
+            lines.setdefault((row["net"], row["weights"], row["precision"]), []).append(pair)
+    return ["net", "weights", "precision", *FORMS], [[*names, *found] for names, found in lines.items()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
