@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,27 @@ def test_every_epoch_of_a_run_records_how_far_its_update_agrees(tmp_path: Path) 
     assert "cosine of float16 with float32, ep" in page
     assert "cosine of float32 with float64, ep" in page
     assert eqprop.evaluate(tmp_path / "run")["ep"][0]["test_error"] == lines[-1]["test_error"]
+
+
+def test_a_run_is_resumed_in_another_precision(tmp_path: Path) -> None:
+    """The epochs to come are in it, and the metrics and sessions say so; the experiment stays what it was."""
+
+    class Stop(Watch):
+        def epoch(self, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(eqprop.training.Stopped):
+        eqprop.train("P-1h", tmp_path / "run", beta=0.5, watch=Stop(), **OPTIONS)
+    with pytest.raises(ValueError, match="Unknown precision 'half'"):
+        eqprop.resume(tmp_path / "run", precision="half")
+    eqprop.resume(tmp_path / "run", precision="float16")
+    lines = read_metrics(tmp_path / "run")
+    assert [line.get("precision", {}).get("declared") for line in lines] == [None, "float16"]
+    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert described["experiment"].get("precision", "float32") == "float32"
+    last = json.loads((tmp_path / "run" / "environment.json").read_text())["sessions"][-1]
+    assert last["provenance"]["precision"] == "float16"
+    assert last["engines"] == {"ep": "eager"}
 
 
 def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
