@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -205,7 +206,7 @@ def _at_trained_weights(
     for model, epoch in ((untrained, 0), (trained.model, trained.epoch)):
         about = {"net": experiment.name, "weights": f"epoch {epoch}", "data": "CIFAR-10"}
         rows += _compare(Problem(model, trained.cost, x, y), estimator, about, say)
-    settings = experiment.to_dict()
+    settings = json.loads((run / "experiment.json").read_text())["experiment"]
     return {"run": {"experiment": settings, "samples": OF_RUN, **{k: last[k] for k in ("test_error", "train_error")}}}
 
 
