@@ -138,6 +138,7 @@ def test_agreement_of_updates() -> None:
     assert Agreement.of(-a, a).cosine == pytest.approx(-1.0)
     assert Agreement.of(0.0 * a, 0.0 * a) == Agreement(1.0, 1.0)
     assert math.isnan(Agreement.of(0.0 * a, a).cosine)
+    assert Agreement.of(0.0 * a, a).to_dict() == {"cosine": None, "norm": 0.0}
 
 
 class Warned(Watch):
@@ -193,7 +194,9 @@ def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
     assert "precision" not in read_metrics(tmp_path / "run")[0]
 
 
-@pytest.mark.parametrize(("cosine", "ending"), [(0.9, "expected 0.95 or more"), (-0.1, "it points away")])
+@pytest.mark.parametrize(
+    ("cosine", "ending"), [(0.9, "expected 0.95 or more"), (-0.1, "it points away"), (math.nan, "it points away")]
+)
 def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"": Agreement(cosine, 1.0), "W01": Agreement(cosine - 0.05, 1.0)}
     monkeypatch.setattr("eqprop.training.trainer.compare_precision", lambda *_: found)
@@ -203,6 +206,7 @@ def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, m
     else:
         with pytest.raises(ValueError, match=ending):
             eqprop.train("P-1h", tmp_path / "run", precision="bfloat16", watch=warned, **OPTIONS)
-    assert cosine < GUARD
+    assert not cosine >= GUARD
     assert bool([said for said in warned.said if ending in said and "for W01" in said]) == (cosine > 0)
     assert len(read_metrics(tmp_path / "run")) == 1, "what was measured is written before the run ends"
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
