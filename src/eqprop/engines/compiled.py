@@ -273,9 +273,9 @@ def compile_graph(
     return _COMPILED[key]
 
 
-def _options() -> dict[str, Any]:
-    """Inductor's settings: its cache; one process, as starting a pool takes longer; no timing if bits must repeat."""
-    options: dict[str, Any] = {"fx_graph_cache": True, "compile_threads": 1}
+def _options(device: torch.device) -> dict[str, Any]:
+    """Inductor's settings: its cache; on a CPU one process, as starting a pool takes longer; fixed choices if asked."""
+    options: dict[str, Any] = {"fx_graph_cache": True, **({"compile_threads": 1} if device.type == "cpu" else {})}
     if torch.are_deterministic_algorithms_enabled():
         options["triton.autotune_pointwise"] = False
     return options
@@ -293,7 +293,7 @@ def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence
         ):
             # Holomorphic EP's states are complex, and torch's operators serve those.
             warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")
-            made = torch._inductor.compile(graph, list(inputs), options=_options())
+            made = torch._inductor.compile(graph, list(inputs), options=_options(inputs[0].device))
             made(*inputs)  # loads the code, so that what is wrong with it is found here
     except CacheError as error:
         raise CannotCapture(str(error).rstrip(".")) from error
@@ -393,16 +393,20 @@ class Given:
         return theta, x, Nudge(self.nudge.cost, y, beta, checked=False)
 
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
 LARGE = 1_000_000
 """Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
 
-SHORTEST, LONGEST = 6, 12
-"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds."""
+BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
+"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
+Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short."""
 
 
-def block_length(T: int, sweep: int = 1) -> int:
+def block_length(T: int, sweep: int = 1, bounds: tuple[int, int] = BOUNDS) -> int:
     """How many steps to take at once in a phase of T: whole sweeps, and few single steps left over."""
-    lengths = [n for n in range(LONGEST, 0, -1) if n % sweep == 0 and (n >= SHORTEST or n == sweep)] or [sweep]
+    shortest, longest = bounds
+    lengths = [n for n in range(longest, 0, -1) if n % sweep == 0 and (n >= shortest or n == sweep)] or [sweep]
     fitting = [n for n in lengths if n <= T]
     return min(fitting, key=lambda n: T % n) if fitting else 1
 
@@ -411,14 +415,25 @@ class CompiledStepper(Stepper):
     """Takes steps in compiled blocks; what does not depend on the state is computed at the first step of each kind."""
 
     def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
-        self.steps, self.given = steps, given
-        self.block = block_length(phase.T, _period(given, phase))
+        self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
         if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
             given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
         self.values = given.tensors()
         self.inputs: dict[str, Tensor] = {}
         self.known: set[Update] = set()
+
+    @functools.cached_property
+    def block(self) -> int:  # type: ignore[override]
+        period = _period(self.given, self.phase)
+        s = self.given.model.init_state(self.given.x)
+        first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
+        try:
+            step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
+        except CannotCapture:
+            return period  # the first step says why
+        slow = _first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
+        return block_length(self.phase.T, period, SHORT_BOUNDS if slow else BOUNDS)
 
     def __call__(self, s: State, update: Update = None) -> State:
         return self.run(s, [update])
