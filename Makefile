@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 DEMO := $(BIN)/eqprop demo
 
-.PHONY: test demo docs docs-serve setup clean lint
+.PHONY: test demo docs docs-serve gpu setup clean lint
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
@@ -28,6 +28,10 @@ docs: setup
 
 docs-serve: docs
 	cd site && ../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
+
+# What only a CUDA machine can show, in ten minutes, with the torch that is there; records in results/gpu.
+gpu:
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu results/gpu
 
 setup: $(STAMP)
 

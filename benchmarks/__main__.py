@@ -21,7 +21,7 @@ import torch
 from benchmarks.nets import is_subject, measure_nets
 from benchmarks.run import Effort, Plan, default_device, experiments_named, measure
 from benchmarks.scaling import Curves, measure_scaling
-from eqprop.engines.base import PRECISIONS
+from eqprop.engines.base import PRECISIONS, fixed_algorithms
 from eqprop.files import write_json
 from eqprop.relax import Schedule, Stop
 
@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every engine against the naive twin.")
     p.add_argument("names", nargs="*", help="experiments (default: all six), or nets of benchmarks.nets")
     p.add_argument("--precision", default="float32", choices=PRECISIONS, help="of nets of benchmarks.nets")
+    p.add_argument("--deterministic", action="store_true", help="nets of benchmarks.nets by fixed algorithms")
     for name in ("method", "engine", "schedule", "stop", "preset"):
         p.add_argument(f"--{name}", default=getattr(request, name))
     p.add_argument("--trials", type=int, default=request.trials)
@@ -156,9 +157,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         if len(others) < len(given.names):
             alone = next(name for name in given.names if name not in others)
             raise ValueError(f"{alone} has a naive twin of its own, without autodiff. Give it alone, or as {alone}@20.")
-        return measure_nets(
-            given.names, words(given.engine), given.precision, (device_named(given.device), effort), say
-        )
+        with fixed_algorithms(given.deterministic):
+            return measure_nets(
+                given.names, words(given.engine), given.precision, (device_named(given.device), effort), say
+            )
     if given.scaling:
         return measure_scaling(Curves(words(given.engine), device_named(given.device), effort=effort), say)
     chosen = {name: getattr(given, name) for name in ("method", "engine", "schedule", "stop", "trials", "preset")}

@@ -10,7 +10,8 @@ sets the mini-batch. Data is random: it does not change how long an iteration ta
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,6 +187,25 @@ def _primitive(model: Any, name: str) -> PrimitiveDynamics:
     return model
 
 
+class Timed(Contestant):
+    """A contestant that also counts the processor's time, which other work on the machine hardly changes."""
+
+    def __init__(self, run: Callable[[int], None], device: torch.device) -> None:
+        super().__init__(self._counted, device)
+        self.inner, self.spent, self.counted = run, 0.0, 0
+
+    def _counted(self, n: int) -> None:
+        before = time.process_time()
+        self.inner(n)
+        self.spent += time.process_time() - before
+        self.counted += n
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds per iteration, all threads together; on a GPU only the host's part."""
+        return 1e6 * self.spent / self.counted
+
+
 def measure_nets(
     names: Sequence[str],
     engines: Sequence[str],
@@ -216,7 +236,7 @@ def _measure(
     one: Subject, engines: Sequence[str], precision: Precision, device: torch.device, effort: Effort
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     exact, naive32 = _twin_updates(one, device)
-    entries: list[tuple[dict[str, Any], Contestant]] = []
+    entries: list[tuple[dict[str, Any], Timed]] = []
     skipped = []
     for name in engines:
         try:
@@ -245,7 +265,7 @@ def _twin_updates(one: Subject, device: torch.device) -> tuple[dict[str, Tensor]
 
 def _contestant(
     one: Subject, name: str, precision: Precision, device: torch.device, exact: dict[str, Tensor]
-) -> tuple[dict[str, Any], Contestant]:
+) -> tuple[dict[str, Any], Timed]:
     problem = one.problem(device)
     model = problem.model
     optimizer = torch.optim.SGD([*model.parameters(), *problem.cost.parameters()], lr=1.0)
@@ -256,7 +276,11 @@ def _contestant(
     order = torch.arange(one.batch, device=device).view(1, -1)
     # With a rate of 1, an iteration from these weights moves them by minus the update.
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    clock = time.perf_counter()
     runner.run(order)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    first = time.perf_counter() - clock
     update = {key: before[key] - p.detach() for key, p in model.named_parameters()}
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -275,11 +299,13 @@ def _contestant(
         "T": one.estimator.T,
         "K": one.estimator.K,
         "cosine": agreements(update, exact)[""].cosine,
+        "first_iteration_s": first,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    return row, Contestant(lambda n: runner.run(order.expand(n, -1)), device)
+    return row, Timed(lambda n: runner.run(order.expand(n, -1)), device)
 
 
-def _twin(one: Subject, device: torch.device) -> Contestant:
+def _twin(one: Subject, device: torch.device) -> Timed:
     problem = one.problem(device)
     assert isinstance(problem.model, PrimitiveDynamics)
     model, estimator = NaiveTwin(problem.model), replace(one.estimator, checked=False)
@@ -292,10 +318,10 @@ def _twin(one: Subject, device: torch.device) -> Contestant:
                 estimator.backward(model, problem.cost, problem.x, problem.y)
                 optimizer.step()
 
-    return Contestant(run, device)
+    return Timed(run, device)
 
 
-def _row(row: dict[str, Any], ours: Contestant, twin: Contestant, naive_cosine: float) -> dict[str, Any]:
+def _row(row: dict[str, Any], ours: Timed, twin: Timed, naive_cosine: float) -> dict[str, Any]:
     lowest = min(LOWEST[row["precision"]], naive_cosine)
     refused = None if row["cosine"] >= lowest else f"its update has a cosine of {row['cosine']:.4f} with float64's"
     return {
@@ -305,6 +331,8 @@ def _row(row: dict[str, Any], ours: Contestant, twin: Contestant, naive_cosine: 
         "speedup": twin.us / ours.us if refused is None else None,
         "naive_cosine": naive_cosine,
         "refused": refused,
+        "cpu_us_per_iteration": ours.cpu_us,
+        "naive_cpu_us_per_iteration": twin.cpu_us,
         "spread_us": ours.spread_us,
         "naive_spread_us": twin.spread_us,
         "rounds": len(ours.times),
@@ -317,3 +345,18 @@ def as_line(row: dict[str, Any]) -> str:
     ratio = f"no ratio: {row['refused']}" if row["speedup"] is None else f"{row['speedup']:.2f} x naive"
     what = f"{row['name']} {row['method']} {row['engine']} {row['precision']}, batch {row['batch']}"
     return f"{what}: {row['us_per_iteration']:.0f} us/iteration, {ratio} (twin {row['naive_us_per_iteration']:.0f} us)"
+
+
+def cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The rows of a measurement as a table, with its headings; what was refused has no ratio."""
+    headings = ["net", "engine", "precision", "batch", "T, K", "ms per iteration", "naive twin", "ratio"]
+    lines = []
+    for row in document["rows"]:
+        ratio = "–" if row["speedup"] is None else f"{row['speedup']:.2f}"
+        kinds = [f"{whose}{unit}_per_iteration" for unit in ("us", "cpu_us") for whose in ("", "naive_")]
+        ms = [f"{1e-3 * row[kind]:,.0f}" for kind in kinds]
+        cpu_ratio = f"{row['naive_cpu_us_per_iteration'] / row['cpu_us_per_iteration']:.2f}"
+        settings = (row["precision"], str(row["batch"]), f"{row['T']}, {row['K']}")
+        measured = (*ms[:2], ratio, *ms[2:], cpu_ratio, f"{row['cosine']:.6f}")
+        lines.append([row["name"], f"`{row['engine']}`", *settings, *measured])
+    return [*headings, "CPU ms", "naive twin", "ratio", "cosine"], lines

@@ -1,4 +1,6 @@
-"""python -m benchmarks.precision FILE: which form of half precision keeps EP's update, by its cosine with float64.
+"""Which form of half precision keeps EP's update, by its cosine with float64.
+
+    python -m benchmarks.precision FILE [--run RUN --cifar10 FOLDER]
 
 Products in float16 or bfloat16 always sum in float32. The forms differ in what else is rounded, and where:
 
@@ -7,16 +9,24 @@ Products in float16 or bfloat16 always sum in float32. The forms differ in what 
     states      the factors, and the state after every step
     deviations  the nudged phases: products of W with s - s_free in half, added to those of the free state in float32
     polished    as results, with the last tenth of the free phase in float32
+    sums        as results, the update by autodiff of Phi: two sums over the batch, then their difference
+    update      as results, with the products of the update in half too
 
-Each is the cosine of the whole update, and the lowest of a parameter, at initial weights.
+Each row has the cosine of the whole update and of every parameter, at initial weights and, with a run on CIFAR-10
+(`eqprop train cifar10-small`), at its initial and trained weights on the first images it was trained on. Half precision
+is emulated: the values are those of a GPU up to the order of sums.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -25,16 +35,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.nets import subject
 from eqprop.cost import Nudge, Problem
-from eqprop.dynamics import Dynamics
+from eqprop.data import cifar10, one_hot
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import _FACTORS, HALVES, PreciseStepper, agreements, products, update_in
+from eqprop.estimators import Estimator
+from eqprop.experiments.paper import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
 from eqprop.state import State
+from eqprop.training import load
+from eqprop.training.metrics import read_metrics
 
-NETS = {"mlp-small": 16, "B-small": 8, "A-small": 8}
+NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}
 """Nets and samples."""
+OF_RUN = 64
+"""Samples of a run's net."""
 
 _aten = torch.ops.aten
 Log = list[tuple[list[Tensor], Any]]
@@ -120,7 +137,7 @@ class Polished(Stepper):
 def maker(form: str, precision: Precision) -> StepperMaker:
     def make(model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         half = PreciseStepper(model, x, nudge, precision)
-        if form == "results" or (form == "polished" and nudge is not None):
+        if form in ("results", "sums", "update") or (form == "polished" and nudge is not None):
             return half
         if form == "polished":
             return Polished(half, Stepper(model, model.drive(x), None), phase.T)
@@ -129,24 +146,98 @@ def maker(form: str, precision: Precision) -> StepperMaker:
     return make
 
 
-FORMS = ("products", "results", "states", "deviations", "polished")
+FORMS = ("products", "results", "states", "deviations", "polished", "sums", "update")
 
 
-def measure(say: Callable[[str], None]) -> dict[str, Any]:
+def updating(form: str, precision: Precision, model: Dynamics) -> AbstractContextManager[None]:
+    """The form's own way to take the update, where it has one."""
+    if form not in ("sums", "update"):
+        return nullcontext()
+    assert isinstance(model, PrimitiveDynamics), "every subject has a Phi"
+    return _Contrast(model, form, precision)
+
+
+class _Contrast:
+    """Replaces a model's contrast for a while."""
+
+    def __init__(self, model: PrimitiveDynamics, form: str, precision: Precision) -> None:
+        self.model, self.form, self.precision = model, form, precision
+
+    def __enter__(self) -> None:
+        form, precision = self.form, self.precision
+
+        def contrast(model: PrimitiveDynamics, x: Tensor, plus: State, minus: State) -> dict[str, Tensor]:
+            if form == "sums":
+                return model.autodiff_contrast(x, plus, minus)
+            with products(precision):
+                return type(model).contrast(model, x, plus, minus)
+
+        self.model.contrast = MethodType(contrast, self.model)  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        del self.model.contrast
+
+
+def in_form(problem: Problem, estimator: Estimator, form: str, precision: Precision) -> dict[str, Tensor]:
+    """The update of a problem in one of the forms."""
+    with stepping(maker(form, precision)), updating(form, precision, problem.model):
+        return update_in(problem, estimator, "float32")
+
+
+def measure(run: Path | None, cifar: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     rows = []
     for name, samples in NETS.items():
         one = subject(f"{name}@{samples}")
         problem = one.problem(torch.device("cpu"))
-        exact = update_in(_in_float64(problem), one.estimator, "float32")
-        single = update_in(problem, one.estimator, "float32")
-        rows.append({"net": name, "precision": "float32", "form": "", **_cosines(single, exact)})
-        for precision in HALVES:
-            for form in FORMS:
-                with stepping(maker(form, precision)):  # type: ignore[arg-type]
-                    found = update_in(problem, one.estimator, "float32")
-                rows.append({"net": name, "precision": precision, "form": form, **_cosines(found, exact)})
-                say(str(rows[-1]))
-    return {"machine": provenance(torch.device("cpu")), "samples": NETS, "rows": rows}
+        rows += _compare(problem, one.estimator, {"net": name, "weights": "initial", "data": "random"}, say)
+    found: dict[str, Any] = {"machine": provenance(torch.device("cpu")), "samples": NETS, "seed": 0, "rows": rows}
+    return found if run is None else found | _at_trained_weights(run, cifar, rows, say)
+
+
+def _at_trained_weights(
+    run: Path, cifar: Path | None, rows: list[dict[str, Any]], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Add the rows of a run's net, before and after its training; return what to say about it."""
+    trained = load(run)
+    experiment, last = trained.experiment, read_metrics(run)[-1]
+    x, y = _images(cifar, OF_RUN)
+    estimator = experiment.make_estimator(trained.estimator)
+    untrained = experiment.build(experiment.seed).to(next(trained.model.parameters()).dtype)
+    for model, epoch in ((untrained, 0), (trained.model, trained.epoch)):
+        about = {"net": experiment.name, "weights": f"epoch {epoch}", "data": "CIFAR-10"}
+        rows += _compare(Problem(model, trained.cost, x, y), estimator, about, say)
+    settings = json.loads((run / "experiment.json").read_text())["experiment"]
+    return {"run": {"experiment": settings, "samples": OF_RUN, **{k: last[k] for k in ("test_error", "train_error")}}}
+
+
+def _images(folder: Path | None, samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the first images of CIFAR-10's training set."""
+    images = cifar10(folder)
+    x = images.train_x[:samples].view(-1, *images.shape).float() / 255.0
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (CIFAR_MEAN, CIFAR_STD))
+    return (x - mean) / (3.0 * std), one_hot(images.train_y[:samples], images.classes)
+
+
+def _compare(
+    problem: Problem, estimator: Estimator, about: dict[str, Any], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Every form and precision at the problem's weights, and float32 itself."""
+    exact = update_in(_in_float64(problem), estimator, "float32")
+    rows = [{**about, "precision": "float32", "form": "", **_cosines(update_in(problem, estimator, "float32"), exact)}]
+    say(_line(rows[0]))
+    for precision in HALVES:
+        for form in FORMS:
+            found = _cosines(in_form(problem, estimator, form, precision), exact)  # type: ignore[arg-type]
+            rows.append({**about, "precision": precision, "form": form, **found})
+            say(_line(rows[-1]))
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['net']} {row['weights']} {row['precision']} {row['form']}: cosine {row['cosine']:.4f}, "
+        f"{row['worst']} {row['worst_cosine']:.4f}"
+    )
 
 
 def _in_float64(problem: Problem) -> Problem:
@@ -158,8 +249,35 @@ def _cosines(update: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, A
     found = agreements(update, exact)
     whole = found.pop("")
     worst = min(found, key=lambda name: found[name].cosine)
-    return {"cosine": whole.cosine, "norm": whole.norm, "worst": worst, "worst_cosine": found[worst].cosine}
+    return {
+        "cosine": whole.cosine,
+        "norm": whole.norm,
+        "worst": worst,
+        "worst_cosine": found[worst].cosine,
+        "parameters": {name: one.cosine for name, one in found.items()},
+    }
+
+
+def cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A row per net, weights and precision, a column per form: the whole update's cosine and the lowest parameter's."""
+    rows = document["rows"]
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["form"]:
+            pair = f"{row['cosine']:.4f}, {row['worst_cosine']:.2f}"
+            lines.setdefault((row["net"], row["weights"], row["precision"]), []).append(pair)
+    return ["net", "weights", "precision", *FORMS], [[*names, *found] for names, found in lines.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--run", type=Path, metavar="RUN")
+    parser.add_argument("--cifar10", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    found = measure(given.run, given.cifar10, lambda line: print(line, file=sys.stderr, flush=True))
+    write_json(given.file, found)
 
 
 if __name__ == "__main__":
-    write_json(Path(sys.argv[1]), measure(lambda line: print(line, file=sys.stderr, flush=True)))
+    main()

@@ -25,7 +25,10 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
     ],
     "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.seeds_block, gdu.authors_block],
-    "docs/performance.md": [performance.expect_block, performance.projection_block],
+    "docs/performance.md": [
+        *(performance.expect_block, performance.projection_block),
+        *(partial(performance.measured, "nets"), partial(performance.measured, "precision")),
+    ],
     "docs/kernels.md": [performance.work_block, performance.floors_block],
     "docs/estimators.md": [
         *(estimators.bias_block, estimators.orders_block, estimators.cost_block, estimators.training_block),

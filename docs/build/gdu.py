@@ -17,8 +17,7 @@ from eqprop.report.gdu import PANELS, processes, rmse_panels, saw_teeth
 
 NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
-SEEDS = range(5)
-BETAS = (0.1, 0.01, 0.001, 0.0001)
+SEEDS, BETAS = range(5), (0.1, 0.01, 0.001, 0.0001)
 USUAL = {"preset": "paper", "seed": 0, "schedule": "synchronous", "dtype": "float64", "trained": None}
 USUAL |= {"nudge_site": "outside", "cost": "squared-error"}
 
@@ -30,8 +29,7 @@ def compared(name: str, **other: Any) -> Document:
 
 @cache
 def traces(name: str) -> Document:
-    content: Document = json.loads((RESULTS / "gdu" / name / "traces.json").read_text(encoding="utf-8"))
-    return content
+    return dict(json.loads((RESULTS / "gdu" / name / "traces.json").read_text(encoding="utf-8")))
 
 
 def errors(found: Document, kind: str, key: str = "rmse") -> list[float]:
@@ -52,8 +50,7 @@ def results_block() -> str:
     lines = []
     for name in NAMES:
         d = compared(name)
-        unsettled = d["residual"]["unsettled"]
-        left = f"{unsettled} of {d['batch']}" if unsettled else "none"
+        left = f"{n} of {d['batch']}" if (n := d["residual"]["unsettled"]) else "none"
         lines.append([name, d["budget"]["outcome"], *_figures(d), left, largest(d)])
         if d["settled"]:
             lines.append([f"{name}, settled samples only", "", *_figures(d["settled"]), "left out", ""])

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from benchmarks import nets, precision
 from benchmarks.floors import dependent_steps, floors, work
 from docs.build.results import Document, documents
-from docs.build.text import commit, duration, large, table
+from docs.build.text import commit, duration, large, place, table
 from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.report.figures import drawn, new_figure
 
@@ -25,7 +26,7 @@ def machine(found: Document) -> str:
 def by_machine(found: Sequence[Document]) -> dict[str, list[Document]]:
     """Every row that was right, by machine; of a case measured twice the later one."""
     cases: dict[str, dict[tuple[object, ...], Document]] = {}
-    for one in sorted((d for d in found if "rows" in d), key=lambda d: d["machine"]["date"]):
+    for one in sorted((d for d in found if "preset" in d.get("rows", [{}])[0]), key=lambda d: d["machine"]["date"]):
         cases.setdefault(machine(one), {}).update({tuple(r[key] for key in CASE): r for r in one["rows"]})
     return {where: [r for r in rows.values() if r["speedup"] is not None] for where, rows in cases.items()}
 
@@ -46,16 +47,13 @@ def expect_block(found: Sequence[Document] | None = None) -> str:
             cells = [f"{name} {method.upper()}"]
             for rows in machines.values():
                 ran = [r for r in printed(rows, name, method) if r["stop"] == "never"]
-                best = min(ran, key=lambda r: r["us_per_iteration"], default=None)
-                cells += ["–"] * 3 if best is None else _expected(best)
+                for r in sorted(ran, key=lambda r: r["us_per_iteration"])[:1]:
+                    how = "" if r["schedule"] == "synchronous" else f" ({r['schedule']})"
+                    cells += [large(r["us_per_iteration"]) + how, str(r["trials"]), large(r["speedup"])]
+                cells += [] if ran else ["–"] * 3
             lines.append(cells)
     heads = [text for where in machines for text in (f"{where}: µs", "networks", "× obvious")]
     return table(["iteration", *heads], lines)
-
-
-def _expected(row: Document) -> list[str]:
-    how = "" if row["schedule"] == "synchronous" else f" ({row['schedule']})"
-    return [large(row["us_per_iteration"]) + how, str(row["trials"]), large(row["speedup"])]
 
 
 def projection_block(found: Sequence[Document] | None = None) -> str:
@@ -71,6 +69,14 @@ def projection_block(found: Sequence[Document] | None = None) -> str:
     lines.append(["**whole table**", *(duration(total["seconds"]) for total in totals)])
     note = "; ".join(f"{machine(d)}: torch {d['machine']['torch']}, commit {commit(d['machine'])}" for d in files)
     return f"{table(['row', *map(machine, files)], lines)}\n\n{note}."
+
+
+def measured(what: str, found: Sequence[Document] | None = None) -> str:
+    """A table per record of `benchmarks.nets`, or of `benchmarks.precision`, and where it was made."""
+    made, key, words = {"nets": (nets, "naive_cosine", 2), "precision": (precision, "form", 3)}[what]
+    files = [d for d in (documents("bench") if found is None else found) if key in d.get("rows", [{}])[0]]
+    notes = [f"{place(m := d['machine'])}: torch {m['torch']}, commit {commit(m)}." for d in files]
+    return "\n\n".join(f"{table(*made.cells(d), words)}\n\n{note}" for d, note in zip(files, notes, strict=True))
 
 
 def work_block() -> str:

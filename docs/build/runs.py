@@ -11,8 +11,7 @@ from docs.build.text import by_name, duration, listed, place, table
 from eqprop.experiments.experiment import PaperResult
 from eqprop.report.figures import decisions
 
-EPOCHS = (1, 5, 10, 15, 20, 30)
-EARLY = (1, 2, 5, 10)
+EPOCHS, EARLY = (1, 5, 10, 15, 20, 30), (1, 2, 5, 10)
 NUDGED = (("EP, nudge outside", "ep", "outside"), ("EP, nudge inside", "ep", "inside"), ("BPTT", "bptt", "outside"))
 
 
@@ -75,13 +74,8 @@ def decisions_block() -> str:
     lines = []
     for decision in found["decisions"]:
         name, values = decision["name"], (decision["value"], found["paper"][decision["name"]])
-        lines.append(
-            [
-                name.replace("_", " "),
-                *(by_name(v) if isinstance(v, dict) else f"{v:g}" for v in values),
-                decision["reason"].replace("|", "\\|"),
-            ]
-        )
+        shown = [by_name(v) if isinstance(v, dict) else f"{v:g}" for v in values]
+        lines.append([name.replace("_", " "), *shown, decision["reason"].replace("|", "\\|")])
     return table(["", "decided", "paper", "reason"], lines, words=4)
 
 

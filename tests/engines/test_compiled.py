@@ -18,8 +18,17 @@ import eqprop
 from eqprop import EP, Phase, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Task, choose
-from eqprop.engines.compiled import LARGE, Compiled, block_length, trace_step
-from eqprop.engines.eager import Eager
+from eqprop.engines.compiled import (
+    LARGE,
+    Compiled,
+    Given,
+    all_inputs,
+    block_length,
+    join,
+    step_of,
+    trace_step,
+)
+from eqprop.engines.eager import Eager, PreciseStepper
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
 from eqprop.training.watch import Progress, Watch
@@ -153,6 +162,96 @@ def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
     with pytest.raises(ValueError, match="cannot serve: it needs a C\\+\\+ compiler"):
         choose("compiled", Task(own_model()))
+
+
+def test_auto_says_what_is_missing_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
+    task = Task(own_model((10, 600, 1000, 500)), SquaredError(), EP(T=5, K=2))
+    engine = choose("auto", task)
+    assert engine.name == "eager"
+    assert "The engine eager is used, which is slower here. Compiled would serve, but it needs a C++" in engine.remark
+    assert not choose("auto", Task(own_model(), SquaredError(), EP(T=5, K=2))).remark
+
+
+def test_a_number_of_the_model_that_changes_is_not_baked_in() -> None:
+    class Gained(eqprop.PrimitiveDynamics):
+        input_shape = (4,)
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.gain = 1.0
+            self.W = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+
+        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+            return (x.new_zeros(len(x), 3),)
+
+        def primitive(self, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+            return self.gain * (s[0] * (x @ self.W.T)).sum(-1)
+
+    model, engine = Gained(), Compiled()
+    x = torch.rand(2, 4, dtype=torch.float64)
+    for gain in (1.0, 2.0, 1.0):
+        model.gain = gain
+        found = engine.relaxation(model, x, Phase(2)).state[0]
+        assert torch.allclose(found, gain * (x @ model.W.T), rtol=0.0, atol=1e-12)
+
+
+def test_changed_rates_and_weights_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        made.append(inputs)
+        return graph
+
+    monkeypatch.setattr("eqprop.engines.compiled._compile", counted)
+    model = own_model((3, 4, 6, 9))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, labels = torch.rand(8, 9, dtype=torch.float64), torch.arange(8) % 3
+    y = eqprop.data.one_hot(labels, 3, torch.float64)
+    runner = Compiled().runner(Job(model, SquaredError(), EP(T=7, K=2), optimizer, x, y, labels))
+    runner.run(torch.arange(8).view(2, 4))
+    first = len(made)
+    for n in range(5):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (n + 1)
+        runner.take_rates()
+        runner.run(torch.arange(8).view(2, 4))
+    assert 0 < first == len(made)
+    runner.run(torch.arange(6).view(2, 3))
+    assert len(made) > first, "another mini-batch is another program"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_sweep_computes_every_convolution_once_forward_and_once_back(precision: Any) -> None:
+    """The arg-max of a pooled convolution is kept until its input moves, in half precision too."""
+    network = Network(
+        (2, 8, 8),
+        {"out": 3, "h2": (4, 4, 4), "h1": (3, 8, 8)},
+        [Conv("x", "h1", kernel=3, padding=1), Conv("h1", "h2", kernel=3, padding=1, pool=2), Dense("h2", "out")],
+        {"out": "identity", "*": "hard-sigmoid"},
+        seed=0,
+    )
+    given = Given(network, torch.rand(2, 2, 8, 8), None)
+    values, s = given.tensors(), tuple(torch.rand_like(v) for v in network.init_state(given.x))
+    groups = network.sweep(len(s))
+    splits = [
+        trace_step(lambda v, state, g=g: step_of(given, v, state, g, precision), values, s)  # type: ignore[misc]
+        for g in groups
+    ]
+    sweeps = 5
+    joined = join(splits, [0, 1] * sweeps, len(s))
+    count = [str(node.target) for node in joined.graph.nodes].count("aten.convolution.default")
+    assert count - 2 * sweeps in (0, 1), "one more where the first half needs an arg-max"
+    inputs: dict[str, Tensor] = {}
+    for split in splits:
+        held = split.fixed(*values, *split.constants)
+        inputs |= dict(zip(split.inputs, (*values, *split.constants, *held), strict=True))
+    expected, step = s, PreciseStepper(network, given.x, None, precision)
+    for n in range(2 * sweeps):
+        expected = step(expected, groups[n % 2])
+    found = joined(*(inputs[name] for name in all_inputs(splits)), *s)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_the_notice_comes_once_before_compiling() -> None:

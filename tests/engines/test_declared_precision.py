@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,7 @@ def test_agreement_of_updates() -> None:
     assert Agreement.of(-a, a).cosine == pytest.approx(-1.0)
     assert Agreement.of(0.0 * a, 0.0 * a) == Agreement(1.0, 1.0)
     assert math.isnan(Agreement.of(0.0 * a, a).cosine)
+    assert Agreement.of(0.0 * a, a).to_dict() == {"cosine": None, "norm": 0.0}
 
 
 class Warned(Watch):
@@ -165,12 +168,35 @@ def test_every_epoch_of_a_run_records_how_far_its_update_agrees(tmp_path: Path) 
     assert eqprop.evaluate(tmp_path / "run")["ep"][0]["test_error"] == lines[-1]["test_error"]
 
 
+def test_a_run_is_resumed_in_another_precision(tmp_path: Path) -> None:
+    """The epochs to come are in it, and the metrics and sessions say so; the experiment stays what it was."""
+
+    class Stop(Watch):
+        def epoch(self, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(eqprop.training.Stopped):
+        eqprop.train("P-1h", tmp_path / "run", beta=0.5, watch=Stop(), **OPTIONS)
+    with pytest.raises(ValueError, match="Unknown precision 'half'"):
+        eqprop.resume(tmp_path / "run", precision="half")
+    eqprop.resume(tmp_path / "run", precision="float16")
+    lines = read_metrics(tmp_path / "run")
+    assert [line.get("precision", {}).get("declared") for line in lines] == [None, "float16"]
+    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
+    assert described["experiment"].get("precision", "float32") == "float32"
+    last = json.loads((tmp_path / "run" / "environment.json").read_text())["sessions"][-1]
+    assert last["provenance"]["precision"] == "float16"
+    assert last["engines"] == {"ep": "eager"}
+
+
 def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
     eqprop.train("P-1h", tmp_path / "run", engine="eager", **{**OPTIONS, "epochs": 1})
     assert "precision" not in read_metrics(tmp_path / "run")[0]
 
 
-@pytest.mark.parametrize(("cosine", "ending"), [(0.9, "expected 0.95 or more"), (-0.1, "it points away")])
+@pytest.mark.parametrize(
+    ("cosine", "ending"), [(0.9, "expected 0.95 or more"), (-0.1, "it points away"), (math.nan, "it points away")]
+)
 def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"": Agreement(cosine, 1.0), "W01": Agreement(cosine - 0.05, 1.0)}
     monkeypatch.setattr("eqprop.training.trainer.compare_precision", lambda *_: found)
@@ -180,6 +206,7 @@ def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, m
     else:
         with pytest.raises(ValueError, match=ending):
             eqprop.train("P-1h", tmp_path / "run", precision="bfloat16", watch=warned, **OPTIONS)
-    assert cosine < GUARD
+    assert not cosine >= GUARD
     assert bool([said for said in warned.said if ending in said and "for W01" in said]) == (cosine > 0)
     assert len(read_metrics(tmp_path / "run")) == 1, "what was measured is written before the run ends"
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 import eqprop
+from eqprop.cost import Problem
 from eqprop.engines import Job, choose
+from eqprop.engines.base import Precision
 from eqprop.engines.cuda.graph import GraphRunner
-from eqprop.engines.eager import EagerRunner
+from eqprop.engines.eager import EagerRunner, agreements, update_in
 from eqprop.models import stack
 
 ORDER = torch.arange(12).view(3, 4)
@@ -134,3 +136,50 @@ def test_captured_halves_are_the_reference_bit_for_bit(networks: int | None) -> 
 
     for eager, captured in zip(trained(EagerRunner), trained(GraphRunner), strict=True):
         torch.testing.assert_close(captured, eager, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_compiled_captures_train_as_the_reference_and_follow_changed_rates(optimizer: str) -> None:
+    """The whole iteration by CompiledGraphRunner on the GPU, twice with half the rate, without a new capture."""
+
+    def on_gpu() -> Job:
+        task = job()
+        model = task.model.cuda()
+        options = {"momentum": 0.5} if optimizer == "SGD" else {"capturable": True}
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.125, **options)
+        parts = {name: getattr(task, name).cuda() for name in ("images", "targets", "labels")}
+        return replace(task, model=model, optimizer=made, **parts)
+
+    twin, ours = on_gpu(), on_gpu()
+    eager, engine = EagerRunner(twin), choose("compiled", ours.task)
+    captured = engine.runner(ours)
+    graphs = set()
+    for epoch in range(3):
+        for task, runner in ((twin, eager), (ours, captured)):
+            for group in task.optimizer.param_groups:
+                group["lr"] = 0.125 / 2**epoch
+            runner.take_rates()
+            runner.run(ORDER.cuda())
+        graphs.add(id(captured.graph))  # type: ignore[attr-defined]
+    assert len(graphs) == 1
+    for a, b in zip(twin.model.parameters(), ours.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+def test_compiled_steps_have_the_declared_precision_on_a_gpu(precision: Precision) -> None:
+    task = job()
+    model = task.model.float().cuda()
+    x, y = task.images.float().cuda(), task.targets.float().cuda()
+    ep = eqprop.EP(T=20, K=5, beta=0.5, nudging="symmetric")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    reference = update_in(Problem(model, task.cost, x, y), ep, "float32")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    given = Job(model, task.cost, ep, optimizer, x, y, task.labels.cuda())
+    choose("compiled", replace(given.task, precision=precision)).runner(given).run(torch.arange(12).view(1, 12).cuda())
+    moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    agreed = agreements(moved, reference)[""]
+    assert agreed.cosine > (1.0 - 1e-6 if precision == "float32" else 0.99)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

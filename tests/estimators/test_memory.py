@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from eqprop import BPTT, EP, SquaredError
 from eqprop.data import one_hot
 from eqprop.estimators import Estimator
 from eqprop.models import Layered
+from eqprop.relax import relax
 
 
 class Live(TorchDispatchMode):
@@ -69,3 +71,21 @@ def test_bptt_needs_memory_for_the_steps_it_goes_back_through_and_no_others() ->
     state = 4 * 32 * (10 + 64)
     assert peak(BPTT(T=80, K=4)) == short
     assert far - short >= 30 * state
+
+
+def test_phases_one_after_the_other_need_less_memory_than_side_by_side() -> None:
+    symmetric = EP(T=10, K=4, beta=0.5, nudging="symmetric")
+    assert peak(replace(symmetric, side_by_side=False)) < 0.8 * peak(symmetric)
+
+
+def test_what_keeps_its_states_is_seen() -> None:
+    """The measure itself: a phase that keeps every state grows with T."""
+
+    def kept(T: int) -> int:
+        model = Layered((10, 64, 64), activation="tanh", seed=0)
+        with Live() as live:
+            relax(model, torch.rand(32, 64), T, keep=T)
+        return live.peak
+
+    state = 4 * 32 * (10 + 64)
+    assert kept(40) - kept(20) >= 20 * state

@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +139,14 @@ def documents(data: Path, scratch: Path) -> dict[str, Any]:
     }
 
 
-def record(device: str, only: str | None) -> dict[str, Any]:
+def record(device: str, only: str | None, names: Sequence[str] = EXPERIMENTS) -> dict[str, Any]:
     torch.set_num_threads(1)
     out: dict[str, Any] = {"provenance": provenance(device), "weights": {}}
     with tempfile.TemporaryDirectory() as folder:
         data = small_mnist(Path(folder))
         if only != "documents":
-            for name, engines in ENGINES[torch.device(device).type].items():
-                for engine in engines:
+            for name in names:
+                for engine in ENGINES[torch.device(device).type][name]:
                     for estimator in ESTIMATORS:
                         key = f"{name} {estimator} {engine}"
                         out["weights"][key] = weights(name, estimator, engine, device, data)
@@ -169,13 +170,13 @@ def differences(before: dict[str, Any], after: dict[str, Any], table: dict[str, 
     for key, value in before["weights"].items():
         if key not in table["weights"] and after["weights"].get(key) != value:
             found.append(f"weights {key}: {value[:16]} before, {str(after['weights'].get(key))[:16]} after")
-    for name, values in before.get("numbers", {}).items():
+    for name, values in before.get("numbers", {}).items() if "numbers" in after else ():
         expected = {renamed(path, table["keys"]): value for path, value in values.items()}
         for path, value in expected.items():
             got = after["numbers"][name].get(path)
             if path not in table["changed"] and not (got is not None and math.isclose(got, value, rel_tol=1e-10)):
                 found.append(f"{name} {path}: {value} before, {got} after")
-    for name, paths in before.get("keys", {}).items():
+    for name, paths in before.get("keys", {}).items() if "keys" in after else ():
         kept = {renamed(path, table["keys"]) for path in paths} - set(table["removed"])
         expected = kept | set(table["added"].get(name, []))
         for path in sorted(expected ^ set(after["keys"][name])):
@@ -190,14 +191,17 @@ def main() -> None:
     making.add_argument("file", type=Path)
     making.add_argument("--device", default="cpu")
     making.add_argument("--only", choices=("weights", "documents"))
+    making.add_argument("--names", nargs="+", default=list(EXPERIMENTS), help="experiments to train")
     checking = commands.add_parser("check")
     checking.add_argument("before", type=Path)
     checking.add_argument("after", type=Path)
+    checking.add_argument("--names", nargs="+", default=list(EXPERIMENTS), help="experiments to compare")
     given = parser.parse_args()
     if given.command == "record":
-        given.file.write_text(json.dumps(record(given.device, given.only), indent=1) + "\n")
+        given.file.write_text(json.dumps(record(given.device, given.only, given.names), indent=1) + "\n")
         return
     before, after = (json.loads(path.read_text()) for path in (given.before, given.after))
+    before["weights"] = {key: v for key, v in before["weights"].items() if key.split()[0] in given.names}
     found = differences(before, after, json.loads(RENAMED.read_text()))
     print("\n".join(found) or f"unchanged: {len(before['weights'])} sets of weights, numbers and keys")
     sys.exit(bool(found))

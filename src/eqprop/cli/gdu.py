@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -327,8 +327,8 @@ def lost_in(setup: Setup, precision: Precision) -> dict[str, Any]:
     ep = EP(T=setup.T, K=setup.K, beta=setup.beta, schedule=setup.schedule, checked=False)
     return {
         "declared": precision,
-        "with_float32": {name or "whole": asdict(a) for name, a in compare_precision(problem, ep, precision).items()},
-        "float32_with_float64": {name or "whole": asdict(a) for name, a in compare_with_float64(problem, ep).items()},
+        "with_float32": {name or "whole": a.to_dict() for name, a in compare_precision(problem, ep, precision).items()},
+        "float32_with_float64": {name or "whole": a.to_dict() for name, a in compare_with_float64(problem, ep).items()},
     }
 
 
@@ -340,7 +340,8 @@ def _precision(found: Mapping[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for name, one in found["with_float32"].items():
         itself = found["float32_with_float64"][name]
-        table.add_row(name, *(f"{part[what]:.4f}" for part in (one, itself) for what in ("cosine", "norm")))
+        values = [part[what] for part in (one, itself) for what in ("cosine", "norm")]
+        table.add_row(name, *("-" if value is None else f"{value:.4f}" for value in values))
     return table
 
 

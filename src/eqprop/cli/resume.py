@@ -37,6 +37,9 @@ def resume_run(
     device: Device = None,
     threads: Threads = None,
     parallel: Parallel = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of products in the epochs to come: float32, tf32, float16 or bfloat16.")
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
     ] = False,
@@ -56,6 +59,7 @@ def resume_run(
             device=device,
             threads=threads,
             parallel=parallel,
+            precision=precision,
             restart=restart,
         )
     give_result(result, as_json, quiet)

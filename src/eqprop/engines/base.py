@@ -267,11 +267,17 @@ class Engine(ABC):
     notice: Callable[[str], None] = staticmethod(_silent)
     """Called with a sentence before something that takes seconds, such as compiling."""
 
+    remark: str = ""
+    """Why "auto" took this engine although another would be faster, as a sentence; set by `choose`."""
+
     precision: Precision = "float32"
     """Of the products in a step; set by `choose`."""
 
     precisions: tuple[Precision, ...] = ("float32",)
     """Supported precisions."""
+
+    missed: bool = False
+    """Whether "auto" should say so where it would take this engine and the engine refuses."""
 
     device: str = ""
     """Type of device it runs on."""
@@ -438,8 +444,14 @@ def choose(name: str, task: Task) -> Engine:
     if name == "auto":
         on_cpu = task.device.type == "cpu"
         names = (n for n in ENGINES.built_in if not (on_cpu and n.startswith("cuda")))
-        offered = (engine.automatic(task) for engine in map(load_engine, names))
-        return _set(next(engine for engine in offered if engine is not None and engine.refuses(task) is None), task)
+        remark = ""
+        for engine in filter(None, (engine.automatic(task) for engine in map(load_engine, names))):
+            reason = engine.refuses(task)
+            if reason is None:
+                engine.remark = remark and f"The engine {engine.name} is used, which is slower here. {remark}"
+                return _set(engine, task)
+            remark = remark or (f"{engine.name.capitalize()} would serve, but {reason}" if engine.missed else "")
+        raise AssertionError("the last engine serves everything")
     engine = load_engine(name)
     if (reason := engine.refuses(task)) is not None:
         raise ValueError(f"The engine {name!r} cannot serve: {reason} Use engine='auto'.")

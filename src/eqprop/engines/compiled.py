@@ -8,9 +8,11 @@ optimizer are those of the reference. On a GPU the whole iteration is captured i
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +20,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten
 
 from eqprop.autodiff import with_values
 from eqprop.cache import CacheError, code_folder
 from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
-from eqprop.engines.cuda.graph import GraphRunner
+from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
 from eqprop.engines.eager import EagerRunner, PreciseStepper
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -42,16 +46,17 @@ class Split:
 
     fixed(*given, *constants) -> held                   moving(*given, *constants, *held, *state) -> state
     constants   tensors that the model holds besides its parameters and buffers, read anew at every phase
+    inputs      names of given, constants and held: equal in two steps where the values are
     """
 
     fixed: fx.GraphModule
     moving: fx.GraphModule
     constants: Arguments
+    inputs: tuple[str, ...]
 
 
 def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: State) -> Split:
     """Trace step(given, s) and split it. Raises CannotCapture where tracing cannot follow."""
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     def flat(*values: Tensor) -> State:
         return tuple(step(values[: len(given)], values[len(given) :]))
@@ -139,11 +144,29 @@ def _split(traced: fx.GraphModule, layers: int) -> Split:
     for node in nodes:
         if node.op == "call_function" and (node in moving or node in repeated):
             rest.copy(node)
+    values = tuple(_attribute(traced, str(node.target)) for node in constants)
+    names = {node: f"given {n}" for n, node in enumerate(given)}
+    names |= {node: _layout(v, v.data_ptr()) for node, v in zip(constants, values, strict=True)}
+    for node in nodes:
+        if node.op == "call_function" and node not in moving:
+            names[node] = _digest(node, names)
     return Split(
         fixed.finish([fixed.known[node] for node in held]),
         rest.finish(fx.node.map_arg(output.args[0], lambda n: rest.known[n])),
-        tuple(_attribute(traced, str(node.target)) for node in constants),
+        values,
+        tuple(names[node] for node in (*given, *constants, *held)),
     )
+
+
+def _layout(v: Tensor, *more: object) -> str:
+    return str((tuple(v.shape), v.stride(), v.dtype, str(v.device), *more))
+
+
+def _digest(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
+    """A name for the value of a node, the same for equal expressions."""
+    leaves, shape = tree_flatten((node.args, node.kwargs))
+    parts = [names[leaf] if isinstance(leaf, fx.Node) else f"{type(leaf)} {leaf}" for leaf in leaves]
+    return hashlib.sha256(f"{node.target} {shape} {parts}".encode()).hexdigest()
 
 
 def _frontier(nodes: Sequence[fx.Node], moving: set[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
@@ -193,20 +216,45 @@ def _attribute(owner: Any, path: str) -> Tensor:
     return owner.detach()
 
 
-def join(steps: Sequence[fx.GraphModule], order: Sequence[int], sizes: Sequence[int], layers: int) -> fx.GraphModule:
-    """Several steps in a row as one graph: (*inputs of steps[0], *inputs of steps[1], ..., *state) -> state.
+def join(steps: Sequence[Split], order: Sequence[int], layers: int) -> fx.GraphModule:
+    """Several steps in a row as one graph: (*inputs of all steps, each once, *state) -> state.
 
-    `order` says which of the steps follows which; `sizes` how many inputs each has besides the state.
+    `order` says which of the steps follows which.
     """
     graph = fx.Graph()
-    own = [[graph.placeholder(f"in{k}_{n}") for n in range(size)] for k, size in enumerate(sizes)]
+    inputs = {name: graph.placeholder(f"in{n}") for n, name in enumerate(all_inputs(steps))}
     state: Sequence[Any] = [graph.placeholder(f"s{n}") for n in range(layers)]
     for k in order:
-        places = [node for node in steps[k].graph.nodes if node.op == "placeholder"]
-        known: dict[fx.Node, Any] = dict(zip(places, [*own[k], *state], strict=True))
-        state = graph.graph_copy(steps[k].graph, known)  # type: ignore[assignment]
+        places = [node for node in steps[k].moving.graph.nodes if node.op == "placeholder"]
+        own = [inputs[name] for name in steps[k].inputs]
+        known: dict[fx.Node, Any] = dict(zip(places, [*own, *state], strict=True))
+        state = graph.graph_copy(steps[k].moving.graph, known)  # type: ignore[assignment]
     graph.output(tuple(state))
+    _compute_once(graph)
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def all_inputs(steps: Sequence[Split]) -> list[str]:
+    """The names of the inputs of several steps, each once."""
+    return list(dict.fromkeys(name for step in steps for name in step.inputs))
+
+
+def _compute_once(graph: fx.Graph) -> None:
+    """Compute equal expressions once: in sweeps, the arg-max of a pooled convolution is kept until its input moves.
+
+    The half that updates the layer behind a convolution computes it, and the next half needs where its maxima were.
+    """
+    known: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        leaves, shape = tree_flatten((node.args, node.kwargs))
+        key = (node.target, shape, tuple((type(leaf), leaf) for leaf in leaves))
+        if key in known:
+            node.replace_all_uses_with(known[key])
+            graph.erase_node(node)
+        else:
+            known[key] = node
 
 
 _COMPILED: dict[tuple[object, ...], Callable[..., Sequence[Tensor]]] = {}
@@ -225,9 +273,9 @@ def compile_graph(
     return _COMPILED[key]
 
 
-def _options() -> dict[str, Any]:
-    """Inductor's settings: its cache; one process, as starting a pool takes longer; no timing if bits must repeat."""
-    options: dict[str, Any] = {"fx_graph_cache": True, "compile_threads": 1}
+def _options(device: torch.device) -> dict[str, Any]:
+    """Inductor's settings: its cache; on a CPU one process, as starting a pool takes longer; fixed choices if asked."""
+    options: dict[str, Any] = {"fx_graph_cache": True, **({"compile_threads": 1} if device.type == "cpu" else {})}
     if torch.are_deterministic_algorithms_enabled():
         options["triton.autotune_pointwise"] = False
     return options
@@ -237,8 +285,15 @@ def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence
     import torch._inductor
 
     try:
-        with _code_kept_in(str(code_folder() / "inductor")), _cacheable(), torch.no_grad():
-            made = torch._inductor.compile(graph, list(inputs), options=_options())
+        with (
+            _code_kept_in(str(code_folder() / "inductor")),
+            _cacheable(),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
+            # Holomorphic EP's states are complex, and torch's operators serve those.
+            warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")
+            made = torch._inductor.compile(graph, list(inputs), options=_options(inputs[0].device))
             made(*inputs)  # loads the code, so that what is wrong with it is found here
     except CacheError as error:
         raise CannotCapture(str(error).rstrip(".")) from error
@@ -309,6 +364,13 @@ class Given:
     def names(self) -> list[list[str]]:
         return [[name for name, _ in (*m.named_parameters(), *m.named_buffers())] for m in self.modules]
 
+    @functools.cached_property
+    def settings(self) -> tuple[object, ...]:
+        """Numbers and words that the modules hold: a step traced with others is another step."""
+        held = [(n, vars(m)) for n, m in enumerate(m for part in self.modules for m in part.modules())]
+        plain = (bool, int, float, complex, str, type(None))
+        return tuple((n, name, v) for n, values in held for name, v in values.items() if isinstance(v, plain))
+
     def tensors(self) -> Arguments:
         """All of them as they are now, detached."""
         theta = [v for m in self.modules for _, v in (*m.named_parameters(), *m.named_buffers())]
@@ -331,16 +393,20 @@ class Given:
         return theta, x, Nudge(self.nudge.cost, y, beta, checked=False)
 
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
 LARGE = 1_000_000
 """Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
 
-SHORTEST, LONGEST = 6, 12
-"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds."""
+BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
+"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
+Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short."""
 
 
-def block_length(T: int, sweep: int = 1) -> int:
+def block_length(T: int, sweep: int = 1, bounds: tuple[int, int] = BOUNDS) -> int:
     """How many steps to take at once in a phase of T: whole sweeps, and few single steps left over."""
-    lengths = [n for n in range(LONGEST, 0, -1) if n % sweep == 0 and (n >= SHORTEST or n == sweep)] or [sweep]
+    shortest, longest = bounds
+    lengths = [n for n in range(longest, 0, -1) if n % sweep == 0 and (n >= shortest or n == sweep)] or [sweep]
     fitting = [n for n in lengths if n <= T]
     return min(fitting, key=lambda n: T % n) if fitting else 1
 
@@ -349,13 +415,25 @@ class CompiledStepper(Stepper):
     """Takes steps in compiled blocks; what does not depend on the state is computed at the first step of each kind."""
 
     def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
-        self.steps, self.given = steps, given
-        self.block = block_length(phase.T, _period(given, phase))
+        self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
         if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
             given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
         self.values = given.tensors()
-        self.held: dict[Update, Arguments] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.known: set[Update] = set()
+
+    @functools.cached_property
+    def block(self) -> int:  # type: ignore[override]
+        period = _period(self.given, self.phase)
+        s = self.given.model.init_state(self.given.x)
+        first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
+        try:
+            step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
+        except CannotCapture:
+            return period  # the first step says why
+        slow = _first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
+        return block_length(self.phase.T, period, SHORT_BOUNDS if slow else BOUNDS)
 
     def __call__(self, s: State, update: Update = None) -> State:
         return self.run(s, [update])
@@ -377,16 +455,21 @@ class CompiledStepper(Stepper):
         """These updates as compiled code, and its inputs."""
         s = tuple(layer.contiguous() for layer in s)
         kinds = list(dict.fromkeys(updates))
-        splits = {update: self.steps.split(self.given, self.values, s, update) for update in kinds}
-        inputs = [self._inputs(update, splits[update]) for update in kinds]
-        flat = (*(v for part in inputs for v in part), *s)
-        order = [kinds.index(u) for u in updates]
-        return self.steps.block([splits[u] for u in kinds], order, inputs, flat), flat
+        splits = [self.steps.split(self.given, self.values, s, update) for update in kinds]
+        for update, split in zip(kinds, splits, strict=True):
+            self._learn(update, split)
+        flat = (*(self.inputs[name] for name in all_inputs(splits)), *s)
+        return self.steps.block(splits, [kinds.index(u) for u in updates], flat, len(s)), flat
 
-    def _inputs(self, update: Update, split: Split) -> Arguments:
-        if update not in self.held:
-            self.held[update] = tuple(split.fixed(*self.values, *split.constants))
-        return (*self.values, *split.constants, *self.held[update])
+    def _learn(self, update: Update, split: Split) -> None:
+        """Compute what a kind of step needs besides the state, unless an earlier kind did."""
+        if update in self.known:
+            return
+        self.known.add(update)
+        given = (*self.values, *split.constants)
+        if not set(split.inputs) <= set(self.inputs):
+            values = (*given, *split.fixed(*given))
+            self.inputs = dict(zip(split.inputs, values, strict=True)) | self.inputs
 
 
 def _period(given: Given, phase: Phase) -> int:
@@ -427,20 +510,18 @@ class CompiledSteps:
         beta = None if given.nudge is None else given.nudge.beta
         cost = None if given.nudge is None else id(given.nudge.cost)
         shapes = tuple((v.shape, v.dtype, v.device) for v in (*values, *s))
-        key = (update, cost, None if isinstance(beta, Tensor) else beta, shapes)
+        key = (update, cost, None if isinstance(beta, Tensor) else beta, shapes, given.settings)
         known = self._splits.setdefault(given.model, {})
         if key not in known:
             known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
         return known[key]
 
     def block(
-        self, splits: Sequence[Split], order: Sequence[int], inputs: Sequence[Arguments], flat: Arguments
+        self, splits: Sequence[Split], order: Sequence[int], flat: Arguments, layers: int
     ) -> Callable[..., Sequence[Tensor]]:
-        layers = len(flat) - sum(map(len, inputs))
         key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), torch.get_num_threads())
         if key not in self._blocks:
-            graph = join([split.moving for split in splits], order, [len(part) for part in inputs], layers)
-            self._blocks[key] = compile_graph(graph, flat, self.before)
+            self._blocks[key] = compile_graph(join(splits, order, layers), flat, self.before)
         return self._blocks[key]
 
     def stepping(self) -> AbstractContextManager[None]:
@@ -470,11 +551,24 @@ class CompiledRunner(EagerRunner):
 
 
 class CompiledGraphRunner(GraphRunner):
-    """The same captured in CUDA graphs; the steps are compiled in the warm-up before the capture."""
+    """The same captured in CUDA graphs; the steps are compiled in the warm-up before the capture.
+
+    Learning rates are tensors that the graphs read: a changed rate is no new capture.
+    """
 
     def __init__(self, job: Job, steps: CompiledSteps) -> None:
         super().__init__(job, steps.precision)
         self.steps = steps
+        self.rates = [torch.zeros((), device=job.images.device) for _ in job.optimizer.param_groups]
+        self.take_rates()
+
+    def take_rates(self) -> None:
+        for rate, group in zip(self.rates, self.job.optimizer.param_groups, strict=True):
+            rate.fill_(float(group["lr"]))
+
+    def update(self, loss: Tensor) -> None:
+        with rates_read_from(self.job.optimizer, self.rates):
+            super().update(loss)
 
     def stepping(self) -> AbstractContextManager[None]:
         return self.steps.stepping()
@@ -483,6 +577,7 @@ class CompiledGraphRunner(GraphRunner):
 class Compiled(Engine):
     name = "compiled"
     reference = True
+    missed = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS
 
@@ -507,7 +602,8 @@ class Compiled(Engine):
             return f"on a CPU it computes in float32, and the precision is {task.precision}, which eager emulates."
         if task.device.type != "cpu" and STREAMED in task.extras:
             return "it captures whole iterations, and samples are read from outside."
-        return why_not_compiled(task.device)
+        captured = None if task.device.type == "cpu" else refuses_optimizer(task.optimizer)
+        return captured or why_not_compiled(task.device)
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         self.steps.precision = self.precision

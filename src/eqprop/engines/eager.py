@@ -147,6 +147,10 @@ class Agreement:
             return cls(math.nan, size / other if other else math.inf)
         return cls(float((a / size) @ (b / other)), size / other)
 
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON, which knows no nan: None."""
+        return {name: v if math.isfinite(v) else None for name, v in (("cosine", self.cosine), ("norm", self.norm))}
+
 
 def agreements(update: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, Agreement]:
     """Of the whole update, under "", and of each parameter."""

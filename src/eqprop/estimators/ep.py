@@ -124,12 +124,15 @@ class EP(Estimator):
                 "random-sign": one-sided, with the sign of beta drawn from torch's generator at every call; its mean
                 over signs is the symmetric gradient. `with_sign` sets the sign explicitly.
     beta        a number, or a tensor with one per stacked network, (R,)
+    side_by_side    whether both phases of symmetric nudging run in one batch; one after the other, they need half the
+                    memory (of a model with a primitive)
     """
 
     orientation: ClassVar[int] = -1
 
     beta: float | Tensor = 0.1
     nudging: Nudging = "one-sided"
+    side_by_side: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,9 +178,11 @@ class EP(Estimator):
 
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
         """The sum of all updates, from its two ends  [eq:ep-grad]."""
-        batch = SideBySide(problem, self._betas)
-        nudged = end_of_phase(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
-        ends = batch.split(nudged)
+        ends: list[State] = []
+        for betas in [self._betas] if self.side_by_side else [(beta,) for beta in self._betas]:
+            batch = SideBySide(problem, betas)
+            nudged = end_of_phase(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
+            ends += batch.split(nudged)
         plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
         unit = self._unit(model)
         contrast = model.contrast(problem.x, plus, minus)

@@ -98,8 +98,10 @@ def no_test_set(own: Own | None) -> str | None:
     )
 
 
-RESUMABLE = ("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel")
-"""Settings that may change on resume: those of the machine, not of the experiment."""
+RESUMABLE = (
+    *("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel", "precision"),
+)
+"""Settings that may change on resume: those of the machine, and the precision, which the metrics name."""
 
 
 def train(
@@ -235,7 +237,7 @@ def resume(
     restart     train estimators again whose checkpoint is lost or damaged, instead of raising; what is left of them is
                 kept in ESTIMATOR.old
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
-                ends bit for bit as if it had never been stopped.
+                ends bit for bit as if it had never been stopped. precision, for the epochs to come.
     """
     with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
         return _work(opened, watch or Watch())
@@ -254,10 +256,14 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             f"{strange} cannot be changed on resume; a run keeps its settings except {', '.join(RESUMABLE)}. "
             "Start a new run for another setting."
         )
-    here = replace(settings, **{k: v for k, v in asked.options.items() if v is not None})
+    changed = {k: v for k, v in asked.options.items() if v is not None}
+    experiment = described.experiment.override(precision=changed.pop("precision", described.experiment.precision))
+    here = replace(settings, **changed)
     # Keep the engine the run started with, unless it moves to a device that engine may not support.
     moved = "auto" if torch.device(here.device).type != torch.device(settings.device).type else None
     if not ranks.several and here.device != settings.device:
+        moved = "auto"
+    if experiment.precision != described.experiment.precision:
         moved = "auto"
     here = replace(here, device=ranks.device(here.device))
     with using_threads(here.threads), locked_by_first(folder, ranks) as held:
@@ -268,9 +274,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             source = described.data.get("set") or described.data.get("directory")
             among = ALONE if divides_networks(here, ranks) else ranks
             check_divides(described.experiment.batch, among.size)
-            plan = Plan(
-                described.experiment, here, images, own, identity(described.content), source, described.old, among
-            )
+            plan = Plan(experiment, here, images, own, identity(described.content), source, described.old, among)
         plan = _agreed(plan, ranks)
         turn = Turn(asked.options.get("engine") or moved, asked.only, restart)
         yield Opened(plan, held, turn, ranks, settings)
@@ -377,8 +381,10 @@ def _work(opened: Opened, watch: Watch) -> Result:
 
 
 def _session(opened: Opened, watch: Watch) -> dict[str, Any]:
-    ranks = {"ranks": opened.ranks.size} if opened.ranks.several else {}
-    found = {"provenance": provenance(opened.plan.settings.device) | ranks, "engines": {}}
+    more: dict[str, Any] = {"ranks": opened.ranks.size} if opened.ranks.several else {}
+    if opened.plan.experiment.precision != "float32":
+        more["precision"] = opened.plan.experiment.precision
+    found = {"provenance": provenance(opened.plan.settings.device) | more, "engines": {}}
     _warn_other_machine(last_session(opened.held.folder), found["provenance"], watch)
     return found
 

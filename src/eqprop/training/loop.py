@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -164,6 +163,8 @@ class Loop:
 
     def _run(self, trainer: Trainer, legs_after: int) -> None:
         trainer.engine.notice = self.watch.note
+        if trainer.engine.remark:
+            self.watch.note(trainer.engine.remark)
         self._tell_whether_bits_repeat(trainer)
         with fixed_algorithms(self.plan.settings.deterministic):
             self._train(trainer, legs_after)
@@ -374,11 +375,14 @@ class Loop:
         """Warn if lower precision turns the update away from float32's; raise if it points away from it."""
         for line in lines:
             guard = line.get("precision")
-            if guard is None or guard["with_float32"]["whole"]["cosine"] >= GUARD:
+            if guard is None:
                 continue
-            cosine = guard["with_float32"]["whole"]["cosine"]
-            parts = {name: one["cosine"] for name, one in guard["with_float32"]["parameters"].items()}
-            worst = min(parts, key=lambda name: -1.0 if math.isnan(parts[name]) else parts[name])
+            # None: one of the two updates is zero, and the other is not.
+            cosine = _or_zero(guard["with_float32"]["whole"]["cosine"])
+            if cosine >= GUARD:
+                continue
+            parts = {name: _or_zero(one["cosine"]) for name, one in guard["with_float32"]["parameters"].items()}
+            worst = min(parts, key=lambda name: parts[name])
             where = (
                 f"{line['estimator']} epoch {line['epoch']}, trial {line['trial']}: in {guard['declared']} the update "
                 f"has a cosine of {cosine:.3f} with float32's, {parts[worst]:.3f} for {worst}"
@@ -481,6 +485,10 @@ class Loop:
 
 def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
     return None if checkpoint is None else replace(checkpoint, weights={}, optimizer={}, start={}, average={})
+
+
+def _or_zero(cosine: float | None) -> float:
+    return 0.0 if cosine is None else cosine
 
 
 def _is_finished(checkpoint: Checkpoint | None) -> bool:

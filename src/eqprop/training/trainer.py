@@ -568,7 +568,7 @@ class Trainer:
             found["float32_with_float64"] = compare_with_float64(problem, self.estimator, begun)
         record: dict[str, Any] = {"declared": precision}
         for what, parts in found.items():
-            named = {name: asdict(one) for name, one in parts.items()}
+            named = {name: one.to_dict() for name, one in parts.items()}
             record[what] = {"whole": named.pop(""), "parameters": named}
         return record
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Exchange, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.eager import EagerRunner, stepping_in
+from eqprop.estimators import EP
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -79,12 +83,7 @@ class GraphRunner(EagerRunner):
         self.done = done
         self.per_graph = max(1, STEPS_PER_GRAPH // (self.estimator.T + self.estimator.K))
         saved = self._snapshot()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._captured_iteration()
-        torch.cuda.current_stream().wait_stream(side)
+        self._warm_up(saved)
         self.graph, self.single = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         if self.job.exchange is not None:
             with torch.cuda.graph(self.graph):
@@ -98,6 +97,33 @@ class GraphRunner(EagerRunner):
                 for _ in range(count):
                     self._captured_iteration()
         self._restore(saved)
+
+    def _warm_up(self, saved: list[tuple[Tensor, Tensor]]) -> None:
+        """Run some iterations on a stream of their own, with less memory if they need more than there is."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._captured_iteration()
+        except torch.OutOfMemoryError:
+            ep = self.estimator
+            if not (isinstance(ep, EP) and ep.nudging == "symmetric" and ep.side_by_side):
+                raise
+            warnings.warn(
+                "The two nudged phases do not fit into the GPU's memory side by side: they run one after the other, "
+                "which is slower. A smaller mini-batch would fit.",
+                stacklevel=2,
+            )
+            self.estimator = replace(ep, side_by_side=False)
+        else:
+            torch.cuda.current_stream().wait_stream(side)
+            return
+        # Outside the handler, whose traceback holds on to the tensors that did not fit.
+        torch.cuda.synchronize()
+        self._restore(saved)
+        torch.cuda.empty_cache()
+        self._warm_up(saved)
 
     def _captured_iteration(self) -> None:
         loss = self._captured_half()
@@ -135,6 +161,49 @@ class GraphRunner(EagerRunner):
                     new.zero_()
 
 
+BEGIN_AT_ZERO = (
+    torch.optim.Adadelta,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.AdamW,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+)
+"""Optimizers whose state begins at zero, so that what a warm-up did to it can be undone."""
+
+
+def refuses_optimizer(optimizer: torch.optim.Optimizer | None) -> str | None:
+    """Why steps of this optimizer cannot be captured, as a sentence; None if they can."""
+    if optimizer is None:
+        return None
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    if type(optimizer) is torch.optim.SGD:
+        damped = any(group["momentum"] and group["dampening"] for group in groups)
+        return "SGD's first step takes no dampening, and a graph repeats one step." if damped else None
+    if not all(group.get("capturable", False) for group in groups):
+        return f"{name} must be created with capturable=True to be part of a graph."
+    if not optimizer.state and type(optimizer) not in BEGIN_AT_ZERO:
+        return f"{name} creates its state at the first step, which a graph cannot undo."
+    return None
+
+
+@contextmanager
+def rates_read_from(optimizer: torch.optim.Optimizer, rates: Sequence[Tensor]) -> Iterator[None]:
+    """Let steps read their learning rates from tensors, one per group, so that a captured step sees them change.
+
+    Of torch's SGDs only the fused one can; other optimizers do where they are capturable.
+    """
+    fused = {"fused": True, "foreach": False} if type(optimizer) is torch.optim.SGD else {}
+    before = [dict(group) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group.update(fused, lr=rate)
+    try:
+        yield
+    finally:
+        for group, old in zip(optimizer.param_groups, before, strict=True):
+            group.update({name: old[name] for name in ("lr", *fused)})
+
+
 class Graph(Engine):
     name = "cuda-graph"
     device = "cuda"
@@ -147,14 +216,7 @@ class Graph(Engine):
             return "it captures whole iterations, and samples are read from outside."
         if "exchange between processes" in task.extras:
             return "it captures whole iterations, and processes exchange gradients in the middle of one."
-        optimizer = task.optimizer
-        if optimizer is not None and type(optimizer) is not torch.optim.SGD:
-            capturable = all(group.get("capturable", False) for group in optimizer.param_groups)
-            if not capturable:
-                return f"{type(optimizer).__name__} must be created with capturable=True to be part of a graph."
-            if not optimizer.state:
-                return f"{type(optimizer).__name__} creates its state at the first step, which a graph cannot undo."
-        return None
+        return refuses_optimizer(task.optimizer)
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         with full_precision(), stepping_in(self.precision):
