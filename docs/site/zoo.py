@@ -11,7 +11,8 @@ from docs.build.results import Document, documents
 from docs.build.runs import trials
 from docs.build.text import duration, place, table
 from eqprop.experiments.experiment import Experiment, PaperResult, label
-from eqprop.experiments.paper import EXPERIMENTS, PAPER, RUN_WITH, experiment_names, named_experiment
+from eqprop.experiments.literature import EXPERIMENTS, experiment_names
+from eqprop.experiments.paper import PAPER, RUN_WITH, named_experiment
 from eqprop.report.runs import reproduced
 from eqprop.training.metrics import deviation
 

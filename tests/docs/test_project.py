@@ -146,7 +146,6 @@ def test_the_house_has_few_rooms() -> None:
     assert len(list(SOURCE.rglob("*.py"))) <= 105
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most"), [("gdu toy", 25), ("train P-1h --epochs 1 --samples 200", 45)], ids=["gdu", "train"]
 )

@@ -30,8 +30,18 @@ from eqprop import (
 from eqprop.estimators import Step
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison, settling
-from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius, unflat
-from eqprop.gdu.lockstep import Comparison, combine, dissect
+from eqprop.gdu.lockstep import (
+    Comparison,
+    Linearised,
+    asymmetry,
+    combine,
+    dissect,
+    flat,
+    flat_product,
+    saturated,
+    spectral_radius,
+    unflat,
+)
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
 from eqprop.gdu.metrics import Group, batch_mean, groups, outcome_of
 from eqprop.gdu.settling import settle

@@ -22,7 +22,8 @@ from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.io import to_dict
-from eqprop.experiments.paper import BEYOND, LITERATURE, PAPER, named_experiment
+from eqprop.experiments.literature import BEYOND
+from eqprop.experiments.paper import LITERATURE, PAPER, named_experiment
 from eqprop.models import Layered, stack
 from eqprop.report.page import write_report
 from eqprop.starts import Initialised

@@ -14,7 +14,8 @@ from eqprop import BPTT, EP, RBP
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
 from eqprop.experiments.experiment import ESTIMATORS, Experiment
 from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict
-from eqprop.experiments.paper import AUTHORS, CIFAR, EXPERIMENTS, FAST, PAPER, PRESETS, TUNED, named_experiment
+from eqprop.experiments.literature import CIFAR, EXPERIMENTS, FAST
+from eqprop.experiments.paper import AUTHORS, PAPER, PRESETS, TUNED, named_experiment
 from eqprop.models import Network
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.

@@ -17,7 +17,7 @@ from eqprop import BPTT, Dynamics, Phase, SquaredError, from_primitive, relax
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, to_dict, to_toml
-from eqprop.experiments.paper import EXPERIMENTS
+from eqprop.experiments.literature import EXPERIMENTS
 from eqprop.training.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import count_work, prepare_folder, short_training

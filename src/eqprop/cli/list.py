@@ -21,7 +21,8 @@ from eqprop.cli.common import (
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.io import find_experiment, to_dict
-from eqprop.experiments.paper import EXPERIMENTS, LITERATURE, PRESETS, printed_experiment
+from eqprop.experiments.literature import EXPERIMENTS
+from eqprop.experiments.paper import LITERATURE, PRESETS, printed_experiment
 
 
 @app.command("list")

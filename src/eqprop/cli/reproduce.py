@@ -34,7 +34,8 @@ from eqprop.cli.common import (
 from eqprop.data.images import check_device
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
-from eqprop.experiments.paper import EXPERIMENTS, PAPER, named_experiment
+from eqprop.experiments.literature import EXPERIMENTS
+from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.files import write_json
 from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown

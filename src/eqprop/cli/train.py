@@ -27,7 +27,7 @@ from eqprop.cli.common import (
 )
 from eqprop.experiments.architecture import own_code
 from eqprop.experiments.experiment import ESTIMATORS, Experiment
-from eqprop.experiments.paper import EXPERIMENTS, PAPER, caution, named_experiment
+from eqprop.experiments.paper import PAPER, PRESETS, caution, named_experiment
 from eqprop.training import train
 from eqprop.training.plan import Settings
 
@@ -92,7 +92,7 @@ def train_experiment(
 
 def _warn(name: str, preset: str, estimators: str | None) -> None:
     """Say before a long training which cells of the paper's table do not come out as printed."""
-    if name.lower() in (known.lower() for known in PAPER) and preset in EXPERIMENTS:
+    if name.lower() in (known.lower() for known in PAPER) and preset in PRESETS:
         chosen = named_experiment(name, preset)
         for estimator in (estimators or chosen.estimator).split(","):
             if known := caution(chosen, estimator.strip()):

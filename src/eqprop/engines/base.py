@@ -411,9 +411,9 @@ _BUILT_IN = {
     "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
     "cuda-conv": "eqprop.engines.cuda.conv:Conv",
+    "cpu": "eqprop.engines.cpu.engine:Cpu",
     "compiled": "eqprop.engines.compiled:Compiled",
     "cuda-graph": "eqprop.engines.cuda.graph:Graph",
-    "cpu": "eqprop.engines.cpu.engine:Cpu",
     "eager": "eqprop.engines.eager:Eager",
 }
 ENGINES: Table[Any] = Table("engine", _BUILT_IN, lambda name, part: part)

@@ -17,8 +17,18 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
 from eqprop.gdu.doctor import OF_GRADIENT, examine
-from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product, saturated, spectral_radius
-from eqprop.gdu.lockstep import Comparison, Moment, dissect, pair
+from eqprop.gdu.lockstep import (
+    Comparison,
+    Linearised,
+    Moment,
+    asymmetry,
+    dissect,
+    flat,
+    flat_product,
+    pair,
+    saturated,
+    spectral_radius,
+)
 from eqprop.gdu.metrics import (
     PAPER,
     Budget,

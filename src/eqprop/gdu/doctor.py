@@ -20,7 +20,7 @@ from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP
 from eqprop.estimators.base import trainable
-from eqprop.gdu.linearised import asymmetry, flat, flat_product
+from eqprop.gdu.lockstep import asymmetry, flat, flat_product
 from eqprop.gdu.patient import (
     CURED,
     EXPLODED,

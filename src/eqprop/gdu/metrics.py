@@ -230,7 +230,7 @@ class Budget:
     """The causes that limit the match.
 
     neurons, synapses   the parts of the RMSE, in the same measure
-    asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.linearised.asymmetry`)
+    asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.lockstep.asymmetry`)
     spectral_radius     of the Jacobian, the largest over the settled samples
     saturated           fraction of neurons with sigma' near zero
     outcome             "holds", "holds approximately" or "fails"

@@ -27,8 +27,7 @@ from torch import Tensor
 from eqprop.cost import Problem
 from eqprop.estimators import EP, RBP
 from eqprop.estimators.base import parameter_vjp, trainable
-from eqprop.gdu.linearised import Linearised, flat, flat_product, unflat
-from eqprop.gdu.lockstep import slope_excess
+from eqprop.gdu.lockstep import Linearised, flat, flat_product, slope_excess, unflat
 from eqprop.gdu.verdict import Voice
 from eqprop.relax import NotFiniteError, Phase, Relaxation, prepare, relax
 from eqprop.state import State, detach, distance, scale

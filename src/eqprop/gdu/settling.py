@@ -12,8 +12,7 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.gdu.linearised import Linearised, asymmetry, flat, flat_product
-from eqprop.gdu.lockstep import Comparison
+from eqprop.gdu.lockstep import Comparison, Linearised, asymmetry, flat, flat_product
 from eqprop.gdu.patient import EXPLODED, GAP, Patient, difference, march, size_of
 from eqprop.gdu.verdict import Finding, nice, percent
 from eqprop.relax import SWEEPS, NotFiniteError, Phase, Relaxation, Schedule, relax, settled_below

@@ -16,11 +16,11 @@ from eqprop.data.images import MNIST_DIGEST
 from eqprop.experiments.experiment import BACKPROP, Experiment, PaperResult, label
 from eqprop.experiments.paper import (
     CIFAR_SAMPLES,
-    EXPERIMENTS,
     PRESETS,
-    PRINTED,
     TEST_SAMPLES,
     TRAINING_SAMPLES,
+    of_preset,
+    place_of,
     printed_experiment,
 )
 from eqprop.files import read_bytes
@@ -179,7 +179,7 @@ def is_paper_data(data: Mapping[str, Any], experiment: Experiment) -> bool:
 
 def _preset_of(experiment: Experiment) -> Experiment | None:
     """The preset that an experiment says it is of, unchanged; None for one's own."""
-    return EXPERIMENTS.get(experiment.preset, {}).get(experiment.name)
+    return of_preset(experiment.name, experiment.preset)
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,7 @@ def read_run(folder: Path) -> Run:
 
 def _order(run: Run) -> tuple[int, int, str, str]:
     """Sort as in the paper's table, then by preset; the user's own come last, by name."""
-    names = list(PRINTED)
-    place = names.index(run.experiment.name) if run.experiment.name in names else len(names)
+    place = place_of(run.experiment.name)
     preset = PRESETS.index(run.experiment.preset) if run.experiment.preset in PRESETS else len(PRESETS)
     return place, preset, run.experiment.name, str(run.folder)
 

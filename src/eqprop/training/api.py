@@ -17,7 +17,7 @@ from eqprop.engines import using_threads
 from eqprop.experiments.architecture import Factory, Own, as_own, own_of
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, up_to_date
-from eqprop.experiments.paper import EXPERIMENTS, RUN_WITH
+from eqprop.experiments.paper import RUN_WITH
 from eqprop.files import write_bytes, write_json
 from eqprop.messages import unknown
 from eqprop.provenance import __version__, commit, provenance
@@ -63,6 +63,8 @@ CONTINUAL = "ep-continual"
 
 def known_ratio() -> float:
     """The largest rate / beta of a published experiment that learns with continual EP."""
+    from eqprop.experiments.literature import EXPERIMENTS
+
     known = [e for preset in EXPERIMENTS.values() for e in preset.values() if e.estimator == CONTINUAL]
     return max(_ratio(experiment) for experiment in known)
 
