@@ -40,7 +40,7 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import _FACTORS, HALVES, PreciseStepper, agreements, products, update_in
 from eqprop.estimators import Estimator
-from eqprop.experiments.paper import CIFAR_MEAN, CIFAR_STD
+from eqprop.experiments.literature import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping

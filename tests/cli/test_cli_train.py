@@ -207,8 +207,7 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.paper.EXPERIMENTS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce.EXPERIMENTS", {"paper": small})
+    monkeypatch.setattr("eqprop.cli.reproduce.OF_PAPER", {"paper": small})
     out = tmp_path / "table"
     words = ("reproduce", "table1", "--out", out, "--trials", 2, "--data", place / "data")
     code, text, err = call(*words, "--epochs", 2)
@@ -246,8 +245,8 @@ def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.paper.EXPERIMENTS", {"paper": small, "authors": {}, "tuned": {}})
-    monkeypatch.setattr("eqprop.cli.reproduce.EXPERIMENTS", {"paper": small})
+    monkeypatch.setattr("eqprop.experiments.paper.OF_PAPER", {"paper": small})
+    monkeypatch.setattr("eqprop.cli.reproduce.OF_PAPER", {"paper": small})
     out, data = tmp_path / "table", ("--data", place / "data", "--quiet")
     code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--estimator", "ep", *data)
     assert code == 0, err

@@ -34,8 +34,7 @@ from eqprop.cli.common import (
 from eqprop.data.images import check_device
 from eqprop.experiments.experiment import Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
-from eqprop.experiments.literature import EXPERIMENTS
-from eqprop.experiments.paper import PAPER, named_experiment
+from eqprop.experiments.paper import OF_PAPER, named_experiment
 from eqprop.files import write_json
 from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
@@ -251,10 +250,10 @@ def _check(folder: Path, out: Path | None, among: Among, seed: int | None, optio
 
 
 def _rows(rows: str | None, preset: str) -> list[Experiment]:
-    if preset not in EXPERIMENTS:
-        raise ValueError(unknown("preset", preset, EXPERIMENTS))
+    if preset not in OF_PAPER:
+        raise ValueError(unknown("preset", preset, OF_PAPER))
     if rows is None:
-        return [experiment for name, experiment in EXPERIMENTS[preset].items() if name in PAPER]
+        return list(OF_PAPER[preset].values())
     return [named_experiment(name.strip(), preset) for name in rows.split(",") if name.strip()]
 
 
