@@ -29,8 +29,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from eqprop.engines import Tally
 from eqprop.messages import EXPECTED_ERRORS, shown
@@ -278,10 +276,14 @@ def join() -> Ranks:
 
 
 def _begin() -> Ranks:
+    if not dist.is_available():
+        raise ValueError(f"WORLD_SIZE is {world_size()}, but this torch was built without torch.distributed. Unset it.")
+    from torch.distributed.rendezvous import rendezvous
+
     ranks = in_torchrun()
     if dist.is_initialized():
         name = ranks.text_of_first(uuid.uuid4().hex)
-        return replace(ranks, store=PrefixStore(f"eqprop/{name}", dist.distributed_c10d._get_default_store()))
+        return replace(ranks, store=_part(dist.distributed_c10d._get_default_store(), name))
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
         raise ValueError(
             f"WORLD_SIZE is {ranks.size}, but MASTER_ADDR or MASTER_PORT is not set. Start the processes with "
@@ -300,6 +302,12 @@ def _begin() -> Ranks:
     return joined
 
 
+def _part(store: Any, name: str) -> Any:
+    from torch._C._distributed_c10d import PrefixStore  # not there in a torch without torch.distributed
+
+    return PrefixStore(f"eqprop/{name}", store)
+
+
 def _fresh(store: Any, number: int, size: int) -> Any:
     """A part of torchrun's store that only these processes use.
 
@@ -312,13 +320,13 @@ def _fresh(store: Any, number: int, size: int) -> Any:
         store.set("eqprop/offer", own)
         sent = [store.get(f"eqprop/{own}/{other}").decode() for other in others]
         store.set(f"eqprop/{own}/answer", " ".join(sent))
-        return PrefixStore(f"eqprop/{own}", store)
+        return _part(store, own)
     while time.monotonic() < end:
         name = store.get("eqprop/offer").decode()
         store.set(f"eqprop/{name}/{number}", own)
         answer = f"eqprop/{name}/answer"
         if store.check([answer]) and own in store.get(answer).decode().split():
-            return PrefixStore(f"eqprop/{name}", store)
+            return _part(store, name)
         time.sleep(0.02)
     raise RuntimeError(f"rank 0 or another has not come within {timeout():g} s")
 
