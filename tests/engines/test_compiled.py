@@ -21,6 +21,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.compiled import (
     LARGE,
+    LONG,
     Compiled,
     Given,
     all_inputs,
@@ -31,8 +32,10 @@ from eqprop.engines.compiled import (
     unpool_elementwise,
 )
 from eqprop.engines.eager import Eager, PreciseStepper
+from eqprop.experiments import literature
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
+from eqprop.training.plan import Settings, make_plan
 from eqprop.training.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
@@ -158,6 +161,33 @@ def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
         assert choose("auto", Task(own_model(), SquaredError(), EP(T=5, K=2))).name == "eager"
         network = Network(1000, {"out": 10, "h": 1200}, [Dense("x", "h"), Dense("h", "out")])
         assert choose("auto", Task(network, SquaredError(), EP(T=5, K=2))).name == "eager"
+
+
+def test_auto_compiles_a_graph_with_convolutions_where_an_epoch_is_long() -> None:
+    maps = Network((1, 8, 8), {"out": 3, "h": (4, 8, 8)}, [Conv("x", "h", kernel=3, padding=1), Dense("h", "out")])
+    flat = Network(64, {"out": 3, "h": 9}, [Dense("x", "h"), Dense("h", "out")])
+    task = Task(maps, SquaredError(), EP(T=5, K=2), work=LONG)
+    chosen = {
+        "long": task,
+        "short": replace(task, work=0.9 * LONG),
+        "without convolutions": replace(task, model=flat),
+        "half": replace(task, precision="float16"),
+    }
+    found = {name: choose("auto", one).name for name, one in chosen.items()}
+    assert found == {"long": "compiled", "short": "eager", "without convolutions": "eager", "half": "eager"}
+
+
+def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
+    pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
+    data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
+    plan = make_plan(literature.SMALL, Settings(), data)
+    model = plan.network((0,))
+    cost = plan.cost(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    work = plan.task("ep-symmetric", model, cost, optimizer).work
+    samples = 5000 // literature.SMALL.batch * literature.SMALL.batch
+    assert samples / 5000 * 1.42e12 < work < 1.43e12
+    assert plan.task("bptt", model, cost, optimizer).work == 0.0
 
 
 def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

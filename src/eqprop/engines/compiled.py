@@ -482,6 +482,10 @@ _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_
 LARGE = 1_000_000
 """Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
 
+LONG = 1e12
+"""Operations of an epoch of EP from which "auto" compiles a graph with convolutions: half a minute on two cores by the
+eager engine, half of that compiled, and compiling takes half a minute, once."""
+
 BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
 """Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
 Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short on a CPU."""
@@ -727,11 +731,14 @@ class Compiled(Engine):
         self._said = True
 
     def automatic(self, task: Task) -> Engine | None:
-        """On the CPU where a large Phi is differentiated at every step; on a GPU not before it is measured there."""
+        """On the CPU where it was measured to pay, compiling included; on a GPU not before it is measured there."""
         model = task.model
+        if task.device.type != "cpu" or task.precision != "float32":
+            return None
         by_autodiff = isinstance(model, PrimitiveDynamics) and type(model).contrast is PrimitiveDynamics.contrast
-        large = sum(p.numel() for p in model.parameters()) >= LARGE
-        return Compiled(falls_back=True) if by_autodiff and large and task.device.type == "cpu" else None
+        large = by_autodiff and sum(p.numel() for p in model.parameters()) >= LARGE
+        images = not by_autodiff and any(p.dim() == 4 for p in model.parameters()) and task.work >= LONG
+        return Compiled(falls_back=True) if large or images else None
 
     def refuses_more(self, task: Task) -> str | None:
         if task.device.type == "cpu" and task.precision != "float32":
