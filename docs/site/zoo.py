@@ -9,11 +9,11 @@ from statistics import fmean
 from docs.build import table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
-from docs.build.text import duration, place, table
+from docs.build.text import duration, table
 from eqprop.experiments.experiment import Experiment, PaperResult, label
 from eqprop.experiments.literature import EXPERIMENTS, experiment_names
 from eqprop.experiments.paper import PAPER, RUN_WITH, named_experiment
-from eqprop.report.runs import reproduced
+from eqprop.report.runs import BUSY, machine, reproduced
 from eqprop.training.metrics import deviation
 
 INTRODUCTION = """# Zoo
@@ -146,7 +146,7 @@ def _of_table1(name: str, preset: str) -> Iterator[Entry]:
                 found["test_error_mean"],
                 len(found["trials"]),
                 duration(row.seconds(estimator)) + ("" if alone else ", both"),
-                place(row.found["provenance"][0]["provenance"]),
+                machine(row.found["provenance"][0]["provenance"]),
                 "" if epochs == row.experiment.epochs else f"epoch {epochs} of {row.experiment.epochs}",
             )
 
@@ -167,7 +167,7 @@ def _of_runs(e: Experiment) -> Iterator[Entry]:
             fmean(errors),
             len(each),
             duration(sum(sum(t["seconds"]) for t in each)) + (", busy" if _shared(own[0]) else ""),
-            place(own[0]["provenance"][-1]),
+            machine(own[0]["provenance"][-1]),
             _cut_short(e, own),
         )
 
@@ -180,7 +180,7 @@ def _estimator(d: Document) -> str:
 
 def _shared(d: Document) -> bool:
     """Whether other work ran beside it, as the remark of a document says."""
-    return "shared with other work" in d.get("stopped", d.get("note", ""))
+    return BUSY in d.get("stopped", d.get("note", ""))
 
 
 def _cut_short(e: Experiment, own: list[Document]) -> str:

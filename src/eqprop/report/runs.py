@@ -343,6 +343,12 @@ def rows(runs: list[Run]) -> list[Row]:
     ]
 
 
+def points(trials: Sequence[Mapping[str, Any]], kind: str) -> list[Point]:
+    """The curve of published trials: mean and deviation per epoch, over those that did not diverge."""
+    by_epoch = zip(*(trial[KINDS[kind]] for trial in trials if not trial["diverged"]), strict=False)
+    return [Point(n, _mean(values), deviation(values), len(values)) for n, values in enumerate(by_epoch, start=1)]
+
+
 def machine(made: Mapping[str, Any]) -> str:
     """The device of a provenance, or the processor and how many of its threads."""
     if made["device"] != "cpu":

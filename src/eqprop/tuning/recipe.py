@@ -262,7 +262,8 @@ class Recipe:
         self.decide(free_steps([*(look.residuals for look in self.looks), settling]))
         tell(f"processes at the {weights}")
         longest = min(4 * self.experiment.T, T_RANGE[1])
-        exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest))
+        schedule = self.experiment.schedule
+        exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest), schedule)
         self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.experiment.T))
         tell(f"sign agreement at the {weights}")
         most = largest_beta(self.experiment)
