@@ -41,7 +41,10 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(gdu.nudge_site_block, runs.nudge_training_block, gdu.cross_entropy_block),
         *(partial(runs.runs_of, "cross-entropy"), partial(runs.runs_of, "fashion-mnist")),
     ],
-    "docs/cifar10.md": [cifar10.results_block, cifar10.gdu_block, cifar10.precision_block],
+    "docs/cifar10.md": [
+        *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
+        partial(runs.runs_of, "cifar10-output-bias"),
+    ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }

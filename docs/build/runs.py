@@ -34,10 +34,12 @@ def runs_of(topic: str) -> str:
     for d in documents(f"runs/{topic}.json"):
         e = d["experiment"]
         setting = f"T {e['T']}, K {e['K']}, beta {e['beta']:g}, nudge {e['nudge_site']}"
+        setting += "" if e.get("output_bias") is None else f", output bias {e['output_bias']:g}"
         for name, t in [(name, t) for name, own in d["estimators"].items() for t in own["trials"]]:
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
-            what = [e["name"], setting] if name != "backprop" else [f"{e['name']}, twin", "backprop, one pass"]
-            lines.append([*what, f"{len(t['test_error'])} of {e['epochs']}", t["seed"], *errors, d["engines"][name]])
+            lines.append(
+                [e["name"], setting, f"{len(t['test_error'])} of {e['epochs']}", t["seed"], *errors, d["engines"][name]]
+            )
     heads = ["experiment", "settings", "epochs", "seed", "test error, %", "running train error, %", "engine"]
     return table(heads, lines, words=2)
 

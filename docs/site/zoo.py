@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from docs.build import table1
+from docs.build import cifar10, table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
 from docs.build.text import duration, table
@@ -44,7 +44,7 @@ SOURCES = dict.fromkeys(PAPER, ERNOULT) | {
     "cifar10-scellier-2023": SCELLIER,
     "cifar10-small": "this package",
 }
-TOPICS = ("literature", "continual", "cifar10")
+TOPICS = ("literature", "continual")
 """Files of results/runs with trainings of whole experiments; others hold variations of them."""
 
 
@@ -156,7 +156,7 @@ def _of_runs(e: Experiment) -> Iterator[Entry]:
     found = [d for d in _runs() if (d["experiment"]["name"], d["experiment"]["preset"]) == (e.name, e.preset)]
     for estimator in dict.fromkeys(map(_estimator, found)):
         own = [d for d in found if _estimator(d) == estimator]
-        each = [t for d in own for t in trials(d)]
+        each = [t for d in own for t in trials(d) if t["test_error"]]
         errors = [t["test_error"][-1] for t in each]
         std = deviation(errors)
         yield Entry(
@@ -192,7 +192,10 @@ def _cut_short(e: Experiment, own: list[Document]) -> str:
 
 
 def _runs() -> list[Document]:
-    return [d for topic in TOPICS for d in documents(f"runs/{topic}.json")]
+    """Trainings by topic, and the rows of CIFAR-10 but those that only vary the precision of another."""
+    rows = [d for name, d in cifar10.rows().items() if not name.endswith(("-float16", "-float32"))]
+    others = [d for topic in TOPICS for d in documents(f"runs/{topic}.json")]
+    return others + [{**d, "provenance": [one["provenance"] for one in d["provenance"]]} for d in rows]
 
 
 def _paper(result: PaperResult | None) -> str:

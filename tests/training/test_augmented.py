@@ -227,6 +227,8 @@ def test_the_small_experiment_has_its_data_and_its_samples(tmp_path: Path, folde
     assert (small.preset, small.data) == ("tuned", "cifar10")
     _, settings = resolve("cifar10-small", {})
     assert (settings.samples, settings.test_samples) == (5000, 2000)
+    held_out = resolve("cifar10-small", {"validation": 500})[1]
+    assert (held_out.samples, held_out.test_samples) == (5000, None), "all that is held out"
     result = train("cifar10-small", tmp_path / "run", data=folder, samples=64, test_samples=40, epochs=1, T=4, K=2)
     assert result.summary["data"]["training_samples"] == 64
     assert result.summary["changes_from_paper"] is None

@@ -65,9 +65,11 @@ WHOLE = 10 * ITERATION + 3 * BATCH
 
 
 @pytest.mark.parametrize(
-    ("run", "answers", "counted"), [(1, 1, 0), (2, 1, 1), (1, 2, 1), (3, 3, 2)], ids=["first", "run", "test", "both"]
+    ("run", "answers", "counted"),
+    [(1, 1, 0), (1, 3, 0), (2, 1, 1), (1, 2, 1), (3, 4, 2)],
+    ids=["first", "smaller last batch", "second chunk", "batch in between", "second evaluation"],
 )
-def test_only_what_the_first_call_of_a_process_does_is_not_counted(
+def test_compiling_is_not_counted_and_all_else_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int, answers: int, counted: int
 ) -> None:
     Clock(monkeypatch, run, answers)

@@ -348,7 +348,7 @@ def cifar10(
     until = Until(minutes)
     with stopping():
         try:
-            _train_rows(chosen, out, until, {"watch": Several(watcher(quiet), until), **run_options})
+            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **run_options})
         except Stopped:
             if not until.over:
                 raise
@@ -409,7 +409,9 @@ def _seed(n: int | str) -> str:
     return f"seed-{n}"
 
 
-def _train_rows(rows: Sequence[PublishedRow], out: Path, until: Until, options: Mapping[str, Any]) -> None:
+def _train_rows(
+    rows: Sequence[PublishedRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
+) -> None:
     """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
     for n in range(max(row.seeds for row in rows)):
         for row in rows:
@@ -420,6 +422,7 @@ def _train_rows(rows: Sequence[PublishedRow], out: Path, until: Until, options: 
                 return
             experiment = row.experiment.override(seed=row.experiment.seed + n)
             begin_or_resume(experiment, out / row.name / _seed(n), estimators=(row.estimator,), **options)
+            publish(row, out, note)
 
 
 def publish(row: PublishedRow, out: Path, note: str | None = None) -> dict[str, Any] | None:

@@ -174,7 +174,7 @@ class Trainer:
         self.seconds = self.epoch_seconds = 0.0
         self._first: tuple[int, int, float] | None = None
         """Epoch, iterations and seconds of the first chunk of this process."""
-        self._evaluated = False
+        self._evaluated: list[Measure] = []
         if checkpoint is not None:
             self._restore(checkpoint)
         self.runner = self.engine.runner(self._job())
@@ -541,25 +541,36 @@ class Trainer:
         nothing: list[float | None] = [None] * len(self.leg.trials)
         if self.all_diverged:
             return Errors(nothing, nothing), nothing
-        batches: list[float] = []
-
-        def timed() -> None:
-            batches.append(time.perf_counter())
-            between()
-
         start = time.perf_counter()
         with nullcontext() if self.average is None else self.average.instead():
-            test = self.test_measure.errors(timed)
-            batches.append(time.perf_counter())
-            train = self.train_measure.errors(between).top1 if self._train_error_due(epoch) else nothing
-        self._spend(time.perf_counter() - start - self._compiled(batches))
+            test, compiled = self._errors(self.test_measure, between)
+            train, more = nothing, 0.0
+            if self._train_error_due(epoch):
+                errors, more = self._errors(self.train_measure, between)
+                train = errors.top1
+        self._spend(time.perf_counter() - start - compiled - more)
         return test, train
 
-    def _compiled(self, batches: list[float]) -> float:
-        """How much longer than the others the first batch took that this process evaluated: it also compiles."""
-        took = [b - a for a, b in pairwise(batches)]
-        first, self._evaluated = not self._evaluated, True
-        return max(took[0] - max(took[1:]), 0.0) if first and len(took) > 1 else 0.0
+    def _errors(self, measure: Measure, between: Callable[[], None]) -> tuple[Errors, float]:
+        """The errors, and the seconds of compiling in between.
+
+        What this process evaluates first also compiles, for the first batch of a set and, where it is smaller, for the
+        last: these take as long as the longest of the others, and the rest is compiling.
+        """
+        marks: list[float] = []
+
+        def timed() -> None:
+            marks.append(time.perf_counter())
+            between()
+
+        errors = measure.errors(timed)
+        took = [b - a for a, b in pairwise([*marks, time.perf_counter()])]
+        known = measure in self._evaluated
+        self._evaluated.append(measure)
+        if known or len(took) < 2:
+            return errors, 0.0
+        usual = max(took[1:-1], default=min(took))
+        return errors, sum(max(seconds - usual, 0.0) for seconds in (took[0], took[-1]))
 
     def _line(self, r: int, epoch: int, counts: dict[str, float], measured: dict[str, float | None]) -> Line:
         trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
