@@ -12,11 +12,22 @@ from helpers.commands import Call
 from helpers.training_runs import assert_same_bits, write_cifar
 
 from eqprop.cli.reproduce import UNFINISHED
+from eqprop.experiments.architecture import GraphNet
 from eqprop.experiments.literature import CIFAR_ROWS, SMALL, PublishedRow
 from eqprop.experiments.paper import RUN_WITH
 from eqprop.report.runs import published_cells
 
-TINY = replace(SMALL, T=4, K=2, batch=10, epochs=2)
+NET = GraphNet(
+    (3, 32, 32),
+    (("s0", 10), ("s1", (4, 8, 8))),
+    (
+        {"kind": "dense", "pre": "s1", "post": "s0"},
+        {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
+    ),
+    activation={"s0": "identity", "*": "hard-sigmoid"},
+    groups=(("s1",), ("s0",)),
+)
+TINY = replace(SMALL, architecture=NET, T=4, K=2, batch=10, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +124,12 @@ def test_a_published_seed_is_trained_anew(call: Call, data: Path, tmp_path: Path
     code, _, err = call(*check, "--rows", "small-bptt")
     assert code == 2
     assert "bptt, seed 0 is the only finished seed" in err
+    unfinished = published(out, "small") | {"row": "fast", "epochs": 9}
+    (out / "fast.json").write_text(json.dumps(unfinished))
+    assert "small.json" in call(*check)[1], "no seed of fast has ended"
+    (out / "fast.json").write_text(json.dumps(unfinished | {"epochs": 2}))
+    assert "fast.json" in call(*check)[1], "comes first"
+    (out / "fast.json").unlink()
     other = write_cifar(tmp_path / "other", train=50, seed=1)
     code, _, err = call("reproduce", "cifar10", "--check", out, "--data", other, "--quiet")
     assert code == 2
@@ -132,7 +149,7 @@ def test_a_published_seed_is_trained_anew(call: Call, data: Path, tmp_path: Path
         ((), "expected --out FOLDER to train into, or --check FOLDER"),
         (("--out", "new", "--rows", "C"), "Unknown row 'C'"),
         (("--out", "new", "--minutes", "0"), "--minutes is 0; expected a number above 0"),
-        (("--check", "nowhere"), "holds no published results for small; expected files such as small.json"),
+        (("--check", "nowhere"), "holds no published results; expected files such as small.json"),
     ],
 )
 def test_bad_input_is_refused(
@@ -162,5 +179,7 @@ def test_the_rows_are_what_they_are_called() -> None:
         twin = name.endswith("-twin")
         assert (row.estimator == "backprop") == twin
         assert (row.experiment.precision == "float32") >= (twin or name.endswith("-float32"))
-        assert row.seeds == (1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt") else 3)
+        assert row.seeds == (
+            1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt", "small-bptt") else 3
+        )
     assert CIFAR_ROWS["fast"].experiment.precision == "float16"

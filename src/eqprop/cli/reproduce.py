@@ -332,8 +332,7 @@ def cifar10(
     one_process("reproduce cifar10")
     run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
     if check is not None:
-        trials = stored_trials(check, _rows_to_check(check, rows), CIFAR10)
-        _check(draw(trials, seed), out, {"watch": watcher(quiet), **run_options})
+        _check(draw(_trials_to_check(check, rows), seed), out, {"watch": watcher(quiet), **run_options})
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")
@@ -391,13 +390,12 @@ def _cifar_rows(names: str | None, device: str | None) -> list[PublishedRow]:
     return [known[name.lower()] for name in asked]
 
 
-def _rows_to_check(folder: Path, rows: str | None) -> list[str]:
-    """Those asked for, else `fast` if two of its seeds are published, else the small net."""
+def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
+    """Those of the rows asked for, else of `fast` if two of its seeds are published, else of the small net."""
     if rows is not None:
-        return [row.name for row in _cifar_rows(rows, None)]
-    if (folder / "fast.json").is_file() and len(stored_trials(folder, ["fast"], CIFAR10)) > 1:
-        return ["fast"]
-    return ["small"]
+        return stored_trials(folder, [row.name for row in _cifar_rows(rows, None)], CIFAR10)
+    found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
+    return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
 
 
 def _as_long(row: PublishedRow) -> Experiment:

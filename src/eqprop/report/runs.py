@@ -361,12 +361,18 @@ BUSY = "shared with other work"
 """What the note of a row says whose times do not measure speed."""
 
 
+def counted_trials(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The trials of a published row that its mean counts: with all epochs, while there are any, and not diverged."""
+    (own,) = found["estimators"].values()
+    return [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
+
+
 def published_cells(row: PublishedRow, found: Mapping[str, Any] | None) -> list[str]:
     """A row of the published results on CIFAR-10; what is less than planned says so."""
     if found is None:
         return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.experiment.epochs}", *"–––"]
     (own,) = found["estimators"].values()
-    counted = [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
+    counted = counted_trials(found)
     std = "" if own["test_error_std"] is None else f" ± {own['test_error_std']:.2f}"
     error = "diverged" if own["test_error_mean"] is None else f"{own['test_error_mean']:.2f}{std}"
     fewer = f" ({len(counted)} of {row.seeds} seeds)" if len(counted) < row.seeds else ""
