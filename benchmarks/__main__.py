@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.nets import is_subject, measure_nets
 from benchmarks.run import Effort, Plan, default_device, experiments_named, measure
-from benchmarks.scaling import Curves, measure_scaling
+from benchmarks.scaling import ConvCurves, Curves, measure_scaling
 from eqprop.engines.base import PRECISIONS, fixed_algorithms
 from eqprop.files import write_json
 from eqprop.relax import Schedule, Stop
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device")
     p.add_argument("--threads", type=int)
     p.add_argument("--table1", action="store_true")
-    p.add_argument("--scaling", action="store_true")
+    p.add_argument("--scaling", nargs="?", const="layered", choices=("layered", "conv"), help="curves over sizes")
     p.add_argument("--json", metavar="FILE|-")
     p.add_argument("--rounds", type=int, default=effort.rounds)
     p.add_argument("--naive-rounds", type=int, default=effort.naive_rounds)
@@ -162,7 +162,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
                 given.names, words(given.engine), given.precision, (device_named(given.device), effort), say
             )
     if given.scaling:
-        return measure_scaling(Curves(words(given.engine), device_named(given.device), effort=effort), say)
+        kind = ConvCurves if given.scaling == "conv" else Curves
+        return measure_scaling(kind(words(given.engine), device_named(given.device), effort=effort), say)
     chosen = {name: getattr(given, name) for name in ("method", "engine", "schedule", "stop", "trials", "preset")}
     request = Request(tuple(given.names), **chosen, device=given.device, table1=given.table1, effort=effort)
     return measure(request.plan(), say)

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.machine import product_rate
 from benchmarks.run import Effort
 from benchmarks.timing import Contestant, take_turns
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import one_hot
-from eqprop.dynamics import PrimitiveDynamics
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import Precision, full_precision
 from eqprop.engines.eager import Agreement, agreements, update_in
@@ -33,6 +34,7 @@ from eqprop.functional import from_primitive
 from eqprop.messages import unknown
 from eqprop.models import Conv, Dense, Network
 from eqprop.provenance import provenance
+from eqprop.relax import SWEEPS
 from eqprop.state import State
 
 LOWEST = {"float32": 0.999, "tf32": 0.95, "float16": 0.95, "bfloat16": 0.95}
@@ -222,7 +224,31 @@ def measure_nets(
             say(as_line(row))
         rows += found
         skipped += refused
-    return {"machine": provenance(where[0]), "tolerance": _tolerance(precision), "rows": rows, "skipped": skipped}
+    peak = product_rate(where[0], _PRODUCTS.get(precision, torch.float32), PEAK_SIDE[where[0].type])
+    for row in rows:
+        done = row["operations"]
+        row["share_of_peak"] = None if done is None else 1e6 * done / row["us_per_iteration"] / peak
+    found = {"machine": provenance(where[0]), "tolerance": _tolerance(precision), "peak_per_s": peak}
+    return {**found, "rows": rows, "skipped": skipped}
+
+
+_PRODUCTS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+PEAK_SIDE = {"cpu": 1024, "cuda": 8192}
+"""The side of the matrices whose product sets the peak."""
+
+
+def operations(one: Subject, model: PrimitiveDynamics) -> int | None:
+    """Multiplications and additions of the phases of an iteration; None if the model does not count its own.
+
+    Those of the update, and of the input, which is seen once per phase, are left out.
+    """
+    if type(model).operations is Dynamics.operations:
+        return None
+    ep = one.estimator
+    layers = len(model.init_state(torch.zeros(1, *(model.input_shape or ()))))
+    groups = len(model.sweep(layers)) if ep.schedule in SWEEPS else 1
+    updates = ep.T + ep.K * (2 if ep.nudging == "symmetric" else 1)
+    return one.batch * model.operations() * updates // groups
 
 
 def _tolerance(precision: Precision) -> str:
@@ -300,6 +326,7 @@ def _contestant(
         "K": one.estimator.K,
         "cosine": agreements(update, exact)[""].cosine,
         "first_iteration_s": first,
+        "operations": operations(one, model),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     return row, Timed(lambda n: runner.run(order.expand(n, -1)), device)
@@ -357,6 +384,8 @@ def cells(document: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         ms = [f"{1e-3 * row[kind]:,.0f}" for kind in kinds]
         cpu_ratio = f"{row['naive_cpu_us_per_iteration'] / row['cpu_us_per_iteration']:.2f}"
         settings = (row["precision"], str(row["batch"]), f"{row['T']}, {row['K']}")
-        measured = (*ms[:2], ratio, *ms[2:], cpu_ratio, f"{row['cosine']:.6f}")
+        peak = row.get("share_of_peak")
+        share = "–" if peak is None else f"{100 * peak:.0f} %"
+        measured = (*ms[:2], ratio, *ms[2:], cpu_ratio, share, f"{row['cosine']:.6f}")
         lines.append([row["name"], f"`{row['engine']}`", *settings, *measured])
-    return [*headings, "CPU ms", "naive twin", "ratio", "cosine"], lines
+    return [*headings, "CPU ms", "naive twin", "ratio", "of peak", "cosine"], lines

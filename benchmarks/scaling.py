@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +14,7 @@ from benchmarks.run import Effort, Say, check_device
 from benchmarks.timing import Contestant
 from eqprop.data import Images, mnist
 from eqprop.engines.base import full_precision
-from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.architecture import GraphNet, LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.provenance import provenance
 
@@ -28,9 +29,19 @@ VALUES: dict[str, tuple[int, ...]] = {
 }
 
 
+CONV_BASE = {"batch": 32, "depth": 3, "width": 32}
+CONV_VALUES: dict[str, tuple[int, ...]] = {
+    "batch": (4, 8, 16, 32, 64, 128),
+    "depth": (1, 2, 3, 5, 8),
+    "width": (8, 16, 32, 64),
+}
+
+
 @dataclass(frozen=True)
 class Curves:
     """Which engines to time at which values. One axis varies at a time, the others stay at `base`."""
+
+    net: ClassVar[str] = "layered"
 
     engines: tuple[str, ...] = ("auto",)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -58,8 +69,44 @@ class Curves:
         return Case(experiment, "ep", engine, at["trials"])
 
 
+@dataclass(frozen=True)
+class ConvCurves(Curves):
+    """A chain of convolutions that is trained in sweeps: `depth` of them with `width` maps of 14 x 14."""
+
+    net: ClassVar[str] = "conv"
+
+    engines: tuple[str, ...] = ("eager", "compiled")
+    base: Mapping[str, int] = field(default_factory=lambda: dict(CONV_BASE))
+    values: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(CONV_VALUES))
+    T: int = 40
+
+    def case(self, axis: str, value: int, engine: str) -> Case:
+        at = {**self.base, axis: value}
+        names = [f"h{k}" for k in range(1, at["depth"] + 1)]
+        joints: list[dict[str, Any]] = [
+            {"kind": "conv", "pre": pre, "post": post, "kernel": 3, "padding": 1, "pool": 2 if pre == "x" else 1}
+            for pre, post in pairwise(["x", *names])
+        ]
+        shapes: list[tuple[str, int | tuple[int, ...]]] = [(name, (at["width"], 14, 14)) for name in reversed(names)]
+        net = GraphNet(
+            (1, 28, 28), (("out", 10), *shapes), (*joints, {"kind": "dense", "pre": names[-1], "post": "out"})
+        )
+        experiment = Experiment(
+            name=f"chain of {at['depth']}",
+            architecture=net,
+            T=self.T,
+            K=self.K,
+            beta=0.5,
+            schedule="sweeps",
+            epochs=1,
+            batch=at["batch"],
+            learning_rates={"*": 1e-3},
+        )
+        return Case(experiment, "ep", engine)
+
+
 def measure_scaling(curves: Curves, say: Say = lambda line: None) -> dict[str, Any]:
-    """Time every point, ready for JSON; a point under "scaling" has its axis and all four values."""
+    """Time every point, ready for JSON; a point under "scaling" has its axis and the values of all."""
     check_device(curves.device)
     images = mnist(curves.device)
     points, skipped = [], []
@@ -78,6 +125,7 @@ def measure_scaling(curves: Curves, say: Say = lambda line: None) -> dict[str, A
         raise ValueError(skipped[0]["reason"])
     return {
         "machine": provenance(curves.device),
+        "net": curves.net,
         "T": curves.T,
         "K": curves.K,
         "base": dict(curves.base),

@@ -13,7 +13,7 @@ from helpers.bench_experiments import Spoiled, brief, few_images, rows_of_table1
 from benchmarks import run as bench
 from benchmarks.__main__ import Request, device_named, exit_code, main, words
 from benchmarks.cases import Case, batch_order, network_order
-from benchmarks.scaling import Curves, measure_scaling
+from benchmarks.scaling import ConvCurves, Curves, measure_scaling
 from benchmarks.table1 import ITERATIONS, project
 from benchmarks.timing import Contestant, take_turns
 from eqprop.data import Images
@@ -205,6 +205,16 @@ def test_scaling_varies_one_axis_at_a_time(images: Images, monkeypatch: pytest.M
         assert others == {axis: base[axis] for axis in others}
         assert point["us_per_step"] == pytest.approx(point["us_per_iteration"] / 5)
     json.dumps(result, allow_nan=False)
+
+
+def test_chains_of_convolutions_have_curves_too(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.scaling.mnist", lambda device: images)
+    base, values = {"batch": 2, "depth": 1, "width": 3}, {"batch": (4,), "depth": (2,), "width": (5,)}
+    result = measure_scaling(ConvCurves(("eager",), CPU, base, values, T=4, K=2, effort=QUICK))
+    assert [(p["batch"], p["depth"], p["width"]) for p in result["scaling"]] == [(4, 1, 3), (2, 2, 3), (2, 1, 5)]
+    assert (result["net"], result["skipped"]) == ("conv", [])
+    deep = ConvCurves(base=base).case("depth", 2, "eager").build(CPU)
+    assert [tuple(v.shape[1:]) for v in deep.init_state(torch.zeros(1, 1, 28, 28))] == [(10,), (3, 14, 14), (3, 14, 14)]
 
 
 @pytest.mark.parametrize(

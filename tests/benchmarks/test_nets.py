@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.nets import LOWEST, NaiveTwin, is_subject, measure_nets, subject
+from benchmarks.nets import LOWEST, NaiveTwin, cells, is_subject, measure_nets, operations, subject
 from benchmarks.precision import FORMS, in_form
 from benchmarks.run import Effort
 from eqprop.cost import Problem
@@ -40,6 +40,25 @@ def test_the_twin_has_the_nets_own_update(name: str) -> None:
     found = agreements({name.removeprefix("model."): g for name, g in twin.items()}, ours)
     assert min(one.cosine for one in found.values()) > 1.0 - 1e-9
     assert abs(found[""].norm - 1.0) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "steps"), [("A", 250 + 2 * 30), ("A-sweeps", 155), ("B", (120 + 2 * 40) // 2)])
+def test_an_iteration_has_as_many_operations_as_its_full_steps(name: str, steps: int) -> None:
+    one = subject(name)
+    model = one.build()
+    assert operations(one, model) == 128 * steps * model.operations()
+
+
+def test_the_share_of_the_peak_is_that_of_the_operations() -> None:
+    result = measure_nets(["A-small@2", "mlp-small@2"], ["eager"], "float32", (CPU, QUICK), lambda line: None)
+    conv, own = result["rows"]
+    assert conv["share_of_peak"] * result["peak_per_s"] * conv["us_per_iteration"] * 1e-6 == pytest.approx(
+        conv["operations"]
+    )
+    assert own["operations"] is own["share_of_peak"] is None
+    table = cells(result)[1]
+    assert table[0][-2].endswith("%")
+    assert table[1][-2] == "–"
 
 
 def test_rows_say_what_was_measured(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import eqprop
 from eqprop import EP, Phase, SquaredError
@@ -20,6 +21,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.compiled import (
     LARGE,
+    LONG,
     Compiled,
     Given,
     all_inputs,
@@ -27,10 +29,13 @@ from eqprop.engines.compiled import (
     join,
     step_of,
     trace_step,
+    unpool_elementwise,
 )
 from eqprop.engines.eager import Eager, PreciseStepper
+from eqprop.experiments import literature
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
+from eqprop.training.plan import Settings, make_plan
 from eqprop.training.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
@@ -158,6 +163,33 @@ def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
         assert choose("auto", Task(network, SquaredError(), EP(T=5, K=2))).name == "eager"
 
 
+def test_auto_compiles_a_graph_with_convolutions_where_an_epoch_is_long() -> None:
+    maps = Network((1, 8, 8), {"out": 3, "h": (4, 8, 8)}, [Conv("x", "h", kernel=3, padding=1), Dense("h", "out")])
+    flat = Network(64, {"out": 3, "h": 9}, [Dense("x", "h"), Dense("h", "out")])
+    task = Task(maps, SquaredError(), EP(T=5, K=2), work=LONG)
+    chosen = {
+        "long": task,
+        "short": replace(task, work=0.9 * LONG),
+        "without convolutions": replace(task, model=flat),
+        "half": replace(task, precision="float16"),
+    }
+    found = {name: choose("auto", one).name for name, one in chosen.items()}
+    assert found == {"long": "compiled", "short": "eager", "without convolutions": "eager", "half": "eager"}
+
+
+def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
+    pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
+    data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
+    plan = make_plan(literature.SMALL, Settings(), data)
+    model = plan.network((0,))
+    cost = plan.cost(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    work = plan.task("ep-symmetric", model, cost, optimizer).work
+    samples = 5000 // literature.SMALL.batch * literature.SMALL.batch
+    assert samples / 5000 * 1.42e12 < work < 1.43e12
+    assert plan.task("bptt", model, cost, optimizer).work == 0.0
+
+
 def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
     with pytest.raises(ValueError, match="cannot serve: it needs a C\\+\\+ compiler"):
@@ -252,6 +284,83 @@ def test_a_sweep_computes_every_convolution_once_forward_and_once_back(precision
         expected = step(expected, groups[n % 2])
     found = joined(*(inputs[name] for name in all_inputs(splits)), *s)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def pooled_step(precision: Any) -> tuple[Any, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A step of a net with two max-poolings, one of which leaves a row and a column out, with its inputs."""
+    network = Network(
+        (2, 13, 13),
+        {"out": 3, "h2": (4, 2, 2), "h1": (3, 6, 6)},
+        [Conv("x", "h1", kernel=3, padding=1, pool=2), Conv("h1", "h2", kernel=2, pool=2), Dense("h2", "out")],
+        "hard-sigmoid",
+        seed=0,
+    )
+    given = Given(network, torch.rand(2, 2, 13, 13), None)
+    s = tuple(torch.rand_like(v) for v in network.init_state(given.x))
+    return lambda v, state: step_of(given, v, state, None, precision), given.tensors(), s
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_unpooling_by_comparison_puts_the_same_values_in_the_same_places(precision: Any) -> None:
+    step, values, s = pooled_step(precision)
+    traced = make_fx(lambda *v: step(v[: len(values)], v[len(values) :]))(*values, *s)
+    expected = traced(*values, *s)
+    ways = [str(node.target) for node in traced.graph.nodes]
+    unpool_elementwise(traced)
+    traced.recompile()
+    assert ways.count("aten.max_unpool2d.default") == 1
+    assert "aten.max_unpool2d.default" not in [str(node.target) for node in traced.graph.nodes]
+    assert all(torch.equal(a, b) for a, b in zip(traced(*values, *s), expected, strict=True))
+
+
+def test_a_rounded_image_is_rounded_before_it_is_unpooled() -> None:
+    def back(z: Tensor, h: Tensor) -> Tensor:
+        indices = torch.nn.functional.max_pool2d(z, 2, return_indices=True)[1]
+        return torch.nn.functional.max_unpool2d(h, indices, 2).half()
+
+    z, h = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 2, 3)
+    traced = make_fx(back)(z, h)
+    unpool_elementwise(traced)
+    traced.recompile()
+    (rounding,) = [n for n in traced.graph.nodes if n.target is torch.ops.aten._to_copy.default]
+    assert [n.name for n in rounding.all_input_nodes] == ["h_1"]
+    assert torch.equal(traced(z, h), back(z, h))
+
+
+@pytest.mark.parametrize("overlap", [{"kernel_size": 3, "stride": 2}, {"kernel_size": 2, "padding": 1}])
+def test_pools_that_overlap_or_reach_out_are_left_alone(overlap: dict[str, int]) -> None:
+    def back(z: Tensor, h: Tensor) -> Tensor:
+        indices = torch.nn.functional.max_pool2d(z, return_indices=True, **overlap)[1]
+        return torch.ops.aten.max_unpool2d(h, indices, z.shape[-2:])
+
+    z = torch.randn(1, 2, 9, 9)
+    h = torch.randn_like(torch.nn.functional.max_pool2d(z, **overlap))
+    traced = make_fx(back)(z, h)
+    unpool_elementwise(traced)
+    assert any(node.target is torch.ops.aten.max_unpool2d.default for node in traced.graph.nodes)
+
+
+def test_images_are_laid_out_with_their_channels_last_unless_a_step_takes_views_of_them() -> None:
+    def primitive(flat: Any) -> Any:
+        def phi(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+            seen = (s[1] * torch.nn.functional.conv2d(x, theta["W1"], padding=1)).sum((1, 2, 3))
+            seen = seen + 0.1 * (s[1] * torch.nn.functional.conv2d(s[1], theta["W11"], padding=1)).sum((1, 2, 3))
+            return seen + (s[0] * (flat(s[1]) @ theta["W0"].T)).sum(-1)
+
+        return phi
+
+    source = torch.Generator().manual_seed(0)
+    shapes = {"W0": (3, 64), "W1": (4, 2, 3, 3), "W11": (4, 4, 3, 3)}
+    theta = {name: 0.3 * torch.randn(shape, generator=source, dtype=torch.float64) for name, shape in shapes.items()}
+    x = torch.rand(5, 2, 4, 4, generator=source, dtype=torch.float64)
+    ways = {"reshape": lambda h: h.flatten(1), "view": lambda h: h.view(len(h), -1)}
+    found = {}
+    for name, flat in ways.items():
+        model = eqprop.from_primitive(primitive(flat), theta, (3, (4, 4, 4)), squash=torch.tanh, input_shape=(2, 4, 4))
+        state = Compiled().relaxation(model, x, Phase(8)).state
+        torch.testing.assert_close(state, relax(model, x, 8).state, rtol=0, atol=1e-14)
+        found[name] = state[1].is_contiguous(memory_format=torch.channels_last)
+    assert found == {"reshape": True, "view": False}
 
 
 def test_the_notice_comes_once_before_compiling() -> None:

@@ -20,8 +20,17 @@ from eqprop.cost import Nudge, Problem
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import PRECISIONS, Precision
 from eqprop.engines.compiled import Given, step_of, trace_step
-from eqprop.engines.eager import Agreement, PreciseStepper, compare_precision, compare_with_float64, products
+from eqprop.engines.eager import (
+    Agreement,
+    PreciseStepper,
+    compare_precision,
+    compare_with_float64,
+    products,
+    stepping_in,
+    update_in,
+)
 from eqprop.models import Conv, Dense, Layered, Network
+from eqprop.relax import relax
 from eqprop.report.page import write_report
 from eqprop.training.loop import GUARD
 from eqprop.training.metrics import read_metrics
@@ -93,6 +102,23 @@ def test_the_traced_step_has_the_bits_of_the_reference(precision: Precision) -> 
         assert all(torch.equal(a, b) for a, b in zip(traced, expected, strict=True))
         exact = PreciseStepper(given.model, given.x, nudge, "float32")(s)
         assert all(torch.equal(a, b) for a, b in zip(expected, exact, strict=True)) == (precision == "float32")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_products_of_an_update_are_tf32_where_less_than_float32_is_declared(precision: Precision) -> None:
+    given, ep = problem(net()), EP(T=20, K=6, beta=0.5)
+    found = update_in(given, ep, precision)
+    with stepping_in(precision):
+        free = relax(given.model, given.x, ep.T)
+        nudge = Nudge(given.cost, given.y, 0.5)
+        end = relax(given.model, given.x, ep.K, free.state, nudge)
+    exact = given.model.contrast(given.x, end.state, free.state)
+    with products("tf32"):
+        rounded = given.model.contrast(given.x, end.state, free.state)
+    expected, other = (exact, rounded) if precision == "float32" else (rounded, exact)
+    for name, g in found.items():
+        torch.testing.assert_close(g, -expected[name] / 0.5, rtol=1e-6, atol=1e-8)
+    assert not torch.equal(other["W_out_h2"], expected["W_out_h2"])
 
 
 @pytest.mark.parametrize("precision", LOWER)

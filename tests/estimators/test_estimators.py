@@ -43,7 +43,7 @@ from eqprop import (
     relax,
 )
 from eqprop.data import one_hot
-from eqprop.models import Layered
+from eqprop.models import Conv, Dense, Layered, Network
 from eqprop.state import State
 
 COST = SquaredError()
@@ -244,6 +244,28 @@ def test_a_step_of_sgd_is_minus_the_rate_times_the_gradient() -> None:
     opt.step()
     for name, p in net.named_parameters():
         assert_close(p.detach(), before[name] - 0.1 * grads[name], rtol=0.0, atol=SAME_FORMULA)
+
+
+def test_gradients_are_laid_out_as_their_parameters() -> None:
+    """Fused optimizers take a parameter and its gradient as flat arrays; a convolution's follows the layout of x."""
+    x = torch.rand(3, 2, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = one_hot(torch.arange(3), 3, torch.float64)
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        net = Network(
+            (2, 8, 8),
+            {"out": 3, "h1": (4, 6, 6)},
+            [Conv("x", "h1", kernel=3), Dense("h1", "out")],
+            "tanh",
+            seed=0,
+            dtype=torch.float64,
+        )
+        EP(T=10, K=4).backward(net, COST, x.contiguous(memory_format=layout), y)
+        assert all(p.grad is not None and p.grad.stride() == p.stride() for p in net.parameters())
+        torch.optim.SGD(net.parameters(), lr=1.0, fused=True).step()
+        found.append([p.detach() for p in net.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, rtol=0.0, atol=SAME_FORMULA)
 
 
 @pytest.mark.parametrize("estimator", [EP(T=20, K=5), BPTT(T=20, K=5), RBP(T=20, K=5)])

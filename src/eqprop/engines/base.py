@@ -106,6 +106,7 @@ class Task:
     start       where the free phases of training begin (see `eqprop.starts`)
     extras      what an iteration does besides mini-batch, gradient and optimizer step (see `Job.extras`)
     precision   of the products in a step
+    work        multiplications and additions of an epoch's phases; 0 if unknown
     """
 
     model: Dynamics
@@ -115,6 +116,7 @@ class Task:
     start: StartName = "zero"
     extras: tuple[str, ...] = ()
     precision: Precision = "float32"
+    work: float = 0.0
 
     @property
     def device(self) -> torch.device:

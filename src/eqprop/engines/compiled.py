@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
@@ -71,6 +72,8 @@ def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: S
         if (node := _first(traced, kind)) is not None:
             raise CannotCapture(f"its step {reason} ({node.target})")
     _forget_values_of_likes(traced)
+    if s[0].device.type != "cpu":  # C++ compilers make slow loops of it
+        unpool_elementwise(traced)
     return _split(traced, len(s))
 
 
@@ -123,6 +126,74 @@ def _forget_values_of_likes(traced: fx.GraphModule) -> None:
             node.replace_all_uses_with(new)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+_aten = torch.ops.aten
+
+
+def unpool_elementwise(traced: fx.GraphModule) -> None:
+    """Write the way back through a max-pooling as elementwise operations, which inductor fuses with their neighbours.
+
+    Its own way fills an image with zeros and scatters into it. Where the result is rounded, the smaller image is
+    rounded instead: the values are the same, and the rounded one is there already, as the factor of another product.
+    """
+    graph = traced.graph
+    node: Any
+    for node in list(graph.nodes):
+        if node.target is _aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if node.target is not _aten.max_unpool2d.default or (zone := _zone_of(node)) is None:
+            continue
+        h, indices, sides = node.args
+        value, rounded = h.meta["val"], _rounding(node)
+        if rounded:
+            with graph.inserting_before(node):
+                h = graph.call_function(_aten._to_copy.default, (h,), rounded[0].kwargs)
+        dtype = rounded[0].meta["val"].dtype if rounded else value.dtype
+        pair = [torch.empty(value.shape, dtype=kind, device=value.device) for kind in (dtype, torch.int64)]
+        part = make_fx(functools.partial(_unpool, zone=zone, sides=tuple(sides)))(*pair).graph
+        places = (n for n in part.nodes if n.op == "placeholder")
+        with graph.inserting_before(node):
+            new = graph.graph_copy(part, dict(zip(places, (h, indices), strict=True)))
+        for result in rounded or [node]:
+            result.replace_all_uses_with(new)  # type: ignore[arg-type]
+    graph.eliminate_dead_code()
+
+
+def _rounding(node: fx.Node) -> list[fx.Node]:
+    """The users of a node if they all convert it to one type; none if there is any other."""
+    users = list(node.users)
+    alike = len({(user.target, str(user.kwargs)) for user in users}) == 1
+    return users if alike and users[0].target is _aten._to_copy.default else []
+
+
+def _zone_of(unpool: Any) -> tuple[int, int] | None:
+    """The sides of the zones whose maxima an unpooling puts back; None if they may overlap or are not known."""
+    indices = unpool.args[1]
+    pool = indices.args[0] if indices.args else None
+    if not isinstance(pool, fx.Node) or pool.target is not _aten.max_pool2d_with_indices.default:
+        return None
+    left_out: list[Any] = [None, None, [], [0], [1], False]
+    given: list[Any] = [*pool.args]
+    z, size, stride, padding, dilation, ceil = given + left_out[len(given) :]
+    apart = list(stride or size) == list(size) and not any(padding) and set(dilation) == {1} and not ceil
+    same = list(unpool.args[2]) == list(z.meta["val"].shape[-2:])
+    return (size[0], size[-1]) if apart and same else None
+
+
+def _unpool(h: Tensor, indices: Tensor, zone: tuple[int, int], sides: tuple[int, int]) -> Tensor:
+    """h at the places of the maxima, zero elsewhere: every place is compared with the index of its zone's maximum."""
+    rows, columns = (n * k for n, k in zip(h.shape[-2:], zone, strict=True))
+
+    def spread(v: Tensor) -> Tensor:
+        each = v[..., :, None, :, None].expand(*v.shape[:-1], zone[0], v.shape[-1], zone[1])
+        return each.reshape(*v.shape[:-2], rows, columns)
+
+    places = torch.arange(sides[0] * sides[1], device=h.device).view(sides)[:rows, :columns]
+    found = torch.where(spread(indices) == places, spread(h), 0.0)
+    return found if (rows, columns) == sides else F.pad(found, (0, sides[1] - columns, 0, sides[0] - rows))
 
 
 def _split(traced: fx.GraphModule, layers: int) -> Split:
@@ -232,6 +303,19 @@ def join(steps: Sequence[Split], order: Sequence[int], layers: int) -> fx.GraphM
     graph.output(tuple(state))
     _compute_once(graph)
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def keep_layout(joined: fx.GraphModule, state: State) -> None:
+    """Let a graph return images as it takes them: channels last, where `state` is so."""
+    output = next(node for node in joined.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    for n, layer in enumerate(state):
+        if layer.dim() == 4 and layer.is_contiguous(memory_format=torch.channels_last):
+            with joined.graph.inserting_before(output):
+                last: dict[str, Any] = {"memory_format": torch.channels_last}
+                results[n] = joined.graph.call_function(_aten.clone.default, (results[n],), last)
+    output.args = (tuple(results),)
+    joined.recompile()
 
 
 def all_inputs(steps: Sequence[Split]) -> list[str]:
@@ -398,9 +482,23 @@ _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_
 LARGE = 1_000_000
 """Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
 
+LONG = 1e12
+"""Operations of an epoch of EP from which "auto" compiles a graph with convolutions: half a minute on two cores by the
+eager engine, half of that compiled, and compiling takes half a minute, once."""
+
 BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
 """Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
-Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short."""
+Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short on a CPU."""
+
+
+def _convolves(step: Split) -> bool:
+    """Whether convolutions of the state are part of a step."""
+    return _first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
+
+
+def laid_out(values: Arguments, form: torch.memory_format) -> Arguments:
+    """The same values, images and kernels in this memory format."""
+    return tuple(v.contiguous(memory_format=form) if v.dim() == 4 else v for v in values)
 
 
 def block_length(T: int, sweep: int = 1, bounds: tuple[int, int] = BOUNDS) -> int:
@@ -419,20 +517,21 @@ class CompiledStepper(Stepper):
         self.reference: Stepper | None = None
         if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
             given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
-        self.values = given.tensors()
+        self.form = steps.memory_format(given)
+        self.values = laid_out(given.tensors(), self.form)
         self.inputs: dict[str, Tensor] = {}
         self.known: set[Update] = set()
 
     @functools.cached_property
     def block(self) -> int:  # type: ignore[override]
         period = _period(self.given, self.phase)
-        s = self.given.model.init_state(self.given.x)
+        s = laid_out(self.given.model.init_state(self.given.x), self.form)
         first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
         try:
             step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
         except CannotCapture:
             return period  # the first step says why
-        slow = _first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
+        slow = s[0].device.type == "cpu" and _convolves(step)
         return block_length(self.phase.T, period, SHORT_BOUNDS if slow else BOUNDS)
 
     def __call__(self, s: State, update: Update = None) -> State:
@@ -453,7 +552,7 @@ class CompiledStepper(Stepper):
 
     def _block(self, s: State, updates: Sequence[Update]) -> tuple[Callable[..., Sequence[Tensor]], Arguments]:
         """These updates as compiled code, and its inputs."""
-        s = tuple(layer.contiguous() for layer in s)
+        s = laid_out(tuple(layer if layer.dim() == 4 else layer.contiguous() for layer in s), self.form)
         kinds = list(dict.fromkeys(updates))
         splits = [self.steps.split(self.given, self.values, s, update) for update in kinds]
         for update, split in zip(kinds, splits, strict=True):
@@ -493,11 +592,35 @@ class CompiledSteps:
         self._splits: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Split]] = WeakKeyDictionary()
         self._blocks: dict[tuple[object, ...], Callable[..., Sequence[Tensor]]] = {}
         self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
+        self._formats: WeakKeyDictionary[Dynamics, dict[int | None, torch.memory_format]] = WeakKeyDictionary()
 
     def stepper(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         if model in self._refused:
             return PreciseStepper(model, x, nudge, self.precision)
         return CompiledStepper(self, Given(model, x, nudge), phase)
+
+    def memory_format(self, given: Given) -> torch.memory_format:
+        """Channels last where a step convolves the state, as is fastest, if it can be traced so."""
+        known = self._formats.setdefault(given.model, {})
+        cost = None if given.nudge is None else id(given.nudge.cost)
+        if cost not in known:
+            known[cost] = self._fastest_format(given)
+        return known[cost]
+
+    def _fastest_format(self, given: Given) -> torch.memory_format:
+        last = torch.channels_last
+        values, s = given.tensors(), given.model.init_state(given.x)
+
+        def step(v: Arguments, state: State) -> State:
+            return step_of(given, v, state, None, self.precision)
+
+        try:
+            if _convolves(trace_step(step, values, s)):
+                trace_step(step, laid_out(values, last), laid_out(s, last))
+                return last
+        except CannotCapture:
+            pass  # a model may take views of its images that only the other format allows
+        return torch.contiguous_format
 
     def give_up(self, model: Dynamics, error: CannotCapture) -> None:
         """Leave this model to the reference, with a warning; raise ValueError if that was not asked for."""
@@ -521,7 +644,9 @@ class CompiledSteps:
     ) -> Callable[..., Sequence[Tensor]]:
         key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), torch.get_num_threads())
         if key not in self._blocks:
-            self._blocks[key] = compile_graph(join(splits, order, layers), flat, self.before)
+            joined = join(splits, order, layers)
+            keep_layout(joined, flat[-layers:])
+            self._blocks[key] = compile_graph(joined, flat, self.before)
         return self._blocks[key]
 
     def stepping(self) -> AbstractContextManager[None]:
@@ -550,6 +675,17 @@ class CompiledRunner(EagerRunner):
         return self.steps.stepping()
 
 
+@contextmanager
+def _convolutions_timed() -> Iterator[None]:
+    """Let cuDNN choose its algorithms by timing them, unless fixed ones are asked for."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 class CompiledGraphRunner(GraphRunner):
     """The same captured in CUDA graphs; the steps are compiled in the warm-up before the capture.
 
@@ -561,6 +697,10 @@ class CompiledGraphRunner(GraphRunner):
         self.steps = steps
         self.rates = [torch.zeros((), device=job.images.device) for _ in job.optimizer.param_groups]
         self.take_rates()
+
+    def _capture(self, rows: Tensor) -> None:
+        with _convolutions_timed():
+            super()._capture(rows)
 
     def take_rates(self) -> None:
         for rate, group in zip(self.rates, self.job.optimizer.param_groups, strict=True):
@@ -591,11 +731,14 @@ class Compiled(Engine):
         self._said = True
 
     def automatic(self, task: Task) -> Engine | None:
-        """On the CPU where a large Phi is differentiated at every step; on a GPU not before it is measured there."""
+        """On the CPU where it was measured to pay, compiling included; on a GPU not before it is measured there."""
         model = task.model
+        if task.device.type != "cpu" or task.precision != "float32":
+            return None
         by_autodiff = isinstance(model, PrimitiveDynamics) and type(model).contrast is PrimitiveDynamics.contrast
-        large = sum(p.numel() for p in model.parameters()) >= LARGE
-        return Compiled(falls_back=True) if by_autodiff and large and task.device.type == "cpu" else None
+        large = by_autodiff and sum(p.numel() for p in model.parameters()) >= LARGE
+        images = not by_autodiff and any(p.dim() == 4 for p in model.parameters()) and task.work >= LONG
+        return Compiled(falls_back=True) if large or images else None
 
     def refuses_more(self, task: Task) -> str | None:
         if task.device.type == "cpu" and task.precision != "float32":

@@ -94,9 +94,21 @@ class Products(TorchDispatchMode):
         return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).to(v.dtype)
 
 
+def outside_steps(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The products of an update besides those of steps: the contrast, and what BPTT and RBP differentiate.
+
+    In TF32 where less than float32 was declared: it rounds as float16 does, with the range of float32, which
+    differences of states need.
+    """
+    if precision == "float32":
+        return nullcontext()
+    # On a GPU torch's switch is all it takes, and a mode would be in the way of a compiler.
+    return products("tf32") if device.type == "cpu" else full_precision(tf32=True)
+
+
 @contextmanager
 def products(precision: Precision) -> Iterator[None]:
-    """Products in this precision, within a step; the contrast, outside it, stays float32."""
+    """Products in this precision."""
     if precision == "float32":
         yield
         return
@@ -185,7 +197,7 @@ def update_in(
     if isinstance(estimator, EP) and estimator.nudging == "random-sign":
         estimator = estimator.with_sign(1.0)
     names = {p: name for name, p in problem.model.named_parameters()}
-    with stepping_in(precision):
+    with outside_steps(precision, problem.x.device), stepping_in(precision):
         _, grads = estimator.gradient(problem.model, problem.cost, problem.x, problem.y, begun)
     return {names[p]: g for p, g in grads.items() if p in names}
 
@@ -243,7 +255,7 @@ class EagerRunner(Runner):
         estimator = self.estimator
         if isinstance(estimator, EP) and signs is not None:
             estimator = estimator.with_sign(signs if job.networks else signs[0])
-        with self.stepping():
+        with outside_steps(self.precision, batch.x.device), self.stepping():
             free = estimator.backward(job.model, job.cost, batch.x, batch.y, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())

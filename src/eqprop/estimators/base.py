@@ -194,7 +194,10 @@ def warn_outside_phi(model: PrimitiveDynamics, x: Tensor) -> None:
 
 
 def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
+    """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
     for parameter, grad in grads.items():
+        if grad.stride() != parameter.stride():
+            grad = torch.empty_like(parameter).copy_(grad)
         parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
 

@@ -18,7 +18,7 @@ from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_
 from eqprop.data.images import MNIST_DIGEST, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import ENGINES, EXCHANGE, STREAMED, Engine, Task, choose, engine_names, threads_for
-from eqprop.estimators import Backprop
+from eqprop.estimators import EP, Backprop, Estimator
 from eqprop.experiments.architecture import Factory, LayeredNet, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
 from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
@@ -268,7 +268,16 @@ class Plan:
         made = self.experiment.make_estimator(estimator, model)
         # One forward pass has no start.
         start = "zero" if isinstance(made, Backprop) else self.experiment.start
-        return Task(model, cost, made, optimizer, start, self.extras, self.experiment.precision)
+        work = self._work(model, made)
+        return Task(model, cost, made, optimizer, start, self.extras, self.experiment.precision, work)
+
+    def _work(self, model: Dynamics, estimator: Estimator) -> float:
+        """Multiplications and additions of the phases of an epoch by EP; 0 by other estimators."""
+        if not isinstance(estimator, EP):
+            return 0.0
+        updates = estimator.T + estimator.K * (2 if estimator.nudging == "symmetric" else 1)
+        samples = self.iterations * self.experiment.batch
+        return float(samples * model.operations() * updates / (self.groups or 1))
 
     @property
     def extras(self) -> tuple[str, ...]:
