@@ -8,16 +8,18 @@ python -m benchmarks.estimators train    short trainings into train.json (minute
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.collect import RESULTS, write_compact
@@ -30,6 +32,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import OLD_ESTIMATORS
 from eqprop.experiments.paper import PAPER
 from eqprop.provenance import provenance
+from eqprop.report.figures import COLOURS, GREY, drawn, new_figure
 from eqprop.training import train
 from eqprop.training.extras import make_optimizer
 
@@ -40,6 +43,7 @@ BETAS = sorted([*(round(10 ** (-3 + 0.25 * n), 6) for n in range(13)), 0.5, 0.8]
 FORMS = ("one-sided", "random-sign", "symmetric", "holomorphic, 4 points", "holomorphic, 8 points", "continual")
 SLOWER = 1000
 """Divides the learning rates for continual EP: its distance to EP grows with the rate over beta."""
+DASHED, DOTTED = {"random-sign": "--"}, (0, (1, 1.5))
 TIMED = ("one-sided", "random-sign", "symmetric", "holomorphic", "continual")
 
 
@@ -211,6 +215,40 @@ def measure_training(epochs: int = 3, samples: int = 6000) -> None:
             print(name, found[name])
     content = {"name": "P-1h", "epochs": epochs, "samples": samples, "seed": printed.seed, "forms": found}
     write_compact(OUT / "train.json", {**content, "provenance": provenance()})
+
+
+def title(found: Mapping[str, Any]) -> str:
+    return str(found["name"]) + (", nudge inside" if found["nudge_site"] == "inside" else "")
+
+
+@drawn
+def drawn_bias(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Cosine with the true gradient above, distance to the limit below, against beta, a column per net."""
+    figure = new_figure(10.0, 5.6)
+    panels = figure.subplots(2, len(found), sharex=True, sharey="row")
+    for column, document in zip(panels.T, found, strict=True):
+        _draw_column(column, document)
+    panels[0, 0].set_ylabel("cosine with the true gradient")
+    panels[1, 0].set_ylabel(r"relative distance to the limit $\beta \to 0$")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_column(column: Any, found: Mapping[str, Any]) -> None:
+    above, below = column
+    for (form, own), colour in zip(found["forms"].items(), COLOURS, strict=True):
+        label = f"{form}, rates / {found['continual_rates_divided_by']}" if form == "continual" else form
+        style = DOTTED if form == "continual" else DASHED.get(form, "-")
+        for ax, key in ((above, "cosine"), (below, "distance")):
+            values = [math.nan if v is None else v for v in own[key]]
+            ax.plot(found["betas"], values, color=colour, linestyle=style, label=label)
+    above.axhline(found["limit_cosine"], color=GREY, linewidth=1.0, zorder=0, label=r"the limit $\beta \to 0$")
+    for ax in (above, below):
+        ax.axvline(found["beta_of_experiment"], color=GREY, linewidth=0.8, linestyle=":", zorder=0)
+    above.set_title(f"{title(found)}, K = {found['K']}")
+    below.set(xscale="log", yscale="log", xlabel=r"$\beta$", ylim=(1e-12, 10.0))
+    above.set_ylim(-0.05, 1.02)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ from functools import partial
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from docs.build import estimators, gdu, performance, runs, table1
-from docs.build.results import ROOT
+from benchmarks.estimators import drawn_bias
+from docs.build import cifar10, estimators, gdu, performance, runs, table1
+from docs.build.results import ROOT, documents
 from docs.build.text import Makers, filled
 from eqprop.files import write_text
-from eqprop.report.figures import styled
+from eqprop.report.figures import decisions, styled
+from eqprop.report.gdu import PANELS, processes, rmse_panels, saw_teeth
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
-    "README.md": [table1.summary_block],
+    "README.md": [cifar10.summary_block],
     "docs/table1.md": [table1.full_block],
     "docs/table1-notes.md": [
         *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
@@ -39,19 +41,23 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(gdu.nudge_site_block, runs.nudge_training_block, gdu.cross_entropy_block),
         *(partial(runs.runs_of, "cross-entropy"), partial(runs.runs_of, "fashion-mnist")),
     ],
-    "docs/cifar10.md": [partial(runs.runs_of, "cifar10-small")],
+    "docs/cifar10.md": [
+        *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
+        partial(runs.runs_of, "cifar10-output-bias"),
+    ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }
 """The blocks of each page: results_block fills <!-- begin results -->, runs_of(topic) <!-- begin topic runs -->."""
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "toy": gdu.toy,
-    "rmse": gdu.rmse,
-    "saw-teeth": gdu.teeth,
+    "toy": lambda: processes(gdu.compared("toy"), gdu.traces("toy")),
+    "rmse": lambda: rmse_panels([gdu.compared(name) for name in PANELS]),
+    "saw-teeth": lambda: saw_teeth(gdu.traces("P-1h"), gdu.traces("EB-1h")),
     "table1-curves": table1.curves,
-    "estimators": estimators.bias,
+    "cifar10-curves": cifar10.curves,
+    "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
     "scaling": performance.scaling,
-    "tuning": runs.tuning,
+    "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 FOLDER = ROOT / "docs" / "pictures"
 

@@ -1,22 +1,14 @@
-"""The estimators: the blocks and the picture of docs/estimators.md."""
+"""The estimators: the blocks of docs/estimators.md."""
 
 from __future__ import annotations
 
 import math
 from statistics import mean, median
-from typing import Any
 
-from matplotlib.figure import Figure
-
+from benchmarks.estimators import title
 from docs.build.results import Document, documents
-from docs.build.text import listed, place, table
-from eqprop.report.figures import COLOURS, GREY, drawn, new_figure
-
-DASHED, DOTTED = {"random-sign": "--"}, (0, (1, 1.5))
-
-
-def title(found: Document) -> str:
-    return str(found["name"]) + (", nudge inside" if found["nudge_site"] == "inside" else "")
+from docs.build.text import listed, table
+from eqprop.report.runs import machine
 
 
 def bias_block() -> str:
@@ -56,7 +48,7 @@ def cost_block() -> str:
             own, base = (median(d["seconds"][f]) for f in (form, "one-sided"))
             cells.append(f"{1e3 * own:.2f} ({own / base:.1f} ×)")
         lines.append([form, *cells])
-    heads = [f"{d['engines']['one-sided']}, {place(d['provenance'])}" for d in found]
+    heads = [f"{d['engines']['one-sided']}, {machine(d['provenance'])}" for d in found]
     return table(["ms per iteration, P-1h", *heads], lines)
 
 
@@ -76,34 +68,3 @@ def own_models_block() -> str:
     heads = [f"{name}: {'cosine' if key == 'cosine' else 'error, %'}" for key, name in columns]
     shown = lambda net, key, name: "–" if None in net[key][name] else f"{mean(net[key][name]):.2f}"  # noqa: E731
     return table(["model", *heads], [[net["name"], *(shown(net, *c) for c in columns)] for net in found["nets"]])
-
-
-@drawn
-def bias() -> Figure:
-    """Cosine with the true gradient above, distance to the limit below, against beta, a column per net."""
-    found = documents("estimators/bias.json")
-    figure = new_figure(10.0, 5.6)
-    panels = figure.subplots(2, len(found), sharex=True, sharey="row")
-    for column, document in zip(panels.T, found, strict=True):
-        _draw_column(column, document)
-    panels[0, 0].set_ylabel("cosine with the true gradient")
-    panels[1, 0].set_ylabel(r"relative distance to the limit $\beta \to 0$")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    return figure
-
-
-def _draw_column(column: Any, found: Document) -> None:
-    above, below = column
-    for (form, own), colour in zip(found["forms"].items(), COLOURS, strict=True):
-        label = f"{form}, rates / {found['continual_rates_divided_by']}" if form == "continual" else form
-        style = DOTTED if form == "continual" else DASHED.get(form, "-")
-        for ax, key in ((above, "cosine"), (below, "distance")):
-            values = [math.nan if v is None else v for v in own[key]]
-            ax.plot(found["betas"], values, color=colour, linestyle=style, label=label)
-    above.axhline(found["limit_cosine"], color=GREY, linewidth=1.0, zorder=0, label=r"the limit $\beta \to 0$")
-    for ax in (above, below):
-        ax.axvline(found["beta_of_experiment"], color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-    above.set_title(f"{title(found)}, K = {found['K']}")
-    below.set(xscale="log", yscale="log", xlabel=r"$\beta$", ylim=(1e-12, 10.0))
-    above.set_ylim(-0.05, 1.02)

@@ -8,12 +8,9 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from docs.build.results import RESULTS, Document, only, pick
 from docs.build.text import listed, number, span, table
 from eqprop.experiments.gdu import gdu_experiment
-from eqprop.report.gdu import PANELS, processes, rmse_panels, saw_teeth
 
 NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
@@ -47,9 +44,13 @@ def largest(found: Document, kind: str = "synapses") -> str:
 
 
 def results_block() -> str:
+    return comparisons({name: compared(name) for name in NAMES})
+
+
+def comparisons(found: Mapping[str, Document]) -> str:
+    """A line per comparison, and one for its settled samples where others did not settle."""
     lines = []
-    for name in NAMES:
-        d = compared(name)
+    for name, d in found.items():
         left = f"{n} of {d['batch']}" if (n := d["residual"]["unsettled"]) else "none"
         lines.append([name, d["budget"]["outcome"], *_figures(d), left, largest(d)])
         if d["settled"]:
@@ -114,15 +115,3 @@ def cross_entropy_block() -> str:
             alone = f"{fmean(errors(d['settled'], 'synapses')):.1e} without {unsettled} of {d['batch']}"
         lines.append([d["name"], d["nudge_site"], f"{d['beta']:g}", f"{mean_error(d):.1e}", alone])
     return table(["net", "nudge site", "beta", "RMSE of synapses", "settled samples only"], lines, words=2)
-
-
-def toy() -> Figure:
-    return processes(compared("toy"), traces("toy"))
-
-
-def rmse() -> Figure:
-    return rmse_panels([compared(name) for name in PANELS])
-
-
-def teeth() -> Figure:
-    return saw_teeth(traces("P-1h"), traces("EB-1h"))

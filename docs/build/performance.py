@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from benchmarks import nets, precision
 from benchmarks.floors import dependent_steps, floors, work
 from docs.build.results import Document, documents
-from docs.build.text import commit, duration, large, place, table
+from docs.build.text import commit, duration, large, table
 from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.report.figures import drawn, new_figure
+from eqprop.report.runs import machine as place
 
 CASE = ("name", "preset", "method", "schedule", "stop", "weights", "trials", "engine")
 """What a row measures."""

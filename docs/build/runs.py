@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from matplotlib.figure import Figure
-
 from docs.build.results import Document, documents
-from docs.build.text import by_name, duration, listed, place, table
+from docs.build.text import by_name, duration, listed, table
 from eqprop.experiments.experiment import PaperResult
-from eqprop.report.figures import decisions
+from eqprop.report.runs import machine
 
 EPOCHS, EARLY = (1, 5, 10, 15, 20, 30), (1, 2, 5, 10)
 NUDGED = (("EP, nudge outside", "ep", "outside"), ("EP, nudge inside", "ep", "inside"), ("BPTT", "bptt", "outside"))
@@ -36,10 +34,12 @@ def runs_of(topic: str) -> str:
     for d in documents(f"runs/{topic}.json"):
         e = d["experiment"]
         setting = f"T {e['T']}, K {e['K']}, beta {e['beta']:g}, nudge {e['nudge_site']}"
+        setting += "" if e.get("output_bias") is None else f", output bias {e['output_bias']:g}"
         for name, t in [(name, t) for name, own in d["estimators"].items() for t in own["trials"]]:
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
-            what = [e["name"], setting] if name != "backprop" else [f"{e['name']}, twin", "backprop, one pass"]
-            lines.append([*what, f"{len(t['test_error'])} of {e['epochs']}", t["seed"], *errors, d["engines"][name]])
+            lines.append(
+                [e["name"], setting, f"{len(t['test_error'])} of {e['epochs']}", t["seed"], *errors, d["engines"][name]]
+            )
     heads = ["experiment", "settings", "epochs", "seed", "test error, %", "running train error, %", "engine"]
     return table(heads, lines, words=2)
 
@@ -52,7 +52,7 @@ def literature_block() -> str:
             ran = f"{len(t['test_error'])} of {e['epochs']}"
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
             theirs = PaperResult(**e["paper_results"]["ep"])
-            where = f"{d['engines']['ep']}, {place(d['provenance'][-1])}"
+            where = f"{d['engines']['ep']}, {machine(d['provenance'][-1])}"
             lines.append([e["name"], e["T"], ran, t["seed"], *errors, theirs, where, duration(sum(t["seconds"]))])
     heads = ["experiment", "T", "epochs", "seed", "test error, %", "running train error, %", "paper result", "where"]
     return table([*heads, "time"], lines)
@@ -92,7 +92,3 @@ def tuned_block() -> str:
         lines.append([label, steps, by_name(values["learning_rates"]), len(tests), *errors])
     heads = ["experiment", "T, K, beta", "rates", "epochs", "test error, %", "mean of the last five", "train error, %"]
     return table(heads, lines, words=3)
-
-
-def tuning() -> Figure:
-    return decisions(documents("tune/recipe.json")[0])

@@ -13,8 +13,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import from_dict
 from eqprop.experiments.paper import PAPER, PRESETS, named_experiment
 from eqprop.report.figures import Panel, error_curves
-from eqprop.report.runs import Point, reproduced
-from eqprop.training.metrics import deviation
+from eqprop.report.runs import KINDS, points, reproduced
 
 ESTIMATORS = ("ep", "bptt")
 LAST = 10  # epochs whose free phases are looked at
@@ -176,14 +175,8 @@ def curves() -> Figure:
     panels = []
     for name in PAPER:
         best = chosen(every, name)
-        drawn = {(e, kind): _points(row, e, kind) for e, row in best.items() for kind in ("test", "train")}
+        own = {e: (row.result(e) or {"trials": []})["trials"] for e, row in best.items()}
+        drawn = {(e, kind): points(trials, kind) for e, trials in own.items() for kind in KINDS}
         presets = listed(dict.fromkeys(row.experiment.preset for row in best.values()))
         panels.append(Panel(f"{name}, {presets}", drawn, best["ep"].experiment.paper_results))
     return error_curves(panels)
-
-
-def _points(row: Row, estimator: str, kind: str) -> list[Point]:
-    found = row.result(estimator)
-    assert found is not None, "chosen rows have a result"
-    by_epoch = zip(*(t[f"{kind}_error"] for t in found["trials"] if not t["diverged"]), strict=False)
-    return [Point(n, fmean(v), deviation(v), len(v)) for n, v in enumerate(by_epoch, start=1)]

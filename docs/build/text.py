@@ -56,13 +56,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def place(made: Mapping[str, Any]) -> str:
-    """The device of a provenance, or the processor and how many of its threads."""
-    if made["device"] != "cpu":
-        return str(made["device"])
-    return f"{made['processor']}, {made['threads']} thread{'s' * (made['threads'] != 1)}"
-
-
 def commit(made: Mapping[str, Any]) -> str:
     return str(made["commit"])[:7] + ("-dirty" if str(made["commit"]).endswith("-dirty") else "")
 

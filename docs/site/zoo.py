@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from docs.build import table1
+from docs.build import cifar10, table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
-from docs.build.text import duration, place, table
+from docs.build.text import duration, table
 from eqprop.experiments.experiment import Experiment, PaperResult, label
 from eqprop.experiments.literature import EXPERIMENTS, experiment_names
 from eqprop.experiments.paper import PAPER, RUN_WITH, named_experiment
-from eqprop.report.runs import reproduced
+from eqprop.report.runs import BUSY, machine, reproduced
 from eqprop.training.metrics import deviation
 
 INTRODUCTION = """# Zoo
@@ -44,7 +44,7 @@ SOURCES = dict.fromkeys(PAPER, ERNOULT) | {
     "cifar10-scellier-2023": SCELLIER,
     "cifar10-small": "this package",
 }
-TOPICS = ("literature", "continual", "cifar10")
+TOPICS = ("literature", "continual")
 """Files of results/runs with trainings of whole experiments; others hold variations of them."""
 
 
@@ -146,7 +146,7 @@ def _of_table1(name: str, preset: str) -> Iterator[Entry]:
                 found["test_error_mean"],
                 len(found["trials"]),
                 duration(row.seconds(estimator)) + ("" if alone else ", both"),
-                place(row.found["provenance"][0]["provenance"]),
+                machine(row.found["provenance"][0]["provenance"]),
                 "" if epochs == row.experiment.epochs else f"epoch {epochs} of {row.experiment.epochs}",
             )
 
@@ -156,7 +156,7 @@ def _of_runs(e: Experiment) -> Iterator[Entry]:
     found = [d for d in _runs() if (d["experiment"]["name"], d["experiment"]["preset"]) == (e.name, e.preset)]
     for estimator in dict.fromkeys(map(_estimator, found)):
         own = [d for d in found if _estimator(d) == estimator]
-        each = [t for d in own for t in trials(d)]
+        each = [t for d in own for t in trials(d) if t["test_error"]]
         errors = [t["test_error"][-1] for t in each]
         std = deviation(errors)
         yield Entry(
@@ -167,7 +167,7 @@ def _of_runs(e: Experiment) -> Iterator[Entry]:
             fmean(errors),
             len(each),
             duration(sum(sum(t["seconds"]) for t in each)) + (", busy" if _shared(own[0]) else ""),
-            place(own[0]["provenance"][-1]),
+            machine(own[0]["provenance"][-1]),
             _cut_short(e, own),
         )
 
@@ -180,7 +180,7 @@ def _estimator(d: Document) -> str:
 
 def _shared(d: Document) -> bool:
     """Whether other work ran beside it, as the remark of a document says."""
-    return "shared with other work" in d.get("stopped", d.get("note", ""))
+    return BUSY in d.get("stopped", d.get("note", ""))
 
 
 def _cut_short(e: Experiment, own: list[Document]) -> str:
@@ -192,7 +192,10 @@ def _cut_short(e: Experiment, own: list[Document]) -> str:
 
 
 def _runs() -> list[Document]:
-    return [d for topic in TOPICS for d in documents(f"runs/{topic}.json")]
+    """Trainings by topic, and the rows of CIFAR-10 but those that only vary the precision of another."""
+    rows = [d for name, d in cifar10.rows().items() if not name.endswith(("-float16", "-float32"))]
+    others = [d for topic in TOPICS for d in documents(f"runs/{topic}.json")]
+    return others + [{**d, "provenance": [one["provenance"] for one in d["provenance"]]} for d in rows]
 
 
 def _paper(result: PaperResult | None) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from docs.build import table1
+from docs.build import cifar10, table1
 from docs.build.estimators import slope
 from docs.build.gdu import BETAS, NAMES, compared, errors, mean_error, traces
 from docs.build.results import RESULTS, documents, only, pick
 from docs.build.runs import trials
 from eqprop.experiments.io import from_dict
+from eqprop.experiments.literature import CIFAR_ROWS
 from eqprop.experiments.paper import MISSED
 from eqprop.training.metrics import stored_trials
 
@@ -64,6 +65,28 @@ def test_results_carry_no_path_of_a_machine() -> None:
     for topic in (RESULTS / "runs").glob("*.json"):
         for d in documents(f"runs/{topic.name}"):
             assert all(made["commit"] and "/" not in made["command"] for made in d["provenance"])
+    for d in documents("cifar10"):
+        sessions = [one["provenance"] for one in d["provenance"]] if "row" in d else [d["provenance"]]
+        assert all(made["commit"] and "/" not in made["command"] for made in sessions)
+
+
+def test_rows_of_cifar10_are_those_of_the_package_and_were_made_by_clean_commits() -> None:
+    for name, d in cifar10.rows().items():
+        row = CIFAR_ROWS[name]
+        assert from_dict(d["experiment"], name) == row.experiment
+        assert list(d["estimators"]) == [row.estimator]
+        assert d["data"]["set"] == "cifar10", "the published files, by checksum"
+        trials = d["estimators"][row.estimator]["trials"]
+        assert [t["seed"] for t in trials] == list(range(len(trials)))
+        assert {one["seed"] for one in d["provenance"]} == {t["seed"] for t in trials}
+        assert not any(one["provenance"]["commit"].endswith("-dirty") for one in d["provenance"])
+
+
+def test_every_row_of_cifar10_has_its_line_trained_or_not() -> None:
+    lines = cifar10.results_block().splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == list(CIFAR_ROWS)
+    for line, name in zip(lines, CIFAR_ROWS, strict=True):
+        assert ("not trained yet" in line) == (name not in cifar10.rows())
 
 
 def worst(name: str, **other: Any) -> float:

@@ -13,11 +13,13 @@ import torch
 from helpers.nets import asymmetric, batch, convolutional, energy_based, prototypical, toy
 from helpers.training_runs import SMALL, call_main, few_images, write_idx, write_small_toml
 
-from eqprop import BPTT, Dynamics, Phase, SquaredError, from_primitive, relax
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
+from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, from_primitive, relax
+from eqprop.experiments.architecture import ConvolutionalNet, GraphNet, LayeredNet, OwnNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.experiments.literature import EXPERIMENTS
+from eqprop.experiments.paper import named_experiment
+from eqprop.training import train
 from eqprop.training.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import count_work, prepare_folder, short_training
@@ -35,6 +37,7 @@ from eqprop.tuning.probe import (
     weight_names,
 )
 from eqprop.tuning.recipe import Request, Tuned, smaller, tune
+from eqprop.tuning.search import space_around
 
 ALL = [experiment for preset in EXPERIMENTS.values() for experiment in preset.values()]
 WALL = ("seconds", "provenance")
@@ -434,3 +437,51 @@ def test_ep_is_looked_at_in_the_form_it_is_trained(form: Any) -> None:
     for name, p in model.named_parameters():
         assert torch.equal(found[0][name], expected[p])
     assert gradients(model, SquaredError(), batches, experiment)[1]["W01"].equal(found[1]["W01"])
+
+
+def sweeping() -> Experiment:
+    """A pooled net with an implicit nudge, which is taken both ways."""
+    net = GraphNet(
+        (1, 28, 28),
+        (("s0", 10), ("s1", (4, 7, 7))),
+        (
+            {"kind": "dense", "pre": "s1", "post": "s0"},
+            {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
+        ),
+        activation={"s0": "identity", "*": "hard-sigmoid"},
+        groups=(("s1",), ("s0",)),
+    )
+    return replace(
+        SMALL,
+        architecture=net,
+        learning_rates={"*": 0.05},
+        schedule="sweeps-same",
+        nudge_site="implicit",
+        estimator="ep-symmetric",
+        init="default",
+    )
+
+
+def test_a_net_that_sweeps_and_is_nudged_implicitly_is_tuned(tmp_path: Path) -> None:
+    """At beta = 1 the nudge away from the target has no solution."""
+    found = tune(request(tmp_path / "out", sweeping(), validation=50))
+    assert found.document["effort"]["validation"] == 50
+    tried = found.document["looks"][0]["agreement"]["betas"]
+    assert max(tried) == decide.LARGEST_IMPLICIT
+    assert decide.largest_beta(SMALL) == 1.0 > space_around(sweeping(), ["W01"]).beta[1] == decide.LARGEST_IMPLICIT
+    train(found.experiment, tmp_path / "run", data=few_images(200, 50), epochs=1)
+
+
+def test_exact_gradients_of_a_net_that_sweeps_are_those_at_its_own_rest() -> None:
+    experiment = named_experiment("cifar10-small")
+    model, cost = experiment.build(0).double(), SquaredError()
+    x = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 3
+    y = torch.eye(10, dtype=torch.float64)[[3, 5, 5]]
+    exact = RBP(T=200, K=60, schedule=experiment.schedule).gradient(model, cost, x, y)[1]
+    true = {name: exact[p] for name, p in model.named_parameters()}
+
+    def apart(*schedule: Any) -> float:
+        (found,) = exact_gradients(model, cost, Batches((x,), (y,)), 200, 60, *schedule).gradients
+        return max(float((found[name] - g).norm() / g.norm()) for name, g in true.items())
+
+    assert apart(experiment.schedule) < 1e-6 < 1e-2 < apart(), "synchronous steps from zero end elsewhere"

@@ -1,13 +1,15 @@
-"""eqprop reproduce: the paper's figures and Table 1, resumable at any point."""
+"""eqprop reproduce: the paper's figures and Table 1, and CIFAR-10; all resumable at any point."""
 
 from __future__ import annotations
 
+import re
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE
@@ -32,19 +34,46 @@ from eqprop.cli.common import (
     watcher,
 )
 from eqprop.data.images import check_device
-from eqprop.experiments.experiment import Experiment, label
+from eqprop.experiments.experiment import BACKPROP, Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
+from eqprop.experiments.io import to_dict
 from eqprop.experiments.paper import OF_PAPER, named_experiment
 from eqprop.files import write_json
 from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
-from eqprop.report.runs import Row, read_run
-from eqprop.training.api import begin_or_resume, begin_or_resume_all
+from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
+from eqprop.training.api import begin_or_resume, begin_or_resume_all, resolve
 from eqprop.training.distributed import rank, world_size
-from eqprop.training.metrics import Line, Result, StoredTrial, draw, free_phases, mean, stored_trials
-from eqprop.training.plan import Leg, Plan, Settings, arithmetic, given_data, make_plan, read_images, split_estimators
-from eqprop.training.watch import Progress, Watch, counted
+from eqprop.training.folder import is_run, read_json
+from eqprop.training.loop import Stopped
+from eqprop.training.metrics import (
+    Line,
+    Published,
+    Result,
+    StoredTrial,
+    cosines,
+    draw,
+    free_phases,
+    mean,
+    stored_trials,
+    summarise_trials,
+    trial_of,
+)
+from eqprop.training.plan import (
+    Leg,
+    Plan,
+    arithmetic,
+    describe,
+    given_data,
+    make_plan,
+    read_images,
+    split_estimators,
+)
+from eqprop.training.watch import Progress, Several, Watch, counted
+
+if TYPE_CHECKING:
+    from eqprop.experiments.literature import PublishedRow
 
 reproduce = App(cls=CommandGroup, help="Reproduce the paper's figures and tables.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
@@ -136,7 +165,7 @@ def table1(
         one_process("reproduce table1 --check")
         run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
         among = Among(None if rows is None else rows.split(","), preset, estimators)
-        _check(check, out, among, seed, {"watch": watcher(quiet), **run_options})
+        _check(draw(among.trials(check), seed), out, {"watch": watcher(quiet), **run_options})
         return
     preset = preset or "paper"
     if out is None:
@@ -149,7 +178,7 @@ def table1(
     options |= {"engine": engine, "device": device, "threads": threads}
     if not yes and (device or "cpu") == "cpu" and not (out / preset).exists():
         hours = sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators)
-        _ask(hours / world_size())
+        _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
     if world_size() > 1:
         folders = {out / preset / _folder(experiment, schedule): experiment for experiment in experiments}
         _divided(folders, out, quiet, options)
@@ -190,16 +219,16 @@ def _hours(experiment: Experiment, samples: int | None, data: str | None) -> flo
     """Roughly the time of one trial by one estimator on two cores."""
     from eqprop.tuning.effort import PACES, count_work
 
-    settings = Settings(estimators=("ep",), samples=samples)
-    plan = make_plan(experiment, settings, read_images(given_data(data), settings))
+    experiment, settings = resolve(experiment, {"estimators": (experiment.estimator,), "samples": samples})
+    plan = make_plan(experiment, settings, read_images(given_data(data or experiment.data), settings))
     return count_work(plan).seconds(experiment, PACES["cpu"]) * plan.iterations * experiment.epochs / 3600
 
 
-def _ask(hours: float) -> None:
+def _ask(hours: float, part: str) -> None:
     if hours >= LONG:
         raise ValueError(
             f"This takes about {hours:.0f} hours on a CPU (estimated for two cores). Give --yes to begin; it can be "
-            "stopped and continued. Or train on a GPU (--device cuda), or a part: --rows P-1h --trials 1 --epochs 3."
+            f"stopped and continued. Or train on a GPU (--device cuda), or a part: {part}."
         )
 
 
@@ -228,11 +257,17 @@ class Among(NamedTuple):
         return wanted
 
 
-def _check(folder: Path, out: Path | None, among: Among, seed: int | None, options: dict[str, Any]) -> None:
-    """Retrain a random published trial, in --out or in a temporary folder."""
-    trial = draw(among.trials(folder), seed)
+def _check(trial: StoredTrial, out: Path | None, options: dict[str, Any]) -> None:
+    """Retrain a published trial, in --out or in a temporary folder, and hold its error against the published spread."""
     drawn = trial.experiment
     which = f"{drawn.name} ({drawn.preset}, {drawn.schedule}), {trial.estimator}, seed {trial.seed}"
+    if len(trial.errors) < 2:
+        raise ValueError(
+            f"{which} is the only finished seed of its row in {trial.path} ({trial.error:.2f} %), and one seed has no "
+            "spread to lie within. Choose another of --rows, or publish two seeds or more."
+        )
+    options = {**options, **{k: v for k, v in trial.settings.items() if options.get(k) is None}}
+    _check_data(trial, options)
     typer.echo(
         f"{which}: published {trial.error:.2f} %, {counted(trial.experiment.epochs, 'epoch')}, from {trial.path}"
     )
@@ -247,6 +282,216 @@ def _check(folder: Path, out: Path | None, among: Among, seed: int | None, optio
         typer.echo(f"No: {error:.2f} % now, outside the published {spread}.")
         raise typer.Exit(1)
     typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
+
+
+def _check_data(trial: StoredTrial, options: Mapping[str, Any]) -> None:
+    """Raise unless the data and the number of test samples are those of the published trial."""
+    chosen = {name: options.get(name) for name in ("samples", "test_samples", "validation")}
+    experiment, settings = resolve(trial.experiment, chosen)
+    now = describe(read_images(given_data(options.get("data") or experiment.data), settings))
+    for name in ("sha256", "test_samples"):
+        if trial.data.get(name) not in (None, now[name]):
+            raise ValueError(
+                f"{trial.path} was trained on other data: its {name} is {trial.data[name]}, now {now[name]} "
+                f"({now['name']}). Give the published data with --data."
+            )
+
+
+CIFAR10 = Published("*.json", "small.json", "eqprop reproduce cifar10 --out")
+UNFINISHED = 75
+"""Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
+
+
+@reproduce.command("cifar10")
+def cifar10(
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs and a file per row.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Folder of published rows; retrain one seed.")] = None,
+    rows: Annotated[str | None, typer.Option(help="fast,B, ... [default: small* on a CPU, else the others]")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row. [default: as published, 1 or 3]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: the experiment's]")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --check: selects the published seed.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
+    data: Data = None,
+    engine: Engine = None,
+    device: Device = None,
+    threads: Threads = None,
+    note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start, however long it takes on a CPU.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train the published rows of CIFAR-10, the first seed of every row before the second. Resumable.
+
+    Each row writes FOLDER/ROW.json: errors, seconds and precision per epoch and seed, with provenance. Seconds are the
+    run's own: training and evaluation without compiling, summed over pieces. With --minutes a long training goes in
+    pieces: it ends with exit code 75 until the same command has nothing left to train.
+
+    With --check FOLDER, retrain one seed of `fast` (or of --rows; of `small` where `fast` is not published) and say
+    whether its error lies within the published spread (exit code 1 if not).
+    """
+    one_process("reproduce cifar10")
+    run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
+    if check is not None:
+        _check(draw(_trials_to_check(check, rows), seed), out, {"watch": watcher(quiet), **run_options})
+        return
+    if out is None:
+        raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
+    chosen = [replace(row, experiment=row.experiment.override(epochs=epochs)) for row in _cifar_rows(rows, device)]
+    chosen = [replace(row, seeds=seeds or row.seeds) for row in chosen]
+    _check_out(out)
+    begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
+    if not yes and (device or "cpu") == "cpu" and not begun:
+        _ask(sum(row.seeds * _hours(_as_long(row), samples, data) for row in chosen), "--rows small --seeds 1")
+    until = Until(minutes)
+    with stopping():
+        try:
+            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **run_options})
+        except Stopped:
+            if not until.over:
+                raise
+        finally:
+            found = [publish(row, out, note) for row in chosen]
+    if not quiet:
+        _show_rows(chosen, found, out)
+    if until.over:
+        typer.echo(f"{minutes:g} minutes are over and everything is saved. The same command continues.", err=True)
+        raise typer.Exit(UNFINISHED)
+
+
+class Until(Watch):
+    """Stops a run, saved, once so many minutes have passed; None: never."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.end_at = None if minutes is None else time.monotonic() + 60.0 * minutes
+        self.over = False
+
+    def passed(self) -> bool:
+        return self.end_at is not None and time.monotonic() >= self.end_at
+
+    def progress(self, progress: Progress) -> None:
+        """Stop as on SIGTERM: the loop then saves, in the middle of an epoch too."""
+        if self.passed():
+            self.over = True
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _cifar_rows(names: str | None, device: str | None) -> list[PublishedRow]:
+    from eqprop.experiments.literature import CIFAR_ROWS
+
+    if names is None:
+        return [row for row in CIFAR_ROWS.values() if row.large == ((device or "cpu") != "cpu")]
+    known = {name.lower(): row for name, row in CIFAR_ROWS.items()}
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    strange = next((name for name in asked if name.lower() not in known), None)
+    if strange is not None or not asked:
+        raise ValueError(unknown("row", strange or "", CIFAR_ROWS))
+    return [known[name.lower()] for name in asked]
+
+
+def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
+    """Those of the rows asked for, else of `fast` if two of its seeds are published, else of the small net."""
+    if rows is not None:
+        return stored_trials(folder, [row.name for row in _cifar_rows(rows, None)], CIFAR10)
+    found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
+    return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
+
+
+def _as_long(row: PublishedRow) -> Experiment:
+    """The row's experiment; of a twin one that takes about as long as its passes forward and back."""
+    return replace(row.experiment, T=4, K=2) if row.estimator == BACKPROP else row.experiment
+
+
+def _seed(n: int | str) -> str:
+    return f"seed-{n}"
+
+
+def _train_rows(
+    rows: Sequence[PublishedRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
+) -> None:
+    """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
+    for n in range(max(row.seeds for row in rows)):
+        for row in rows:
+            if n >= row.seeds:
+                continue
+            if until.passed():
+                until.over = True
+                return
+            experiment = row.experiment.override(seed=row.experiment.seed + n)
+            begin_or_resume(experiment, out / row.name / _seed(n), estimators=(row.estimator,), **options)
+            publish(row, out, note)
+
+
+def publish(row: PublishedRow, out: Path, note: str | None = None) -> dict[str, Any] | None:
+    """Write the row's file from its runs, finished or not; None if there is no run yet.
+
+    Errors are those after all epochs, over the seeds that have them; while none has, after as many as all have.
+    """
+    path = out / f"{row.name}.json"
+    runs = [run for place in (out / row.name).glob(_seed("*")) if is_run(place) and (run := read_run(place)).lines]
+    runs.sort(key=lambda run: run.experiment.seed)
+    if not runs:
+        return None
+    trials = [_published_trial(run, row.estimator) for run in runs]
+    epochs = runs[0].experiment.epochs
+    counts = [epochs if trial["diverged"] else len(trial["test_error"]) for trial in trials]
+    reached = epochs if epochs in counts else min(counts)
+    cut = [
+        {name: v[:reached] if isinstance(v, list) else v for name, v in trial.items()}
+        for trial, count in zip(trials, counts, strict=True)
+        if count >= reached
+    ]
+    first, settings = runs[0], runs[0].settings
+    before = read_json(path, "the row published before").get("note") if path.is_file() else None
+    found = {
+        "row": row.name,
+        "name": first.experiment.name,
+        "preset": first.experiment.preset,
+        "model": first.model,
+        "experiment": to_dict(replace(first.experiment, seed=row.experiment.seed)),
+        "changes_from_paper": first.described.content.get("changes_from_paper"),
+        "data": {key: value for key, value in first.described.data.items() if key != "directory"},
+        "settings": {name: getattr(settings, name) for name in ("samples", "test_samples", "validation")},
+        "device": settings.device,
+        "epochs": epochs,
+        "epochs_reached": reached,
+        "estimators": {row.estimator: {**summarise_trials(cut), "trials": trials}},
+        "provenance": [{"seed": run.experiment.seed, **_without_paths(one)} for run in runs for one in run.sessions],
+        **({"note": said} if (said := note or before) else {}),
+    }
+    write_json(path, found)
+    return found
+
+
+def _published_trial(run: Run, estimator: str) -> dict[str, Any]:
+    """A seed's errors per epoch, with its seconds, how its free phases ended, and the guard's cosines with float32."""
+    lines = [line for line in run.lines if line["diverged"] is None]
+    (free,) = free_phases(run.lines).get(estimator) or [{}]
+    guard = [cosines(line, "with_float32") for line in lines]
+    return {
+        **trial_of(run.lines, run.experiment.seed, run.experiment.top5),
+        "seconds": [round(line["seconds"], 3) for line in lines],
+        **{name: free[name] for name in ("residual_mean", "unsettled") if name in free},
+        **({"cosines_with_float32": guard} if any(guard) else {}),
+    }
+
+
+def _without_paths(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a folder lay on the machine that made it concerns nobody."""
+    made = session["provenance"]
+    return {**session, "provenance": {**made, "command": re.sub(r"\S*/", "", made["command"])}}
+
+
+def _show_rows(rows: Sequence[PublishedRow], found: Sequence[Mapping[str, Any] | None], out: Path) -> None:
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for heading in CIFAR_HEADINGS[:-1]:
+        table.add_column(heading, justify="left" if heading == "row" else "right")
+    for row, one in zip(rows, found, strict=True):
+        table.add_row(*published_cells(row, one)[:-1])
+    console = new_console()
+    console.print(table)
+    console.print(f"A file per row: {out}/*.json. A page: eqprop report {out}", soft_wrap=True)
 
 
 def _rows(rows: str | None, preset: str) -> list[Experiment]:

@@ -65,6 +65,12 @@ class Asked:
     data: str | None
     quiet: bool
     as_json: str | None
+    validation: int | None = None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What is not a matter of the machine, where it is not the default."""
+        return {} if self.validation is None else {"validation": self.validation}
 
     def images(self) -> Images:
         given = self.own.data() if self.data is None and self.own is not None else self.data
@@ -92,6 +98,9 @@ def tune_experiment(
     init: Init = None,
     model: Model = None,
     data: Data = None,
+    validation: Annotated[
+        int | None, typer.Option(min=1, help="Training samples to hold out. [default: a sixth at most]")
+    ] = None,
     engine: Engine = None,
     device: Device = None,
     threads: Threads = None,
@@ -108,7 +117,7 @@ def tune_experiment(
     wanted = find_experiment(found, preset).override(seed=seed, init=init)
     folder = Path("tuned") / file_name(wanted.name) if out is None else out
     machine = Machine(in_torchrun().device(device or "cpu"), engine or "auto", threads)
-    asked = Asked(wanted, folder, machine, budget, model, own, data, quiet, as_json)
+    asked = Asked(wanted, folder, machine, budget, model, own, data, quiet, as_json, validation)
     with going_on(), own_code(model):
         if search is not None:
             run_search(asked, search, storage, workers)
@@ -142,6 +151,7 @@ def run_recipe(asked: Asked) -> None:
         "budget": asked.budget,
         "model": asked.model,
         "data": describe(images),
+        **asked.request,
     }
     prepare_folder(asked.folder, request)
     x = images.floats(images.train_x[: asked.experiment.batch])
@@ -149,7 +159,8 @@ def run_recipe(asked: Asked) -> None:
     x = x if model.input_shape is None else x.reshape(len(x), *model.input_shape)
     torch.set_num_threads(asked.machine.threads or threads_for(model, x))
     with locked(asked.folder), progress(asked.quiet) as tell:
-        tuned = tune(Request(asked.experiment, asked.folder, images, asked.own, asked.machine, asked.budget, tell))
+        given = (asked.experiment, asked.folder, images, asked.own, asked.machine, asked.budget, tell, asked.validation)
+        tuned = tune(Request(*given))
     reasons = {d["name"]: d["reason"] for d in tuned.document["decisions"]}
     write_tuned(asked.folder, tuned.document, to_toml(tuned.experiment, reasons, _title(asked)))
     give_json(tuned.document, asked.as_json)
@@ -226,7 +237,7 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
     from eqprop.tuning.search import Search, result, work
 
     images = asked.images()
-    request = {"search": to_dict(asked.experiment), "model": asked.model, "data": describe(images)}
+    request = {"search": to_dict(asked.experiment), "model": asked.model, "data": describe(images), **asked.request}
     prepare_folder(asked.folder, request)
     where = storage or str(asked.folder / JOURNAL)
     ranks = in_torchrun()
@@ -236,9 +247,8 @@ def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> 
     team = [_start(threads) for _ in range(workers - 1)]
     try:
         with alone(), progress(asked.quiet or not ranks.leads) as tell:
-            wanted = Search(
-                asked.experiment, asked.folder, images, trials, where, asked.own, machine, asked.budget, tell
-            )
+            given = (asked.experiment, asked.folder, images, trials, where, asked.own, machine, asked.budget, tell)
+            wanted = Search(*given, asked.validation)
             work(wanted)
     finally:
         _end(team)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from eqprop.data.cifar import CIFAR10
 from eqprop.data.images import MNIST_DIGEST
@@ -28,6 +28,10 @@ from eqprop.models.readout import OWN_COST
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
 from eqprop.training.plan import Described, Settings, data_name, read_description
+from eqprop.training.watch import duration
+
+if TYPE_CHECKING:
+    from eqprop.experiments.literature import PublishedRow
 
 KINDS = {"test": "test_error", "train": "train_error"}
 """Kind of curve -> field of the metrics."""
@@ -336,6 +340,54 @@ def rows(runs: list[Run]) -> list[Row]:
         )
         for run in runs
         for estimator in run.settings.estimators
+    ]
+
+
+def points(trials: Sequence[Mapping[str, Any]], kind: str) -> list[Point]:
+    """The curve of published trials: mean and deviation per epoch, over those that did not diverge."""
+    by_epoch = zip(*(trial[KINDS[kind]] for trial in trials if not trial["diverged"]), strict=False)
+    return [Point(n, _mean(values), deviation(values), len(values)) for n, values in enumerate(by_epoch, start=1)]
+
+
+def machine(made: Mapping[str, Any]) -> str:
+    """The device of a provenance, or the processor and how many of its threads."""
+    if made["device"] != "cpu":
+        return str(made["device"])
+    return f"{made['processor']}, {made['threads']} thread{'s' * (made['threads'] != 1)}"
+
+
+CIFAR_HEADINGS = ("row", "test error, %", "seeds", "epochs", "per epoch", "per run", "where")
+BUSY = "shared with other work"
+"""What the note of a row says whose times do not measure speed."""
+
+
+def counted_trials(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The trials of a published row that its mean counts: with all epochs, while there are any, and not diverged."""
+    (own,) = found["estimators"].values()
+    return [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
+
+
+def published_cells(row: PublishedRow, found: Mapping[str, Any] | None) -> list[str]:
+    """A row of the published results on CIFAR-10; what is less than planned says so."""
+    if found is None:
+        return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.experiment.epochs}", *"–––"]
+    (own,) = found["estimators"].values()
+    counted = counted_trials(found)
+    std = "" if own["test_error_std"] is None else f" ± {own['test_error_std']:.2f}"
+    error = "diverged" if own["test_error_mean"] is None else f"{own['test_error_mean']:.2f}{std}"
+    fewer = f" ({len(counted)} of {row.seeds} seeds)" if len(counted) < row.seeds else ""
+    reached, planned = found["epochs_reached"], found["epochs"]
+    busy = ", busy" if BUSY in found.get("note", "") else ""
+    whole = [sum(t["seconds"]) for t in counted if len(t["seconds"]) == planned]
+    each = mean([s for t in counted for s in t["seconds"]])
+    return [
+        row.name,
+        error + fewer,
+        str(len(counted)),
+        f"{reached}" if reached == planned else f"{reached} of {planned}",
+        "–" if each is None else f"{each:.1f} s{busy}",
+        "–" if not whole else duration(_mean(whole)) + busy,
+        ", ".join(dict.fromkeys(machine(one["provenance"]) for one in found["provenance"])),
     ]
 
 

@@ -349,7 +349,11 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
     """Split options into experiment and settings; the preset defaults to "paper"."""
     given = up_to_date({name: value for name, value in options.items() if value is not None})
     chosen = find_experiment(experiment, given.pop("preset", "paper"))
-    given = {**RUN_WITH.get(chosen.name, {}), **given}
+    # Held-out samples replace the test set, all of them.
+    usual = {
+        k: v for k, v in RUN_WITH.get(chosen.name, {}).items() if k != "test_samples" or not given.get("validation")
+    }
+    given = {**usual, **given}
     if "estimators" in given and "estimator" in given:
         raise ValueError("Give estimators or estimator, not both: they are two names for one option.")
     asked = given.pop("estimators", None) or given.pop("estimator", None)

@@ -9,11 +9,12 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import from_dict
 from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
 from eqprop.files import open_lock, read_bytes, take_lock, write_text
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
@@ -282,10 +283,16 @@ def name_engines(engines: Mapping[str, str]) -> str:
 
 
 def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
-    trials = [
-        _trial([x for x in lines if x["trial"] == t], plan.experiment.seed + t, plan.experiment.top5)
-        for t in range(plan.settings.trials)
-    ]
+    return summarise_trials(
+        [
+            trial_of([x for x in lines if x["trial"] == t], plan.experiment.seed + t, plan.experiment.top5)
+            for t in range(plan.settings.trials)
+        ]
+    )
+
+
+def summarise_trials(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Trials, and their errors at the end: mean and deviation over those that did not diverge."""
     good = [t for t in trials if not t["diverged"] and t["test_error"]]
     return {
         "trials": trials,
@@ -294,13 +301,14 @@ def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
         "train_error_mean": mean([t["train_error"][-1] for t in good]),
         **(
             {"test_error_top5_mean": mean([e for t in good if (e := t["test_error_top5"][-1]) is not None])}
-            if plan.experiment.top5
+            if trials and "test_error_top5" in trials[0]
             else {}
         ),
     }
 
 
-def _trial(lines: Sequence[Line], seed: int, top5: bool) -> dict[str, Any]:
+def trial_of(lines: Sequence[Line], seed: int, top5: bool) -> dict[str, Any]:
+    """One trial of a summary, from its lines."""
     good = [line for line in lines if line["diverged"] is None]
     return {
         "seed": seed,
@@ -329,6 +337,8 @@ class StoredTrial:
     """One network of a published row: its file, its experiment and its test error in percent.
 
     errors      test errors of all trials of the row at the last epoch, including this one
+    data        the data as it was described; empty if it was not
+    settings    settings of the run that select samples
     """
 
     path: Path
@@ -337,12 +347,14 @@ class StoredTrial:
     seed: int
     error: float
     errors: tuple[float, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tolerance(self) -> float:
         """Two standard deviations: the spread over trials combined with the sampling error of the test set."""
         share = (mean(self.errors) or 0.0) / 100.0
-        counting = 100.0 * math.sqrt(share * (1.0 - share) / TEST_SAMPLES)
+        counting = 100.0 * math.sqrt(share * (1.0 - share) / self.data.get("test_samples", TEST_SAMPLES))
         return 2.0 * math.hypot(deviation(self.errors) or 0.0, counting)
 
     def holds(self, error: float) -> bool:
@@ -350,19 +362,32 @@ class StoredTrial:
         return abs(error - (mean(self.errors) or 0.0)) <= self.tolerance
 
 
-def stored_trials(folder: Path, rows: Collection[str] | None = None) -> list[StoredTrial]:
-    """Every trial of `folder/<preset>/<row>.json`, or of the given rows only."""
+class Published(NamedTuple):
+    """Where a command publishes its rows: pattern of the files, one of them, and the command."""
+
+    pattern: str
+    example: str
+    command: str
+
+
+TABLE1 = Published("*/*.json", "paper/P-1h.json", "eqprop reproduce table1 --out")
+
+
+def stored_trials(
+    folder: Path, rows: Collection[str] | None = None, published: Published = TABLE1
+) -> list[StoredTrial]:
+    """Every finished trial of the published rows in a folder, or of the given rows only."""
     wanted = None if rows is None else {row.strip().lower() for row in rows}
     found = []
-    for path in sorted(folder.glob("*/*.json")):
+    for path in sorted(folder.glob(published.pattern)):
         stored = _read(path)
-        if wanted is None or str(stored.get("name")).lower() in wanted:
+        if wanted is None or str(stored.get("row", stored.get("name"))).lower() in wanted:
             found += _trials(path, stored)
     if not found:
         which = "" if rows is None else f" for {', '.join(rows)}"
         raise FileNotFoundError(
-            f"{folder} holds no published results{which}; expected files such as paper/P-1h.json. Write "
-            "them with `eqprop reproduce table1 --out`."
+            f"{folder} holds no published results{which}; expected files such as {published.example}. Write "
+            f"them with `{published.command}`."
         )
     return found
 
@@ -391,10 +416,19 @@ def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
     out = []
     for estimator, result in by_estimator(found).items():
         good = [trial for trial in result["trials"] if trial["test_error"] and not trial["diverged"]]
+        good = [trial for trial in good if len(trial["test_error"]) >= found.get("epochs", 0)]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)
         for trial, error in zip(good, errors, strict=True):
-            experiment = named_experiment(found["name"], found["preset"]).override(
+            experiment = _experiment(path, found).override(
                 epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=found.get("schedule")
             )
-            out.append(StoredTrial(path, experiment, estimator, int(trial["seed"]), error, errors))
+            data, settings = found.get("data", {}), found.get("settings", {})
+            out.append(StoredTrial(path, experiment, estimator, int(trial["seed"]), error, errors, data, settings))
     return out
+
+
+def _experiment(path: Path, found: Mapping[str, Any]) -> Experiment:
+    """As it was published; where that is not stored, as it is now."""
+    if "experiment" in found:
+        return from_dict(found["experiment"], str(path))
+    return named_experiment(found["name"], found["preset"])

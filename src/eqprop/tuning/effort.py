@@ -87,7 +87,7 @@ def count_work(plan: Plan) -> Work:
     return Work(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
 
 
-def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Effort:
+def short_training(plan: Plan, budget: float, trainings: int = TRAININGS, validation: int | None = None) -> Effort:
     """Samples and epochs such that `trainings` runs at the experiment's T and K fit into `budget` seconds."""
     check_budget(budget)
     pace = PACES.get(torch.device(plan.settings.device).type, PACES["cpu"])
@@ -95,13 +95,13 @@ def short_training(plan: Plan, budget: float, trainings: int = TRAININGS) -> Eff
     batch, total = plan.experiment.batch, plan.images.train_samples
     # Testing relaxes every held-out sample once per epoch, which adds about a fifth.
     iterations = budget / trainings / each / 1.2
-    validation = held_out(total)
-    most = total - validation
+    # Without those asked for, which the plan holds out already.
+    most = total - held_out(total) if validation is None else total
     least = min(max(LEAST_SAMPLES, batch), most)
     samples = int(min(max(iterations * batch / LEAST_EPOCHS, least), most)) // batch * batch
     samples = max(_two_digits_down(samples) // batch * batch, batch)
     epochs = max(min(int(iterations * batch / samples), plan.experiment.epochs), LEAST_EPOCHS)
-    validation = min(validation, max(samples // 2, batch))
+    validation = min(held_out(total), max(samples // 2, batch)) if validation is None else validation
     return Effort(samples, epochs, validation, epochs * samples / batch * each * 1.2)
 
 
@@ -110,9 +110,9 @@ def check_budget(budget: float) -> None:
         raise ValueError(f"The budget is {budget}; expected a number of seconds above 0, such as 600.")
 
 
-def held_out(total: int) -> int:
-    """A sixth of the training samples: 10,000 of MNIST's 60,000."""
-    return max(total // 6, 1)
+def held_out(total: int, asked: int | None = None) -> int:
+    """As many as asked for, or a sixth of the training samples: 10,000 of MNIST's 60,000."""
+    return max(total // 6, 1) if asked is None else asked
 
 
 def _two_digits_down(value: int) -> int:

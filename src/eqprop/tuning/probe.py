@@ -19,7 +19,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import trainable
 from eqprop.experiments.experiment import Experiment
-from eqprop.relax import Phase, Schedule, prepare, relax, turns
+from eqprop.relax import SWEEPS, Phase, Schedule, prepare, relax, turns
 from eqprop.state import distance
 
 
@@ -129,14 +129,20 @@ class Exact:
     gradients: tuple[dict[str, Tensor], ...]
 
 
-def exact_gradients(model: Dynamics, cost: Cost, batches: Batches, longest: int, steps: int) -> Exact:
-    """nabla_W(t) for t < steps at the end of a free phase of `longest` steps, and their sum  [eq:total-gradient]."""
+def exact_gradients(
+    model: Dynamics, cost: Cost, batches: Batches, longest: int, steps: int, schedule: Schedule = "synchronous"
+) -> Exact:
+    """nabla_W(t) for t < steps at the end of a free phase of `longest` steps, and their sum  [eq:total-gradient].
+
+    Where the free phase sweeps, steps begin at its state of rest: from zero they may end in another one.
+    """
     wide, cost = copy.deepcopy(model).double(), copy.deepcopy(cost).double()
     estimator = BPTT(max(longest, steps), steps)
     squares: dict[str, Tensor] = {}
     gradients = []
     for x, y in zip(batches.double().x, batches.double().y, strict=True):
-        free = relax(wide, x, Phase(estimator.T, stop="settled"), keep=steps)
+        at_rest = relax(wide, x, Phase(longest, schedule=schedule)).state if schedule in SWEEPS else None
+        free = relax(wide, x, Phase(estimator.T, stop="settled"), at_rest, keep=steps)
         total: dict[str, Tensor] = {}
         norms: dict[str, list[Tensor]] = {}
         for step in estimator.steps(wide, cost, x, y, free):

@@ -39,6 +39,8 @@ T_RANGE, K_RANGE, BETA_RANGE = (10, 1000), (2, 100), (0.01, 1.0)
 """Typical ranges according to the paper."""
 
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+LARGEST_IMPLICIT = 0.5
+"""An implicit nudge that is also taken away from the target has no solution at beta = 1."""
 
 STILL_MOVING = 1e-3
 """Residual below which a sample counts as settled: a hundredth of a usual nudge."""
@@ -196,6 +198,11 @@ MINI_BATCHES = 5
 TRAININGS = "trainings"
 
 
+def largest_beta(experiment: Experiment) -> float:
+    """The end of the range of beta that its nudge allows."""
+    return LARGEST_IMPLICIT if experiment.nudge_site == "implicit" else BETA_RANGE[1]
+
+
 @dataclass(frozen=True)
 class Request:
     """What to tune, where, and within which budget.
@@ -203,6 +210,7 @@ class Request:
     experiment  gives the network, its initial weights, batch, optimizer, epochs, schedule and seed; its T, K, beta and
                 learning rates are ignored
     budget      approximate seconds for the short trainings; operation counts convert them into samples
+    validation  training samples to hold out; None: a sixth, and at most half of those trained on
     """
 
     experiment: Experiment
@@ -212,6 +220,7 @@ class Request:
     machine: Machine = field(default_factory=Machine)
     budget: float = 600.0
     tell: Callable[[str], None] = lambda text: None
+    validation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -253,10 +262,12 @@ class Recipe:
         self.decide(free_steps([*(look.residuals for look in self.looks), settling]))
         tell(f"processes at the {weights}")
         longest = min(4 * self.experiment.T, T_RANGE[1])
-        exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest))
+        schedule = self.experiment.schedule
+        exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest), schedule)
         self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.experiment.T))
         tell(f"sign agreement at the {weights}")
-        signs = agreement(model, cost, batches, exact, self.experiment, BETAS)
+        most = largest_beta(self.experiment)
+        signs = agreement(model, cost, batches, exact, self.experiment, [beta for beta in BETAS if beta <= most])
         self.decide(nudge([*(look.agreement for look in self.looks), signs]))
         sizes = scales(model, cost, batches, self.experiment)
         self.looks.append(Look(weights, settling, exact.sizes, signs, sizes))
@@ -275,7 +286,7 @@ def tune(request: Request) -> Tuned:
     cost = plan.cost(model)
     recipe = Recipe(request, plan, plan.experiment)
     recipe.look(model, cost, "initial weights")
-    effort = short_training(replace(plan, experiment=recipe.experiment), request.budget)
+    effort = short_training(replace(plan, experiment=recipe.experiment), request.budget, validation=request.validation)
     recipe.trainings = trainings = Trainings(
         request.images, effort, request.machine, request.out / TRAININGS, request.own, request.tell
     )
@@ -286,7 +297,7 @@ def tune(request: Request) -> Tuned:
 
 
 def _plan(request: Request) -> Plan:
-    images = _split(request, held_out(len(request.images.train_x)))
+    images = _split(request, held_out(len(request.images.train_x), request.validation))
     settings = Settings(device=request.machine.device, engine=request.machine.engine)
     return make_plan(request.experiment, settings, images, request.own)
 

@@ -35,7 +35,7 @@ from eqprop.training.plan import Settings, describe, make_plan, read_images
 from eqprop.training.watch import Progress, Watch
 from eqprop.tuning.effort import Effort, Machine, held_out, short_training
 from eqprop.tuning.probe import weight_names
-from eqprop.tuning.recipe import BETA_RANGE
+from eqprop.tuning.recipe import BETA_RANGE, largest_beta
 
 try:
     import optuna
@@ -261,7 +261,7 @@ def space_around(experiment: Experiment, weights: Sequence[str]) -> Space:
     return Space(
         T=_steps(experiment.T),
         K=_steps(experiment.K),
-        beta=(min(BETA_RANGE[0], abs(experiment.beta)), max(BETA_RANGE[1], abs(experiment.beta))),
+        beta=(min(BETA_RANGE[0], abs(experiment.beta)), max(largest_beta(experiment), abs(experiment.beta))),
         rates={name: (rate / RATES_FACTOR, rate * RATES_FACTOR) for name, rate in rates.items()},
     )
 
@@ -311,6 +311,7 @@ class Search:
 
     trials      total number of finished trials over all workers and restarts; several workers may finish a few more
     storage     sqlite:///FILE or another database URL, or the path of a journal file
+    validation  training samples to hold out; None: a sixth, and at most half of those trained on
     """
 
     experiment: Experiment
@@ -322,15 +323,16 @@ class Search:
     machine: Machine = field(default_factory=Machine)
     budget: float = 600.0
     tell: Callable[[str], None] = lambda text: None
+    validation: int | None = None
 
     def plan(self) -> tuple[Experiment, Space, Effort]:
         """The experiment with its network, the ranges, and how long each trial trains."""
         settings = Settings(device=self.machine.device, engine=self.machine.engine)
-        part = replace(settings, validation=held_out(len(self.images.train_x)))
+        part = replace(settings, validation=held_out(len(self.images.train_x), self.validation))
         plan = make_plan(self.experiment, part, read_images(self.images, part), self.own)
         model = plan.network((0,))
         space = space_around(plan.experiment, weight_names(model, plan.cost(model)))
-        return plan.experiment, space, short_training(plan, self.budget, self.trials)
+        return plan.experiment, space, short_training(plan, self.budget, self.trials, self.validation)
 
 
 @dataclass(frozen=True)

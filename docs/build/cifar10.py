@@ -1,0 +1,60 @@
+"""CIFAR-10: the blocks and the picture of docs/cifar10.md, and its sentence in README.md."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from docs.build import table1
+from docs.build.gdu import comparisons
+from docs.build.results import Document, documents
+from docs.build.text import table
+from eqprop.experiments.literature import CIFAR_ROWS
+from eqprop.report.figures import Panel, error_curves
+from eqprop.report.runs import CIFAR_HEADINGS, KINDS, counted_trials, points, published_cells
+
+NETS = {"B": ("B", "B-twin", "B-bptt"), "A": ("A", "A-twin"), "small": ("small", "small-twin", "small-bptt")}
+
+
+def rows() -> dict[str, Document]:
+    """By name, what was trained."""
+    return {d["row"]: d for d in documents("cifar10") if "row" in d}
+
+
+def results_block() -> str:
+    cells = {row.about: published_cells(row, rows().get(name)) for name, row in CIFAR_ROWS.items()}
+    lines = [[name, about, *rest] for about, (name, *rest) in cells.items()]
+    return table(["row", "what it is", *CIFAR_HEADINGS[1:]], lines, words=2)
+
+
+def summary_block() -> str:
+    """Table 1 in short, and what was trained on CIFAR-10 in a sentence."""
+    ep, twin = (published_cells(CIFAR_ROWS[name], rows().get(name))[1] for name in ("small", "small-twin"))
+    missing = sum(row.large and name not in rows() for name, row in CIFAR_ROWS.items())
+    said = f"On CIFAR-10 a small net for a laptop ends at {ep} % by EP, its feed-forward twin by backprop at {twin} %;"
+    return f"{table1.summary_block()} {said} {missing} [rows](docs/cifar10.md) for a GPU are not trained yet."
+
+
+def precision_block() -> str:
+    """Cosines of updates with those in float32, at the ends of epochs: of the whole, and of the worst parameter."""
+    lines = []
+    for name, d in rows().items():
+        for trial in counted_trials(d):
+            if found := [(g["whole"], min(g.values())) for g in trial.get("cosines_with_float32", []) if g]:
+                shown = (found[0], found[-1], map(min, *found) if len(found) > 1 else found[0])
+                lines.append([f"{name}, seed {trial['seed']}", *(f"{a:.4f}, {b:.4f}" for a, b in shown)])
+    return table(["whole, worst parameter", "first epoch", "last epoch", "lowest of all"], lines)
+
+
+def gdu_block() -> str:
+    found = [d for d in documents("cifar10") if "neurons" in d]
+    return comparisons({f"{d['name']}, {d['trained']['epochs']} epochs, beta {d['beta']:g}": d for d in found})
+
+
+def curves() -> Figure:
+    """Errors over the epochs, EP beside its twin and BPTT, a panel per net that was trained."""
+    panels = []
+    for net, names in NETS.items():
+        own = {next(iter(d["estimators"])): counted_trials(d) for name in names if (d := rows().get(name))}
+        drawn = {(e, kind): points(trials, kind) for e, trials in own.items() for kind in KINDS}
+        panels += [Panel(net, drawn, CIFAR_ROWS[net].experiment.paper_results)] if own else []
+    return error_curves(panels)
