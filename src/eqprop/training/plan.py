@@ -92,6 +92,7 @@ class Settings:
     parallel: str = setting("What processes divide: auto, networks or batch.", "auto")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "estimators", split_estimators(self.estimators))
         strange = next((m for m in self.estimators if m not in ESTIMATORS), None)
         if strange is not None:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
@@ -108,13 +109,18 @@ class Settings:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise ValueError(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
+        for name in ("keep_best", "deterministic", "stacked"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "stacked"):
+                raise ValueError(f"{name} is {shown(value)}; expected True or False.")
         if self.states not in ("device", "cpu"):
             raise ValueError(
                 f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
             )
         if self.parallel not in PARALLEL:
             raise ValueError(unknown("way to divide the work (parallel)", self.parallel, PARALLEL))
-        if not isinstance(self.checkpoint_every, int | float) or not self.checkpoint_every > 0:
+        seconds = self.checkpoint_every
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 
     @classmethod
@@ -123,12 +129,17 @@ class Settings:
         strange = next((name for name in values if name not in known), None)
         if strange is not None:
             raise ValueError(f"{source}: {unknown('setting', strange, known)}")
-        return cls(**{**values, "estimators": tuple(values.get("estimators", ()))})
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
 
 
 def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
     """ "ep,bptt" -> ("ep", "bptt")."""
     parts = names.split(",") if isinstance(names, str) else names
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"estimators is {shown(names)}; expected names from {', '.join(ESTIMATORS)}.")
     return tuple(part.strip().lower() for part in parts if part.strip())
 
 
