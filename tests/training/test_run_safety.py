@@ -13,6 +13,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from eqprop.relax import relax
 from eqprop.training import Stopped, Watch, evaluate, resume, train
 from eqprop.training.checkpoint import digest, read_checkpoint
 from eqprop.training.metrics import Line
-from eqprop.training.plan import Settings, make_plan, read_description
+from eqprop.training.plan import Settings, make_plan, read_description, read_images
 from eqprop.training.watch import Progress
 
 OPTIONS: dict[str, Any] = {"trials": 2, "stacked": True, "epochs": 3, "T": 4, "K": 2, "threads": 1}
@@ -596,6 +597,14 @@ def test_settings_of_another_type_are_refused_and_the_file_is_named(
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {sentence}"):
         read_description(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mine", "{mine}", "{}"])
+def test_more_samples_than_there_are_is_a_sentence_whatever_the_name(name: str) -> None:
+    images = replace(few_images(), name=name)
+    for setting, kind, there in (("samples", "training", images.train_samples), ("test_samples", "test", 100)):
+        with pytest.raises(ValueError, match=f"^{setting} is 999; {re.escape(name)} has {there} {kind} samples"):
+            read_images(images, Settings(**{setting: 999}))
 
 
 def test_estimators_may_be_one_text_or_a_list() -> None:

@@ -427,21 +427,20 @@ def read_images(source: Images | Streamed | str | Path | None, settings: Setting
     images = source.to(settings.device) if isinstance(source, Images) else open_set(source, settings.device)
     if settings.validation:
         images = split_validation(images, settings.validation)
-    if settings.samples is not None:
-        n = _at_most("samples", settings.samples, len(images.train_x), f"{images.name} has {{}} training samples")
+    if (n := settings.samples) is not None:
+        _check_there(f"samples is {n}; {images.name}", n, images.train_samples, "training")
         images = replace(images, train_x=images.train_x[:n], train_y=images.train_y[:n])
-    if settings.test_samples is not None:
-        n = _at_most("test_samples", settings.test_samples, len(images.test_x), f"{images.name} has {{}} test samples")
+    if (n := settings.test_samples) is not None:
+        _check_there(f"test_samples is {n}; {images.name}", n, images.test_samples, "test")
         images = replace(images, test_x=images.test_x[:n], test_y=images.test_y[:n])
     if not len(images.test_x):
         raise ValueError(f"{images.name} has no test images. Hold out training images: --validation N.")
     return images
 
 
-def _at_most(what: str, n: int, there: int, held: str) -> int:
+def _check_there(what: str, n: int, there: int, kind: str) -> None:
     if n > there:
-        raise ValueError(f"{what} is {n}; {held.format(there)}. Lower it.")
-    return n
+        raise ValueError(f"{what} has {there} {kind} samples. Lower it.")
 
 
 def where_from(source: Images | Streamed | str | Path | None) -> str | None:
@@ -464,26 +463,21 @@ def data_name(data: Mapping[str, Any]) -> str:
     return str(data.get("set") or data.get("name") or "data without a name")
 
 
-def recorded_source(data: Mapping[str, Any]) -> str | None:
-    """Where to find a run's data again, from its experiment.json."""
-    source = data.get("set") or data.get("directory")
-    if source is None and data.get("sha256") != MNIST_DIGEST:
-        raise ValueError(
-            f"The run was trained on arrays ({data.get('name')}), which its folder does not hold. Give the same data "
-            "again with data=, or --model FILE.py:FUNCTION if that function returned it."
-        )
-    return None if source is None else str(source)
-
-
 def data_again(described: Described, data: Data | Streamed, own: Own | None) -> Images | Streamed | str | Path | None:
     """The data of a run: as given, where its folder says it was, or from your own function."""
     if data is not None:
         return given_data(data)
     recorded = described.data
-    held = recorded.get("set") or recorded.get("directory") or recorded.get("sha256") == MNIST_DIGEST
-    if not held and own is not None and (its := own.data()) is not None:
+    if source := recorded.get("set") or recorded.get("directory"):
+        return str(source)
+    if recorded.get("sha256") == MNIST_DIGEST:
+        return None
+    if own is not None and (its := own.data()) is not None:
         return given_data(its)
-    return recorded_source(recorded)
+    raise ValueError(
+        f"The run was trained on arrays ({recorded.get('name')}), which its folder does not hold. Give the same data "
+        "again with data=, or --model FILE.py:FUNCTION if that function returned it."
+    )
 
 
 def make_plan(
