@@ -244,7 +244,7 @@ class Plan:
 
     def first(self, n: int = 1) -> tuple[Tensor, Tensor]:
         """The first n training samples as they are stored, (n, pixels), and their answers."""
-        return first_samples(self.images, n)
+        return self.images.first(n)
 
     @cached_property
     def groups(self) -> int | None:
@@ -371,14 +371,6 @@ def make_start(
     if experiment.start == "carried":
         return Carried(model, x, experiment.batch)
     return None
-
-
-def first_samples(images: Images | Streamed, n: int) -> tuple[Tensor, Tensor]:
-    """The first n training samples as they are stored, (n, pixels), and their answers."""
-    if isinstance(images, Images):
-        return images.train_x[:n], images.train_y[:n]
-    read = next(images.batches(torch.arange(min(n, images.train_samples)).unsqueeze(0)))
-    return read.x.flatten(1), read.y
 
 
 def describe(images: Images | Streamed) -> dict[str, Any]:
@@ -536,7 +528,7 @@ def _check_images(experiment: Experiment, images: Images | Streamed) -> None:
         experiment.normalisation.check(shape)
     if experiment.augmentation is not None:
         # Test images are not augmented, but are taken to have the same grey levels.
-        known = (images.train_x, images.test_x) if isinstance(images, Images) else (first_samples(images, 1)[0],)
+        known = (images.train_x, images.test_x) if isinstance(images, Images) else (images.first(1)[0],)
         for x in known:
             experiment.augmentation.check(x, images.shape)
 
