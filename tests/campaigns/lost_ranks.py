@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from campaigns.stops import Outcome
 from helpers import ranks
+from helpers.forked import Child, Ended
 from helpers.training_runs import few_images, whole_mnist
 
 import eqprop
@@ -122,36 +124,29 @@ def work(rank: int, out: Path, kill: Kill | None = None) -> None:
 
 
 @dataclass
-class Outcome:
-    """The counts of a campaign. `wrong` describes every case that broke a promise."""
+class Losses(Outcome):
+    """The counts of a campaign."""
 
-    cases: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
     largest: float = 0.0
-    seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "cases": self.cases,
-            "counts": dict(sorted(self.counts.items())),
-            "wrong": self.wrong,
+            **super().to_dict(),
             "slowest_end_of_the_other_seconds": round(self.slowest, 2),
             "largest_difference_with_another_number_of_ranks": self.largest,
-            "seconds": round(self.seconds, 1),
         }
 
 
-def lose_one(out: Path, kill: Kill, logs: Path, outcome: Outcome) -> str | None:
+def lose_one(out: Path, kill: Kill, logs: Path, outcome: Losses) -> str | None:
     """Train until one rank dies; what is wrong with how the other ends, None if nothing is."""
     job = ranks.start(2, partial(work, out=out, kill=kill), logs)
     if kill.place == "moment":
         time.sleep(kill.seconds)
         job.kill(kill.rank)
-    ended = _first(job, kill.rank)
+    ended = job.ranks[kill.rank].wait(ranks.LIMIT)
     begun = time.monotonic()
-    other = _after_a_loss(job, 1 - kill.rank)
+    other = _after_a_loss(job.ranks[1 - kill.rank])
     took = time.monotonic() - begun
     if ended.code == 0 and other.code == 0:
         outcome.counts["finished before the kill"] += 1
@@ -170,22 +165,18 @@ def lose_one(out: Path, kill: Kill, logs: Path, outcome: Outcome) -> str | None:
     return f"the other rank took {took:.1f} s to end" if took > SOON else None
 
 
-def _after_a_loss(job: ranks.Job, rank: int) -> ranks.Ended:
+def _after_a_loss(rank: Child) -> Ended:
     """How the other rank ends. torchrun sends it SIGTERM; here only if it has not noticed the loss by itself.
 
     It cannot notice a rank that died before it joined.
     """
     for _ in range(300):
-        if os.waitid(os.P_PID, job.pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        if rank.has_ended:
             break
         time.sleep(0.01)
     else:
-        job.kill(rank, signal.SIGTERM)
-    return job._wait(rank, time.monotonic() + ranks.LIMIT)
-
-
-def _first(job: ranks.Job, rank: int) -> ranks.Ended:
-    return job._wait(rank, time.monotonic() + ranks.LIMIT)
+        rank.kill(signal.SIGTERM)
+    return rank.wait(ranks.LIMIT)
 
 
 def gap(one: Path, other: Path) -> float:
@@ -197,7 +188,7 @@ def gap(one: Path, other: Path) -> float:
     return max(float((p - q).abs().max()) for p, q in pairs)
 
 
-def case(folder: Path, n: int, draw: random.Random, seconds: float, outcome: Outcome) -> str | None:
+def case(folder: Path, n: int, draw: random.Random, seconds: float, outcome: Losses) -> str | None:
     out = folder / f"case-{n}"
     for turn in range(draw.randint(1, 3)):
         wrong = lose_one(out, draw_kill(draw, seconds), folder / f"log-{n}-{turn}", outcome)
@@ -217,10 +208,10 @@ def case(folder: Path, n: int, draw: random.Random, seconds: float, outcome: Out
     return f"the weights of {size} ranks differ by {found:.3g}" if found > (0.0 if size == 2 else CLOSE) else None
 
 
-def campaign(cases: int, seed: int, show: Callable[[str], None] = lambda text: None) -> Outcome:
+def campaign(cases: int, seed: int, show: Callable[[str], None] = lambda text: None) -> Losses:
     ranks.prepare()
     whole_mnist()
-    outcome = Outcome()
+    outcome = Losses()
     with tempfile.TemporaryDirectory(prefix="eqprop-ranks-") as scratch:
         folder = Path(scratch)
         begun = time.monotonic()

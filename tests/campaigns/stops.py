@@ -28,12 +28,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from helpers.forked import Child, fork
 
 from eqprop.cli import load_commands, main
 from eqprop.provenance import commit, provenance
@@ -110,14 +113,6 @@ class Fault:
         return call
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, negative for a signal, and what it wrote to standard error."""
-
-    code: int
-    stderr: str
-
-
 @dataclass
 class Outcome:
     """The counts of one campaign. `wrong` describes every case that broke a promise."""
@@ -150,13 +145,13 @@ class Place:
         # Here, so that the processes forked later have everything imported.
         train(folder / "small.toml", self.whole, data=folder / "data", estimators=LEGS, trials=2, threads=1)
         timed = self.start(folder / "timed")
-        _await_begin(folder / "timed", timed[0])
+        _await_begin(folder / "timed", timed)
         begun = time.monotonic()
-        ended = _finish(timed)
+        ended = timed.wait(LIMIT)
         assert ended.code == 0, ended.stderr
         self.seconds = time.monotonic() - begun
         counter = Fault(at=-1)
-        ended = _finish(self.start(folder / "counted", counter, folder / "operations"))
+        ended = self.start(folder / "counted", counter, folder / "operations").wait(LIMIT)
         assert ended.code == 0, ended.stderr
         self.operations = int((folder / "operations").read_text())
         shutil.rmtree(folder / "counted")
@@ -167,15 +162,24 @@ class Place:
         train = ["train", str(self.folder / "small.toml"), "--estimator", ",".join(LEGS), "--trials", "2"]
         return [*train, "--data", str(self.folder / "data"), "--threads", "1", "--out", str(out), "--quiet"]
 
-    def start(
-        self, out: Path, fault: Fault | None = None, count: Path | None = None, size: int | None = None
-    ) -> tuple[int, Path]:
-        """Train or resume in a forked process; returns its id and where its standard error goes."""
-        words, heard = self.words(out), self.folder / f"{out.name}.stderr"
-        child = os.fork()
-        if child == 0:
-            _become(words, heard, fault, count, size)
-        return child, heard
+    def start(self, out: Path, fault: Fault | None = None, count: Path | None = None, size: int | None = None) -> Child:
+        """Train or resume in a forked process, which writes to `count` how many file operations it did."""
+        words = self.words(out)
+
+        def work() -> None:
+            sys.argv = ["eqprop", *words]
+            if size is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            if fault is not None:
+                fault.install()
+            main()
+
+        def last(code: int) -> None:
+            if count is not None and fault is not None:
+                at = fault.done  # writing is an operation too
+                count.write_text(str(at))
+
+        return fork(work, self.folder / f"{out.name}.stderr", last)
 
     def differs(self, out: Path) -> str | None:
         """How a finished run differs from the one left alone; None if not at all."""
@@ -203,60 +207,16 @@ def _write_data(folder: Path) -> None:
         (folder / f"{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, n) + labels)
 
 
-def _become(words: Sequence[str], heard: Path, fault: Fault | None, count: Path | None, size: int | None) -> NoReturn:
-    """Run the command line in this forked process, and leave without the parent's clean-up."""
-    code = 70
-    try:
-        to = os.open(heard, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        os.dup2(to, 1)
-        os.dup2(to, 2)
-        sys.argv = ["eqprop", *words]
-        if size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        if fault is not None:
-            fault.install()
-        main()
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if count is not None and fault is not None:
-            at = fault.done
-            count.write_text(str(at))
-        os._exit(code)
-
-
-def _finish(started: tuple[int, Path]) -> Ended:
-    child, heard = started
-    end = time.monotonic() + LIMIT
-    while True:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            break
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return Ended(124, "took too long")
-        time.sleep(0.002)
-    return Ended(os.waitstatus_to_exitcode(status), heard.read_text(errors="replace") if heard.exists() else "")
-
-
-def _await_begin(out: Path, child: int) -> None:
+def _await_begin(out: Path, child: Child) -> None:
     """Until the child holds the folder, so that the moment chosen is one of its training."""
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         try:
-            if (out / LOCK).read_text().strip() == str(child):
+            if (out / LOCK).read_text().strip() == str(child.pid):
                 return
         except OSError:
             pass
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        if child.has_ended:
             return
         time.sleep(0.001)
 
@@ -265,14 +225,14 @@ def kill_case(place: Place, out: Path, draw: random.Random, counts: Counter[str]
     for _ in range(draw.randint(1, 3)):
         if draw.random() < 0.5:
             started = place.start(out)
-            _await_begin(out, started[0])
+            _await_begin(out, started)
             time.sleep(draw.uniform(0.0, place.seconds))
-            os.kill(started[0], signal.SIGKILL)
+            started.kill(signal.SIGKILL)
             how = "at a moment"
         else:
             started = place.start(out, Fault(draw.randint(1, place.operations)))
             how = "at a file operation"
-        ended = _finish(started)
+        ended = started.wait(LIMIT)
         if ended.code not in (0, -signal.SIGKILL):
             return f"ended with {ended.code}: {ended.stderr[-300:]}"
         counts[f"killed {how}" if ended.code else "finished before the kill"] += 1
@@ -282,11 +242,11 @@ def kill_case(place: Place, out: Path, draw: random.Random, counts: Counter[str]
 def disk_case(place: Place, out: Path, draw: random.Random, counts: Counter[str]) -> str | None:
     if draw.random() < 0.3:
         size = draw.randint(1, 60_000)
-        ended, what = _finish(place.start(out, size=size)), "file size limited"
+        ended, what = place.start(out, size=size).wait(LIMIT), "file size limited"
     else:
         error = draw.choice(FULL)
         fault = Fault(draw.randint(1, place.operations), error)
-        ended, what = _finish(place.start(out, fault)), os.strerror(error)
+        ended, what = place.start(out, fault).wait(LIMIT), os.strerror(error)
     if ended.code == 0:
         counts["finished before the disk was full"] += 1
         return None
@@ -300,10 +260,10 @@ def disk_case(place: Place, out: Path, draw: random.Random, counts: Counter[str]
 def signal_case(place: Place, out: Path, draw: random.Random, counts: Counter[str]) -> str | None:
     number = draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     started = place.start(out)
-    _await_begin(out, started[0])
+    _await_begin(out, started)
     time.sleep(draw.uniform(0.0, place.seconds))
-    os.kill(started[0], number)
-    ended = _finish(started)
+    started.kill(number)
+    ended = started.wait(LIMIT)
     if ended.code == 0:
         counts["finished before the signal"] += 1
     elif ended.code == 128 + number and "Stopped and saved" in ended.stderr:
@@ -329,7 +289,7 @@ def run(kind: str, cases: int, seed: int, place: Place, show: Callable[[str], No
         out = place.folder / f"{kind}-{n}"
         wrong = CASES[kind](place, out, random.Random(f"{kind} {seed} {n}"), outcome.counts)
         if wrong is None:
-            ended = _finish(place.start(out))
+            ended = place.start(out).wait(LIMIT)
             wrong = f"resume ended with {ended.code}: {ended.stderr[-300:]}" if ended.code else place.differs(out)
         if wrong is not None:
             outcome.wrong.append(f"case {n}: {wrong}")

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"state", "autodiff", "dynamics"},
     "relax": {"state", "dynamics", "cost"},
     "estimators": {"state", "autodiff", "dynamics", "cost", "relax"},
-    "gdu": {"state", "dynamics", "cost", "relax", "estimators"},
+    "gdu": {"messages", "state", "dynamics", "cost", "relax", "estimators"},
     "models": {"messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost"},
     "starts": {"state", "dynamics"},
     "engines": {

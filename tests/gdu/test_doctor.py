@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from helpers.ailing_nets import AILING, HEALTHY, Case
 
 import eqprop
 from eqprop import EP
+from eqprop.gdu.doctor import _start
 from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
 from eqprop.models import stack
 
@@ -150,6 +153,49 @@ def test_stacked_networks_and_frozen_ones_are_refused() -> None:
     both = stack([one.model, copy.deepcopy(one.model)])
     with pytest.raises(ValueError, match="unstack"):
         eqprop.doctor(both, one.cost, one.x.expand(2, *one.x.shape), one.y.expand(2, *one.y.shape))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rates": {"W10": 0.1}}, "Unknown parameter 'W10'; expected one of .*W01"),
+        ({"rates": {"W01": float("nan")}}, r"rates\['W01'\] is nan; expected a learning rate"),
+        ({"rates": -0.1}, "rates is -0.1; expected a learning rate, a number from 0 on"),
+        ({"rates": "0.1"}, "rates is '0.1'; expected a learning rate"),
+        ({"ep": eqprop.BPTT(300, 60)}, "examines EP; got BPTT"),
+        ({"voice": "latin"}, "Unknown voice 'latin'; expected one of python, command line"),
+    ],
+)
+def test_what_would_be_misread_is_refused(given: dict[str, Any], sentence: str) -> None:
+    case = HEALTHY["healthy_toy"](SEED)
+    with pytest.raises(ValueError, match=sentence):
+        eqprop.doctor(case.model, case.cost, case.x, case.y, **{"ep": case.ep, **given})
+
+
+def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:
+    case = HEALTHY["healthy_toy"](SEED)
+    with pytest.raises(ValueError, match="LBFGS steps by a closure"):
+        ask(case, rates=torch.optim.LBFGS(case.model.parameters()))
+
+
+def test_rates_of_zero_are_the_cause_and_some_of_zero_are_not() -> None:
+    case = HEALTHY["healthy_toy"](SEED)
+    assert ask(case, rates=0.0).cause == ask(case, rates={"W01": 0.0}).cause == "rate-small"
+    assert ask(case, rates={"W01": 0.0, "*": 0.1}).cause is None
+
+
+def test_a_start_counts_samples_by_the_limit_it_is_accused_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of states of size 100, one ends 200 away and one 0.5: nearer than a twentieth of their size."""
+    own = SimpleNamespace(state=(torch.full((2, 1), 100.0),), rests=lambda limit: True)
+    monkeypatch.setattr("eqprop.gdu.doctor.march", lambda *given: own)
+    model = SimpleNamespace(init_state=lambda x: None)
+    free = SimpleNamespace(state=(torch.tensor([[300.0], [100.5]]),))
+    patient: Any = SimpleNamespace(
+        symptoms=SimpleNamespace(state=free.state), model=model, x=None, ep=EP(3, 1, beta=0.1), floor=0.0, free=free
+    )
+    found = _start(patient)
+    assert isinstance(found, Finding)
+    assert found.shown_by.startswith("50% of the samples end up to 2e+02 away")
 
 
 def test_numbers_are_rounded_outwards() -> None:

@@ -104,13 +104,13 @@ class _Kernel:
             ended = self.function(blocks, threads, ctypes.c_long(self.shared), pointers)
             assert ended == 0, f"the threads of {self.name} wait for each other"
 
-        _CAPTURED[-1].append(run)
+        CAPTURED[-1].append(run)
 
 
-_CAPTURED: list[list[Callable[[], None]]] = []
+CAPTURED: list[list[Callable[[], None]]] = []
 
 
-class _Graph:
+class Graph:
     def __init__(self) -> None:
         self.launches: list[Callable[[], None]] = []
 
@@ -120,20 +120,20 @@ class _Graph:
 
 
 @contextmanager
-def _capture(graph: _Graph) -> Iterator[None]:
-    _CAPTURED.append(graph.launches)
+def capture(graph: Graph) -> Iterator[None]:
+    CAPTURED.append(graph.launches)
     try:
         yield
     finally:
-        _CAPTURED.pop()
+        CAPTURED.pop()
 
 
 def run_kernels_on_cpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Let the runners of CUDA kernels run on the CPU, three iterations per graph."""
     OnCpu.folder = folder
     monkeypatch.setattr(nvrtc, "Module", OnCpu)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-    monkeypatch.setattr(torch.cuda, "graph", _capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
     for kind in CapturedRunner.__subclasses__():
         for runner in kind.__subclasses__():
             monkeypatch.setattr(runner, "iterations_per_graph", 3)

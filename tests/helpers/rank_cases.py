@@ -318,18 +318,27 @@ def faults(folder: Path) -> dict[str, Any]:
     ended("killed", job)
     ended("taken", begun("taken", train))
     for name, rank, number in (("killed-first", 0, signal.SIGKILL), ("term", 1, signal.SIGTERM)):
+        before = _weights(out)
         job = begun(name, resume)
-        time.sleep(1.0)
+        _wait_until(lambda before=before: _weights(out) != before)  # type: ignore[misc]
         job.kill(rank, number)
         ended(name, job)
     found["files"] = sorted(p.name for p in folder.iterdir() if p.name in ("odd", "o", "other", "x"))
     return found
 
 
+def _weights(run: Path, pattern: str = "weights-*") -> set[Path]:
+    return set(run.glob(f"ep/{pattern}"))
+
+
 def _wait_for(run: Path, weights: str) -> None:
     """Until a run has saved these weights."""
+    _wait_until(lambda: bool(_weights(run, weights)))
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + ranks.LIMIT
-    while not list(run.glob(f"ep/{weights}")) and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
 

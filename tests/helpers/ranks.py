@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import sys
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,43 +17,23 @@ from eqprop.cli import load_commands, main
 from eqprop.engines import load_engine
 from eqprop.provenance import commit
 from eqprop.training import distributed
+from helpers.forked import Child, Ended, fork
 
 LIMIT = 120.0
 """Seconds that the ranks of one job may take."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a rank ended: its exit code, negative for a signal, and what it wrote to standard error."""
-
-    code: int
-    stderr: str
-
-
-@dataclass(frozen=True)
 class Job:
-    """Ranks that are running, and where the standard error of each goes."""
+    """Ranks that are running."""
 
-    pids: tuple[int, ...]
-    logs: tuple[Path, ...]
+    ranks: tuple[Child, ...]
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pids[rank], number)
+        self.ranks[rank].kill(number)
 
     def wait(self, limit: float = LIMIT) -> list[Ended]:
-        return [self._wait(n, time.monotonic() + limit) for n in range(len(self.pids))]
-
-    def _wait(self, n: int, end: float) -> Ended:
-        while True:
-            found, status = os.waitpid(self.pids[n], os.WNOHANG)
-            if found:
-                code = os.waitstatus_to_exitcode(status)
-                return Ended(code, self.logs[n].read_text(errors="replace") if self.logs[n].exists() else "")
-            if time.monotonic() > end:
-                os.kill(self.pids[n], signal.SIGKILL)
-                os.waitpid(self.pids[n], 0)
-                return Ended(124, "took too long")
-            time.sleep(0.005)
+        return [rank.wait(limit) for rank in self.ranks]
 
 
 def prepare() -> None:
@@ -76,40 +55,20 @@ def free_port() -> int:
 def start(size: int, work: Callable[[int], object], folder: Path, more: Mapping[str, str] | None = None) -> Job:
     """Fork `size` ranks that each call work(rank)."""
     folder.mkdir(parents=True, exist_ok=True)
-    port, pids, logs = free_port(), [], []
-    for rank in range(size):
-        log = folder / f"rank-{rank}.stderr"
-        child = os.fork()
-        if child == 0:
-            given = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-            os.environ.update({name: str(value) for name, value in given.items()})
-            os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(more or {})})
-            _become(lambda rank=rank: work(rank), log)  # type: ignore[misc]
-        pids.append(child)
-        logs.append(log)
-    return Job(tuple(pids), tuple(logs))
+    port = str(free_port())
 
-
-def _become(work: Callable[[], object], log: Path) -> None:
-    """Work in this forked process, and leave without the parent's clean-up."""
-    code = 70
-    try:
-        to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        os.dup2(to, 1)
-        os.dup2(to, 2)
+    def join(rank: int) -> None:
+        given = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        os.environ.update({name: str(value) for name, value in given.items()})
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(more or {})})
         torch.set_num_threads(1)
-        work()
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        work(rank)
+
+    def leave(code: int) -> None:
         if code == 0:
             distributed._leave()
-        os._exit(code)
+
+    return Job(tuple(fork(partial(join, rank), folder / f"rank-{rank}.stderr", leave) for rank in range(size)))
 
 
 def command(*words: object) -> Callable[[int], None]:

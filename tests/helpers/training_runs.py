@@ -22,6 +22,7 @@ from eqprop.cli import main
 from eqprop.data import Images, mnist
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
+from eqprop.training import Stopped, resume, train
 from eqprop.training.checkpoint import read_checkpoint
 from eqprop.training.loop import Interruption
 from eqprop.training.metrics import WALL_TIME, read_metrics
@@ -155,6 +156,23 @@ class Asking(Watch):
     def progress(self, progress: object) -> None:
         self.left -= 1
         self.asked = self.left == 0
+
+
+def start_of_whole_and_cut(
+    experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch, data: Images, **options: Any
+) -> dict[str, Tensor]:
+    """Train whole, and stopped inside an epoch and resumed: all bits are the same. Return what its start has kept."""
+    whole, cut = folder / "whole", folder / "cut"
+    train(experiment, whole, data=data, **options)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train(experiment, cut, data=data, watch=Asking(patch, 3), **options)
+    assert read_checkpoint(cut / experiment.estimator).position.iteration > 0, "stopped inside an epoch"
+    resume(cut, data=data)
+    assert_same_bits(whole, cut, (experiment.estimator,))
+    kept, found = (read_checkpoint(run / experiment.estimator).start for run in (whole, cut))
+    assert kept.keys() == found.keys()
+    assert all(torch.equal(value, found[name]) for name, value in kept.items())
+    return kept
 
 
 def explosive_network(seed: int) -> eqprop.Dynamics:

@@ -96,6 +96,19 @@ def test_inputs_are_the_augmented_images_of_seed_and_epoch(images: Images) -> No
     ), "without chance"
 
 
+def test_a_run_resumed_at_the_end_of_an_epoch_compares_precision_on_its_own_images(images: Images) -> None:
+    plan = make_plan(replace(COLOUR, precision="bfloat16"), Settings(engine="eager"), images)
+    (leg,) = plan.legs()
+    whole = Trainer(plan, leg)
+    whole.advance(plan.iterations)
+    (first,) = whole.end_epoch(lambda: None)
+    whole.advance(plan.iterations)
+    resumed = Trainer(plan, leg, checkpoint=whole.checkpoint())
+    (expected,), (found,) = whole.end_epoch(lambda: None), resumed.end_epoch(lambda: None)
+    assert found["precision"] == expected["precision"]
+    assert found["precision"]["with_float32"] != first["precision"]["with_float32"]
+
+
 def test_stacked_trials_draw_as_they_do_alone(tmp_path: Path, images: Images) -> None:
     short = replace(COLOUR, epochs=1)
     train(short, tmp_path / "both", data=images, trials=2, stacked=True, engine="eager")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import engine_contract as contract
 from helpers.nets import asymmetric, batch, convolutional, energy_based, prototypical, random_like, toy
-from helpers.training_runs import SMALL, Asking, assert_same_bits, few_images, finish
+from helpers.training_runs import SMALL, few_images, finish, start_of_whole_and_cut
 from torch import Tensor
 
 from eqprop import Dynamics, from_primitive, relax
@@ -28,7 +28,7 @@ from eqprop.models import Layered, stack
 from eqprop.report.page import write_report
 from eqprop.starts import Initialised
 from eqprop.state import State
-from eqprop.training import Stopped, evaluate, load, predict, resume, train
+from eqprop.training import evaluate, load, predict, resume, train
 from eqprop.training.checkpoint import read_checkpoint
 
 FIRST = replace(
@@ -195,16 +195,8 @@ def test_the_cpu_engine_teaches_it_as_the_reference(case: contract.Case) -> None
 def test_a_run_resumes_to_the_same_bits_the_initialiser_included(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, engine: str, trials: int
 ) -> None:
-    options: dict[str, Any] = {"data": images, "engine": engine, "trials": trials}
-    train(FIRST, tmp_path / "whole", **options)
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        train(FIRST, tmp_path / "cut", watch=Asking(patch, 3), **options)
-    assert read_checkpoint(tmp_path / "cut" / FIRST.estimator).position.iteration > 0, "stopped inside an epoch"
-    resume(tmp_path / "cut", data=images)
-    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (FIRST.estimator,))
-    whole, cut = (read_checkpoint(tmp_path / name / FIRST.estimator).start for name in ("whole", "cut"))
-    assert whole.keys() == {f"{r}.{kind}{n}" for r in range(trials) for kind in "Vc" for n in range(2)}
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    kept = start_of_whole_and_cut(FIRST, tmp_path, monkeypatch, images, engine=engine, trials=trials)
+    assert kept.keys() == {f"{r}.{kind}{n}" for r in range(trials) for kind in "Vc" for n in range(2)}
 
 
 def test_four_steps_from_it_lead_closer_than_four_from_zero(tmp_path: Path, images: Images) -> None:

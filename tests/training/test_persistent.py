@@ -22,6 +22,7 @@ from helpers.training_runs import (
     finish,
     kill,
     start,
+    start_of_whole_and_cut,
     wait_for,
     write_idx,
 )
@@ -140,17 +141,9 @@ def test_the_cpu_engine_keeps_what_the_reference_keeps(case: contract.Case) -> N
 def test_a_run_resumes_to_the_same_bits_states_included(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, engine: str, trials: int
 ) -> None:
-    options: dict[str, Any] = {"data": images, "engine": engine, "trials": trials}
-    train(KEPT, tmp_path / "whole", **options)
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        train(KEPT, tmp_path / "cut", watch=Asking(patch, 3), **options)
-    assert read_checkpoint(tmp_path / "cut" / LEG).position.iteration > 0, "stopped inside an epoch"
-    resume(tmp_path / "cut", data=images)
-    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (LEG,))
-    whole, cut = (states(tmp_path / name) for name in ("whole", "cut"))
-    assert whole.keys() == {f"{r}.s{n}" for r in range(trials) for n in range(2)}
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    assert all(float(value.abs().max()) > 0 for value in whole.values())
+    kept = start_of_whole_and_cut(KEPT, tmp_path, monkeypatch, images, engine=engine, trials=trials)
+    assert kept.keys() == {f"{r}.s{n}" for r in range(trials) for n in range(2)}
+    assert all(float(value.abs().max()) > 0 for value in kept.values())
 
 
 def states(folder: Path, leg: str = LEG) -> dict[str, Tensor]:

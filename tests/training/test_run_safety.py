@@ -7,11 +7,13 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from eqprop.relax import relax
 from eqprop.training import Stopped, Watch, evaluate, resume, train
 from eqprop.training.checkpoint import digest, read_checkpoint
 from eqprop.training.metrics import Line
+from eqprop.training.plan import Settings, make_plan, read_description, read_images
 from eqprop.training.watch import Progress
 
 OPTIONS: dict[str, Any] = {"trials": 2, "stacked": True, "epochs": 3, "T": 4, "K": 2, "threads": 1}
@@ -568,3 +571,42 @@ def test_data_of_another_type_in_a_description_is_named(tmp_path: Path, field: s
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"experiment.json is damaged: {field} of its data is .*Restore it"):
         resume(tmp_path / "run", data=few_images())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("keep_best", "no", "True or False"),
+        ("deterministic", 1, "True or False"),
+        ("stacked", "false", "True or False"),
+        ("checkpoint_every", True, "a number of seconds above 0"),
+        ("estimators", 5, "names from ep, .*bptt"),
+        ("estimators", ["ep", 5], "names from ep, .*bptt"),
+        ("estimators", [[]], "names from ep, .*bptt"),
+    ],
+)
+def test_settings_of_another_type_are_refused_and_the_file_is_named(
+    tmp_path: Path, field: str, value: Any, expected: str
+) -> None:
+    sentence = f"{field} is {re.escape(repr(value))}; expected {expected}"
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        Settings(**{field: value})
+    path = tmp_path / "experiment.json"
+    content = make_plan(SMALL, Settings(), few_images()).to_dict()
+    content["settings"][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {sentence}"):
+        read_description(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mine", "{mine}", "{}"])
+def test_more_samples_than_there_are_is_a_sentence_whatever_the_name(name: str) -> None:
+    images = replace(few_images(), name=name)
+    for setting, kind, there in (("samples", "training", images.train_samples), ("test_samples", "test", 100)):
+        with pytest.raises(ValueError, match=f"^{setting} is 999; {re.escape(name)} has {there} {kind} samples"):
+            read_images(images, Settings(**{setting: 999}))
+
+
+def test_estimators_may_be_one_text_or_a_list() -> None:
+    assert Settings("ep, BPTT") == Settings(["ep", "bptt"]) == Settings(("ep", "bptt"))  # type: ignore[arg-type]
+    assert hash(Settings(["ep"])) == hash(Settings(("ep",)))  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from eqprop.experiments.architecture import LayeredNet
 from eqprop.training import Watch, resume, train
 from eqprop.training.extras import make_optimizer
 from eqprop.training.loop import Interruption, Stopped
+from eqprop.training.plan import Settings, make_plan
 from eqprop.training.trainer import Trainer
 
 SILENT = replace(
@@ -169,3 +170,16 @@ def test_what_moved_before_a_stop_is_not_forgotten(
         patch.setattr("eqprop.training.trainer.make_optimizer", without_rates)
         resume(tmp_path / "run", data=images, watch=watch)
     assert watch.epochs == [1, 2, 6]
+
+
+def test_a_net_spoilt_after_skipped_epochs_is_said_to_diverge_in_the_last(images: Images) -> None:
+    plan = make_plan(SILENT, Settings(("bptt",), engine="eager"), images)
+    trainer = Trainer(plan, plan.legs()[0])
+    trainer.advance(plan.iterations)
+    assert [line["epoch"] for line in trainer.end_epoch(lambda: None)] == [1, 2, 3, 4, 5]
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(torch.nan)
+    trainer.advance(plan.iterations)
+    (line,) = trainer.end_epoch(lambda: None)
+    assert line["epoch"] == line["diverged"]["epoch"] == 6
+    assert line["diverged"]["iteration"] == 0

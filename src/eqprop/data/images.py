@@ -73,6 +73,10 @@ class Images:
     def test_samples(self) -> int:
         return len(self.test_x)
 
+    def first(self, n: int) -> tuple[Tensor, Tensor]:
+        """The first n training samples as they are stored, (n, pixels), and their answers."""
+        return self.train_x[:n], self.train_y[:n]
+
     def floats(self, x: Tensor) -> Tensor:
         """Samples of this set as the network takes them without normalisation."""
         return as_floats(x, self.dtype)

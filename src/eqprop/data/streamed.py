@@ -317,6 +317,11 @@ class Streamed:
             self.train, tuple(samples), tuple(_sample_seeds(samples + self.train.first, seed, epoch))
         )
 
+    def first(self, n: int) -> tuple[Tensor, Tensor]:
+        """The first n training samples as they are read, (n, pixels), and their answers."""
+        read = next(self.batches(torch.arange(min(n, self.train_samples)).unsqueeze(0)))
+        return read.x.flatten(1), read.y
+
     def in_order(self, part: str, batch: int, first: int = 0, last: int | None = None) -> Iterator[Read]:
         """Read samples of "train" or "test" in their order, by default all; the last mini-batch is what remains."""
         half: Half = {"train": self.train, "test": self.test}[part]

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from numbers import Real
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ from eqprop.gdu.patient import (
 )
 from eqprop.gdu.settling import TIE, settles
 from eqprop.gdu.verdict import Diagnosis, Finding, Voice, nice, percent
+from eqprop.messages import shown, unknown
 from eqprop.relax import Phase, prepare, relax
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
@@ -90,6 +92,10 @@ def doctor(
 
     The model, its `.grad` and the optimizer stay as they are. Stacked networks are examined one at a time.
     """
+    if ep is not None and not isinstance(ep, EP):
+        raise ValueError(f"The doctor examines EP; got {type(ep).__name__}. Give an EP with the same T and K.")
+    if voice not in get_args(Voice):
+        raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()
     patient = Patient(model, cost, x, y, _one_sign(ep or EP(T=1000, K=20, beta=0.01)), Symptoms(state, rates, voice))
     return replace(examine(patient), seconds=time.perf_counter() - began)
@@ -104,22 +110,23 @@ def examine(patient: Patient, only: Collection[str] | None = None) -> Diagnosis:
     _check(patient)
     voice = patient.symptoms.voice
     passed: dict[str, str] = {}
-    for name, check in _wanted(BEFORE, only).items():
-        if isinstance(found := check(patient), Finding):
-            return Diagnosis(found, passed, voice=voice)
-        passed[name] = found
+
+    def first_cause(checks: Checks, patient: Patient) -> Finding | None:
+        for name, check in checks.items():
+            if only is None or name in only:
+                if isinstance(found := check(patient), Finding):
+                    return found
+                passed[name] = found
+        return None
+
+    if (cause := first_cause(BEFORE, patient)) is not None:
+        return Diagnosis(cause, passed, voice=voice)
     if isinstance(rest := settles(patient), Finding):
         return Diagnosis(rest, passed, voice=voice)
     passed["settles"], patient = rest.note, rest.patient
-    for name, check in _wanted(AFTER, only).items():
-        if isinstance(found := check(patient), Finding):
-            return Diagnosis(found, passed, voice=voice)
-        passed[name] = found
+    if (cause := first_cause(AFTER, patient)) is not None:
+        return Diagnosis(cause, passed, voice=voice)
     return Diagnosis(None, passed, patient.remarks(), voice=voice, restless=rest.closer)
-
-
-def _wanted(checks: Checks, only: Collection[str] | None) -> Checks:
-    return {name: check for name, check in checks.items() if only is None or name in only}
 
 
 def _check(patient: Patient) -> None:
@@ -134,6 +141,23 @@ def _check(patient: Patient) -> None:
             f"{type(model).__name__} has no trainable parameter; expected at least one. Look for requires_grad_(False)."
         )
     patient.cost.check(prepare(model, x, patient.symptoms.state, None), patient.y)
+    _check_rates(patient)
+
+
+def _check_rates(patient: Patient) -> None:
+    rates = patient.symptoms.rates
+    if isinstance(rates, torch.optim.LBFGS):
+        raise ValueError("LBFGS steps by a closure, which the doctor does not have. Omit rates, or give another one.")
+    if rates is None or isinstance(rates, torch.optim.Optimizer):
+        return
+    names = [name for part in (patient.model, patient.cost) for name, _ in part.named_parameters()]
+    given: Mapping[str, object] = rates if isinstance(rates, Mapping) else {"*": rates}
+    for name, rate in given.items():
+        if name not in (*names, "*"):
+            raise ValueError(unknown("parameter", name, [*names, "*"]))
+        if not isinstance(rate, Real) or not 0.0 <= float(rate) < math.inf:
+            what = f"rates[{name!r}]" if isinstance(rates, Mapping) else "rates"
+            raise ValueError(f"{what} is {shown(rate)}; expected a learning rate, a number from 0 on.")
 
 
 # The checks, in the order in which they are made. Each returns what it measured, or the cause it found.
@@ -272,8 +296,8 @@ def _pulls(p: Patient) -> Finding | str:
     s = p.free.state
     if first_bad_layer(s) is not None:
         return "not measured: the state is not finite"
-    loss = float(p.cost.values(s, p.y, p.theta).mean())
     with torch.no_grad():
+        loss = float(p.cost.values(s, p.y, p.theta).mean())
         pull = size_of(p.pull(s))
     if pull == 0.0 and abs(loss) > 0.0:
         return Finding(
@@ -291,12 +315,12 @@ def _start(p: Patient) -> Finding | str:
     own = march(p, p.model.init_state(p.x), max(p.ep.T, 1), p.floor)
     if not own.rests(1e-4):
         return "the model's own start does not settle either"
-    away = float(distance(p.free.state, own.state, 1).max())
-    if away > 0.05 * max(1.0, size_of(own.state)):
-        share = float((distance(p.free.state, own.state, 1) > 0.05).double().mean())
+    away, limit = distance(p.free.state, own.state, 1), 0.05 * max(1.0, size_of(own.state))
+    if float(away.max()) > limit:
+        share = float((away > limit).double().mean())
         return Finding(
             "start",
-            f"{share:.0%} of the samples end up to {away:.2g} away from where model.init_state(x) leads, "
+            f"{share:.0%} of the samples end up to {float(away.max()):.2g} away from where model.init_state(x) leads, "
             "which is where errors are measured",
             advice="Begin with model.init_state(x) (state=None), or with the last states of the same samples.",
         )
@@ -535,6 +559,8 @@ ALL = "No single cause explains it: raise T and K, lower beta, and look at the f
 def _rates(p: Patient) -> Finding | str:
     if p.symptoms.rates is None:
         return "no learning rates given"
+    if not any(group["lr"] for group in _optimizer(p, p.model, 1.0).param_groups):
+        return Finding("rate-small", "every learning rate is 0", advice="Give a rate above 0, such as 0.1.")
     before, after = trial(p, 1.0)
     fallen = (before - after) / before if before > 0.0 else 0.0
     if not fallen > -TOO_MUCH:

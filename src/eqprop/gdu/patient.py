@@ -8,8 +8,6 @@ Between the gradient that EP gives and the exact one stand five others, each dif
     limit           beta -> 0                                                   beta
     complete        K -> infinity                                               K
     exact           recurrent backprop at the state of rest                     asymmetric, outside-phi, nudge-site
-
-Each differs from the next by one cause.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class Settings:
     parallel: str = setting("What processes divide: auto, networks or batch.", "auto")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "estimators", split_estimators(self.estimators))
         strange = next((m for m in self.estimators if m not in ESTIMATORS), None)
         if strange is not None:
             raise ValueError(unknown("estimator", strange, ESTIMATORS))
@@ -108,13 +109,18 @@ class Settings:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise ValueError(f"{name} is {shown(value)}; expected a whole number from {least} to {most}.")
+        for name in ("keep_best", "deterministic", "stacked"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "stacked"):
+                raise ValueError(f"{name} is {shown(value)}; expected True or False.")
         if self.states not in ("device", "cpu"):
             raise ValueError(
                 f"states is {self.states!r}; expected 'device' or 'cpu', the place to keep persistent states."
             )
         if self.parallel not in PARALLEL:
             raise ValueError(unknown("way to divide the work (parallel)", self.parallel, PARALLEL))
-        if not isinstance(self.checkpoint_every, int | float) or not self.checkpoint_every > 0:
+        seconds = self.checkpoint_every
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
             raise ValueError(f"checkpoint_every is {self.checkpoint_every!r}; expected a number of seconds above 0.")
 
     @classmethod
@@ -123,12 +129,17 @@ class Settings:
         strange = next((name for name in values if name not in known), None)
         if strange is not None:
             raise ValueError(f"{source}: {unknown('setting', strange, known)}")
-        return cls(**{**values, "estimators": tuple(values.get("estimators", ()))})
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
 
 
 def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
     """ "ep,bptt" -> ("ep", "bptt")."""
     parts = names.split(",") if isinstance(names, str) else names
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"estimators is {shown(names)}; expected names from {', '.join(ESTIMATORS)}.")
     return tuple(part.strip().lower() for part in parts if part.strip())
 
 
@@ -233,7 +244,7 @@ class Plan:
 
     def first(self, n: int = 1) -> tuple[Tensor, Tensor]:
         """The first n training samples as they are stored, (n, pixels), and their answers."""
-        return first_samples(self.images, n)
+        return self.images.first(n)
 
     @cached_property
     def groups(self) -> int | None:
@@ -362,14 +373,6 @@ def make_start(
     return None
 
 
-def first_samples(images: Images | Streamed, n: int) -> tuple[Tensor, Tensor]:
-    """The first n training samples as they are stored, (n, pixels), and their answers."""
-    if isinstance(images, Images):
-        return images.train_x[:n], images.train_y[:n]
-    read = next(images.batches(torch.arange(min(n, images.train_samples)).unsqueeze(0)))
-    return read.x.flatten(1), read.y
-
-
 def describe(images: Images | Streamed) -> dict[str, Any]:
     return {
         "name": images.name,
@@ -416,21 +419,20 @@ def read_images(source: Images | Streamed | str | Path | None, settings: Setting
     images = source.to(settings.device) if isinstance(source, Images) else open_set(source, settings.device)
     if settings.validation:
         images = split_validation(images, settings.validation)
-    if settings.samples is not None:
-        n = _at_most("samples", settings.samples, len(images.train_x), f"{images.name} has {{}} training samples")
+    if (n := settings.samples) is not None:
+        _check_there(f"samples is {n}; {images.name}", n, images.train_samples, "training")
         images = replace(images, train_x=images.train_x[:n], train_y=images.train_y[:n])
-    if settings.test_samples is not None:
-        n = _at_most("test_samples", settings.test_samples, len(images.test_x), f"{images.name} has {{}} test samples")
+    if (n := settings.test_samples) is not None:
+        _check_there(f"test_samples is {n}; {images.name}", n, images.test_samples, "test")
         images = replace(images, test_x=images.test_x[:n], test_y=images.test_y[:n])
     if not len(images.test_x):
         raise ValueError(f"{images.name} has no test images. Hold out training images: --validation N.")
     return images
 
 
-def _at_most(what: str, n: int, there: int, held: str) -> int:
+def _check_there(what: str, n: int, there: int, kind: str) -> None:
     if n > there:
-        raise ValueError(f"{what} is {n}; {held.format(there)}. Lower it.")
-    return n
+        raise ValueError(f"{what} has {there} {kind} samples. Lower it.")
 
 
 def where_from(source: Images | Streamed | str | Path | None) -> str | None:
@@ -453,26 +455,21 @@ def data_name(data: Mapping[str, Any]) -> str:
     return str(data.get("set") or data.get("name") or "data without a name")
 
 
-def recorded_source(data: Mapping[str, Any]) -> str | None:
-    """Where to find a run's data again, from its experiment.json."""
-    source = data.get("set") or data.get("directory")
-    if source is None and data.get("sha256") != MNIST_DIGEST:
-        raise ValueError(
-            f"The run was trained on arrays ({data.get('name')}), which its folder does not hold. Give the same data "
-            "again with data=, or --model FILE.py:FUNCTION if that function returned it."
-        )
-    return None if source is None else str(source)
-
-
 def data_again(described: Described, data: Data | Streamed, own: Own | None) -> Images | Streamed | str | Path | None:
     """The data of a run: as given, where its folder says it was, or from your own function."""
     if data is not None:
         return given_data(data)
     recorded = described.data
-    held = recorded.get("set") or recorded.get("directory") or recorded.get("sha256") == MNIST_DIGEST
-    if not held and own is not None and (its := own.data()) is not None:
+    if source := recorded.get("set") or recorded.get("directory"):
+        return str(source)
+    if recorded.get("sha256") == MNIST_DIGEST:
+        return None
+    if own is not None and (its := own.data()) is not None:
         return given_data(its)
-    return recorded_source(recorded)
+    raise ValueError(
+        f"The run was trained on arrays ({recorded.get('name')}), which its folder does not hold. Give the same data "
+        "again with data=, or --model FILE.py:FUNCTION if that function returned it."
+    )
 
 
 def make_plan(
@@ -531,7 +528,7 @@ def _check_images(experiment: Experiment, images: Images | Streamed) -> None:
         experiment.normalisation.check(shape)
     if experiment.augmentation is not None:
         # Test images are not augmented, but are taken to have the same grey levels.
-        known = (images.train_x, images.test_x) if isinstance(images, Images) else (first_samples(images, 1)[0],)
+        known = (images.train_x, images.test_x) if isinstance(images, Images) else (images.first(1)[0],)
         for x in known:
             experiment.augmentation.check(x, images.shape)
 

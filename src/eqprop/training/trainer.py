@@ -156,13 +156,13 @@ class Trainer:
                 plan.experiment,
                 x,
                 y,
-                self.networks,
-                self.start,
-                self.cost,
-                self.ranks,
-                inputs,
-                isinstance(self.estimator, Backprop),
-                read,
+                networks=self.networks,
+                start=self.start,
+                cost=self.cost,
+                ranks=self.ranks,
+                inputs=inputs,
+                forward=isinstance(self.estimator, Backprop),
+                read=read,
             )
             for x, y, read in ((self._stored(test_x), test_y, read_test), (self.x, train_y, read_train))
         )
@@ -291,14 +291,17 @@ class Trainer:
         """Run n iterations of the current epoch; return its counts so far."""
         start = time.perf_counter()
         epoch, first = self.position.epoch, self.position.iteration
-        if self.preparation is not None:
-            self.preparation.epoch.fill_(epoch)
+        self._augment_as_in(epoch)
         self._run(self.ranks.share(self._batches(epoch)[first : first + n], -1))
         counts = self.counts()
         self.position = Position(epoch, first + n)
-        self._look_for_divergence(counts, first)
+        self._look_for_divergence(counts)
         self._spend_on(n, time.perf_counter() - start, epoch)
         return counts
+
+    def _augment_as_in(self, epoch: int) -> None:
+        if self.preparation is not None:
+            self.preparation.epoch.fill_(epoch)
 
     def match(self) -> None:
         """Take over the weights of rank 0, before the first iteration: a network of one's own may draw its own."""
@@ -364,7 +367,7 @@ class Trainer:
             good &= torch.isfinite(p).reshape(len(good), -1).all(1)
         return good.tolist()
 
-    def _look_for_divergence(self, counts: dict[str, list[float]], first: int) -> None:
+    def _look_for_divergence(self, counts: dict[str, list[float]]) -> None:
         finite = self._finite()
         for r, trial in enumerate(self.leg.trials):
             bad, worst = counts["bad"][r], counts["worst"][r]
@@ -372,11 +375,12 @@ class Trainer:
                 continue
             # A runner counts from its own start; a large but finite state is only noticed at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
-            epoch, iteration = divmod(total, self.plan.iterations)
+            # It was in this epoch, whatever its number among all: epochs that only repeat another were skipped.
+            iteration = total % self.plan.iterations
             rows = self._batches(self.position.epoch)[iteration].to(self.x.device)
             self._complete()
             reason = self._diagnose(r, rows, random_sign(self._seeds[r], total))
-            self.diverged[trial] = Divergence(epoch + 1, iteration, reason)
+            self.diverged[trial] = Divergence(self.position.epoch + 1, iteration, reason)
             self.runner.tally.bad[r] = max(bad, 0.0)
             self._restore_good(r)
 
@@ -642,6 +646,7 @@ class Trainer:
         restore_start(self.start, self.leg.trials, checkpoint)
         self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
         self.position = checkpoint.position
+        self._augment_as_in(self.position.epoch)
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds
 
     @torch.no_grad()

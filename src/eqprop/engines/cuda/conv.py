@@ -9,10 +9,9 @@ from torch import Tensor
 
 from eqprop.engines.base import Job, Runner, learning_rates
 from eqprop.engines.cuda import nvrtc
-from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelEngine
+from eqprop.engines.cuda.job import CapturedRunner, KernelEngine
 from eqprop.estimators import BPTT, EP, Estimator
 from eqprop.models import Convolutional
-from eqprop.relax import settled_below
 from eqprop.state import State
 
 ACTIVATIONS = {"sigmoid": 0, "tanh": 1, "hard-sigmoid": 2}
@@ -67,19 +66,14 @@ class ConvRunner(CapturedRunner):
         self.model = job.model
 
     def _run(self, rows: Tensor) -> None:
-        count = len(rows)
-        self.order[:count].copy_(rows, non_blocking=True)
-        self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
+        self.take_order(rows)
         # The caller may have changed the weights between runs.
         self.pack.launch(-(-self.model.get_parameter("Wconv01").numel() // THREADS), THREADS, [self.arguments])
-        for _ in range(-(-count // ITERATIONS_PER_GRAPH)):
+        for _ in range(-(-len(rows) // ITERATIONS_PER_GRAPH)):
             self.graph.replay()
-        self.done += count
 
     def _prepare(self, batch: int) -> None:
-        self.batch = batch
-        self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
-        self.counters = self.buffer(4, dtype=torch.int32)
+        self.prepare_order(batch)
         module = nvrtc.Module("conv.cu", self._definitions())
         self.pack, self.update = module.kernel("pack"), module.kernel("update")
         self.relax, self.gather = module.kernel("relax", SHARED_BYTES), module.kernel("gather", PAIR_BYTES)
@@ -141,22 +135,10 @@ class ConvRunner(CapturedRunner):
         unit = -1.0 / estimator.beta if isinstance(estimator, EP) else 1.0
         parameters = dict(model.named_parameters())
         return _Args(
-            images=self.images.data_ptr(),
-            targets=self.targets.data_ptr(),
-            labels=self.labels.data_ptr(),
-            order=self.order.data_ptr(),
-            counters=self.counters.data_ptr(),
+            **self.common_arguments(),
             **{ours: parameters[name].data_ptr() for ours, name in PARAMETERS.items() if name in parameters},
             **{name: self.buffers[name].data_ptr() for name in _BUFFERS},
-            tally=self._tally.data_ptr(),
-            R=self.networks,
-            T=estimator.T,
-            K=estimator.K,
-            alternating=estimator.schedule == "alternating",
-            stop=estimator.stop == "settled",
             steps=self.steps,
-            beta=getattr(estimator, "beta", 0.0),
-            tolerance=settled_below(torch.float32, estimator.tolerance),
             **{"lr" + ours.removeprefix("W"): unit * rates.get(name, 0.0) for ours, name in PARAMETERS.items()},
         )
 

@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Exchange, Job, Precision, Runner, Task, full_precision
+from eqprop.engines.base import (
+    EXCHANGE,
+    PRECISIONS,
+    STREAMED,
+    Engine,
+    Exchange,
+    Job,
+    Precision,
+    Runner,
+    Task,
+    full_precision,
+)
 from eqprop.engines.eager import EagerRunner, stepping_in
 from eqprop.estimators import EP
 from eqprop.relax import Phase, Relaxation, relax
@@ -214,7 +225,7 @@ class Graph(Engine):
     def refuses_more(self, task: Task) -> str | None:
         if STREAMED in task.extras:
             return "it captures whole iterations, and samples are read from outside."
-        if "exchange between processes" in task.extras:
+        if EXCHANGE in task.extras:
             return "it captures whole iterations, and processes exchange gradients in the middle of one."
         return refuses_optimizer(task.optimizer)
 

@@ -99,6 +99,37 @@ class CapturedRunner(Runner):
     def buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
+    def prepare_order(self, batch: int) -> None:
+        self.batch = batch
+        self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
+        self.counters = self.buffer(4, dtype=torch.int32)
+
+    def take_order(self, rows: Tensor) -> None:
+        """Copy the order of the next iterations to the device."""
+        count = len(rows)
+        self.order[:count].copy_(rows, non_blocking=True)
+        self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
+        self.done += count
+
+    def common_arguments(self) -> dict[str, Any]:
+        """What the kernels of every engine are given, by the names of their fields."""
+        estimator = self.job.estimator
+        return {
+            "images": self.images.data_ptr(),
+            "targets": self.targets.data_ptr(),
+            "labels": self.labels.data_ptr(),
+            "order": self.order.data_ptr(),
+            "counters": self.counters.data_ptr(),
+            "tally": self._tally.data_ptr(),
+            "R": self.networks,
+            "T": estimator.T,
+            "K": estimator.K,
+            "alternating": estimator.schedule == "alternating",
+            "stop": estimator.stop == "settled",
+            "beta": getattr(estimator, "beta", 0.0),
+            "tolerance": settled_below(torch.float32, estimator.tolerance),
+        }
+
     @abstractmethod
     def _prepare(self, batch: int) -> None:
         """Allocate the buffers for this batch size, compile, capture the graph."""
@@ -120,18 +151,13 @@ class KernelRunner(CapturedRunner):
         self.images = self.model.input_activity(self.images).contiguous()
 
     def _run(self, rows: Tensor) -> None:
-        count = len(rows)
-        self.order[:count].copy_(rows, non_blocking=True)
-        self.counters.copy_(torch.tensor([0, count, self.done, 0], dtype=torch.int32), non_blocking=True)
+        self.take_order(rows)
         # One more update than relaxations: a final update-only iteration applies the last gradient.
-        for _ in range(-(-(count + 1) // self.iterations_per_graph)):
+        for _ in range(-(-(len(rows) + 1) // self.iterations_per_graph)):
             self.graph.replay()
-        self.done += count
 
     def _prepare(self, batch: int) -> None:
-        self.batch = batch
-        self.order = self.buffer(LONGEST_RUN, self.networks, batch, dtype=torch.int32)
-        self.counters = self.buffer(4, dtype=torch.int32)
+        self.prepare_order(batch)
         self.padded = -(-self.model.sizes[-2] // 128) * 128
         self.splits = -(-self.model.sizes[-1] // COLUMNS)
         self.drive = self.buffer(self.splits, self.networks, batch, self.padded)
@@ -173,28 +199,16 @@ class KernelRunner(CapturedRunner):
         self.module = nvrtc.Module(source, common | definitions)
 
     def job_args(self) -> JobArgs:
-        estimator, model, rates = self.job.estimator, self.model, learning_rates(self.job)
+        model, rates = self.model, learning_rates(self.job)
         n = model.depth - 1
         return JobArgs(
-            images=self.images.data_ptr(),
-            targets=self.targets.data_ptr(),
-            labels=self.labels.data_ptr(),
-            order=self.order.data_ptr(),
-            counters=self.counters.data_ptr(),
+            **self.common_arguments(),
             W=model.weight(n).data_ptr(),
             b=getattr(model, f"b{n}").data_ptr() if model.bias else None,
             drive=self.drive.data_ptr(),
             u=self.u.data_ptr(),
             stats=self.stats.data_ptr(),
-            tally=self._tally.data_ptr(),
-            R=self.networks,
-            T=estimator.T,
-            K=estimator.K,
-            alternating=estimator.schedule == "alternating",
-            stop=estimator.stop == "settled",
-            beta=getattr(estimator, "beta", 0.0),
             eps=model.eps,
-            tolerance=settled_below(torch.float32, estimator.tolerance),
             lr=rates[f"W{n}{n + 1}"],
             lrb=rates.get(f"b{n}", 0.0),
         )

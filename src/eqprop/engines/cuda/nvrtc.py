@@ -92,13 +92,9 @@ class Module:
     """A source file, named within `kernels/` or by path, compiled for this device with the given definitions."""
 
     def __init__(self, source: str | Path, definitions: Mapping[str, int]) -> None:
-        major, minor = torch.cuda.get_device_capability()
-        suffix = "a" if major >= 9 else ""
-        options = [f"--gpu-architecture=sm_{major}{minor}{suffix}", "--std=c++17", "-default-device"]
-        options += [f"-D{name}={value}" for name, value in definitions.items()]
         torch.zeros(1, device="cuda")  # the driver calls below need torch's context to be current
         self.handle = ctypes.c_void_p()
-        image = _compiled(source, options)
+        image = compiled(source, definitions, torch.cuda.get_device_capability())
         _check(_driver().cuModuleLoadData(ctypes.byref(self.handle), image), f"{source} could not be loaded")
 
     def kernel(self, name: str, shared: int = 0, cluster: int = 1) -> Kernel:
@@ -128,13 +124,18 @@ def unavailable() -> str | None:
     return None
 
 
-def _compiled(source: str | Path, options: list[str]) -> bytes:
+def compiled(source: str | Path, definitions: Mapping[str, int], capability: tuple[int, int]) -> bytes:
+    """The machine code of a source file for devices of this compute capability, from the cache if it is there."""
+    major, minor = capability
+    suffix = "a" if major >= 9 else ""
+    options = [f"--gpu-architecture=sm_{major}{minor}{suffix}", "--std=c++17", "-default-device"]
+    options += [f"-D{name}={value}" for name, value in definitions.items()]
     headers = {path.name: path.read_bytes() for path in sorted(SOURCES.glob("*.cuh"))}
     code = (SOURCES / source).read_bytes()
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    release = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(*map(ctypes.byref, release))
     key = hashlib.sha256(b"\0".join([code, *headers.values(), *(o.encode() for o in options)]))
-    key.update(f"{major.value}.{minor.value}".encode())
+    key.update(".".join(str(n.value) for n in release).encode())
     name = f"{Path(source).stem}-{key.hexdigest()[:24]}.cubin"
     with suppress(OSError):  # without a private cache, compile every time
         if (found := stored_code(code_folder() / name)) is not None:
@@ -181,6 +182,9 @@ def _nvrtc() -> ctypes.CDLL:
     found = [str(path) for folder in folders if folder.is_dir() for path in folder.glob(f"**/{name}")]
     for candidate in (*found, name, f"/usr/local/cuda/lib64/{name}"):
         try:
+            # NVRTC opens its built-ins by name; once loaded they are found outside the system's folders too.
+            for builtins in Path(candidate).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins.resolve()))
             return ctypes.CDLL(candidate)
         except OSError:
             continue

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from eqprop.engines.base import Engine, Job, Runner, Task, learning_rates
 from eqprop.engines.cuda.job import LONGEST_RUN, JobArgs, KernelRunner, LayeredEngine
-from eqprop.estimators import BPTT, EP, Estimator, Signs
+from eqprop.estimators import BPTT, EP, Estimator, Nudging, Signs
 from eqprop.models import Layered
 from eqprop.state import State
 
 SHARED_LIMIT = 200 * 1024
+NUDGINGS: tuple[Nudging, ...] = ("one-sided", "symmetric", "random-sign")
+"""In the order of their numbers in the kernels."""
 
 
 class _Args(ctypes.Structure):
@@ -20,8 +22,9 @@ class _Args(ctypes.Structure):
 
     _fields_ = [
         ("job", JobArgs),
-        *((name, ctypes.c_void_p) for name in ("W01", "b0", "u0", "g01", "s1", "s0", "t1", "t0", "signs")),
+        *((name, ctypes.c_void_p) for name in ("W01", "b0", "u0", "g01", "s1", "s0", "t1", "t0")),
         *((name, ctypes.c_float) for name in ("lr01", "lrb0")),
+        ("signs", ctypes.c_void_p),
     ]
 
 
@@ -32,7 +35,7 @@ class OneHiddenRunner(KernelRunner):
         outputs, hidden, _ = self.model.sizes
         R, B = self.networks, self.batch
         nudging = getattr(self.job.estimator, "nudging", "one-sided")
-        self.compile("one_hidden.cu", {"NO": outputs, "QUICK": 1, "SYMMETRIC": int(nudging == "symmetric")})
+        self.compile("one_hidden.cu", {"NO": outputs, "QUICK": 1, "NUDGING": NUDGINGS.index(nudging)})
         self.relax = self.module.kernel("relax", _trail_bytes(self.model, self.job.estimator))
         self.update = self.module.kernel("update_and_drive", self.input_tile_bytes)
         self.threads = self.padded // 4 + -(-outputs // 2 * 16 // 32) * 32
@@ -89,7 +92,7 @@ def _trail_bytes(model: Layered, estimator: Estimator) -> int:
 
 class OneHidden(LayeredEngine):
     name = "cuda-one-hidden"
-    nudgings = ("one-sided", "symmetric", "random-sign")
+    nudgings = NUDGINGS
 
     def automatic(self, task: Task) -> Engine | None:
         """Other nudging than one-sided only on request, until it is timed on a GPU."""

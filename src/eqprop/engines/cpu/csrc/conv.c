@@ -43,14 +43,7 @@ typedef struct {
 
 static void carve_relaxing(Arena *arena, const Conv *p, Relaxing *job) {
     job->p = p;
-    job->cells = carve(arena, p->task.threads * sizeof(Cell));
-    carve_packed(arena, p, &job->packed);
-    Cell spare;
-    for (int64_t i = 0; i < p->task.threads; i++) {
-        Cell *cell = arena->base ? &job->cells[i] : &spare;
-        carve_cell(arena, p, cell);
-        cell->packed = &job->packed;
-    }
+    job->cells = carve_cells(arena, p, &job->packed);
     job->visible = carve(arena, p->task.threads * row_of(filters_of(p, p->maps - 1).reach) * sizeof(real));
     job->windows = carve(arena, p->task.threads * row_of(size_of(p, layers_of(p) - 1)) * sizeof(whole));
 }

@@ -178,4 +178,16 @@ static void carve_packed(Arena *arena, const Conv *p, Packed *packed) {
     }
 }
 
+/* The memory of every thread, and the packed weights that they share. */
+static Cell *carve_cells(Arena *arena, const Conv *p, Packed *packed) {
+    Cell *cells = carve(arena, p->task.threads * sizeof(Cell)), spare;
+    carve_packed(arena, p, packed);
+    for (int64_t i = 0; i < p->task.threads; i++) {
+        Cell *cell = arena->base ? &cells[i] : &spare;
+        carve_cell(arena, p, cell);
+        cell->packed = packed;
+    }
+    return cells;
+}
+
 #endif

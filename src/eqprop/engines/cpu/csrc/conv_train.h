@@ -22,14 +22,7 @@ typedef struct {
 static void carve_training(Arena *arena, const Conv *p, Training *job) {
     const int64_t samples = p->task.networks * p->task.batch, last = row_of(size_of(p, layers_of(p) - 1));
     job->p = p;
-    job->cells = carve(arena, p->task.threads * sizeof(Cell));
-    carve_packed(arena, p, &job->packed);
-    Cell spare;
-    for (int64_t i = 0; i < p->task.threads; i++) {
-        Cell *cell = arena->base ? &job->cells[i] : &spare;
-        carve_cell(arena, p, cell);
-        cell->packed = &job->packed;
-    }
+    job->cells = carve_cells(arena, p, &job->packed);
     job->visible = carve(arena, samples * row_of(filters_of(p, p->maps - 1).reach) * sizeof(real));
     job->targets = carve(arena, samples * row_of(p->flat_sizes[0]) * sizeof(real));
     job->drive_windows = carve(arena, samples * last * sizeof(whole));

@@ -4,7 +4,8 @@
 //   relax              one block per (network, sample): all T + K steps and the gradient contribution.
 //
 // Compiled with H hidden (multiple of 4), NO outputs (<= 16), NI inputs (multiple of 4), B samples per mini-batch, METHOD 0 EP, 1 BPTT,
-// SYMMETRIC 1: EP between the ends of two nudged phases, at beta and -beta, and the switches of neuron.cuh.
+// NUDGING 0 at beta, 1 symmetric (EP between the ends of two nudged phases, at beta and -beta), 2 at beta with the iteration's sign, and
+// the switches of neuron.cuh.
 
 #include "neuron.cuh"
 #include "vector.cuh"
@@ -22,8 +23,10 @@ struct Args {
   float *W01, *b0;                               // (R, NO, H) (R, NO)
   float *u0, *g01;                               // per-sample gradients (R, B, 16) (R, B, NO, HP)
   float *s1, *s0, *t1, *t0;                      // free and last states (R, B, HP) (R, B, 16)
-  const float *signs;                            // of beta, (n, R), or null
   float lr01, lrb0;
+#if NUDGING == 2                                 // the host's struct always ends with it; a launch copies the kernel's size
+  const float *signs;                            // of beta (n, R)
+#endif
 };
 
 // The two sides of the net within a block: hidden threads own four units and their columns of W01, output lanes own a
@@ -31,7 +34,10 @@ struct Args {
 struct Shared {
   float4 hidden[2][HP / 4];
   alignas(16) float output[2][16];
-  float target[16], free_output[16], free_rate[16], plus_rate[16];
+  float target[16], free_output[16], free_rate[16];
+#if NUDGING == 1
+  float plus_rate[16];
+#endif
   float residual[32], loss[16];
 };
 
@@ -84,7 +90,12 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
   const bool hides = tid < HIDDEN_THREADS;
   const int sample = job.order[(size_t)it * job.R * B + cell];
   const int T = job.T, K = job.K;
-  const float eps = job.eps, beta = a.signs ? a.signs[(size_t)it * job.R + r] * job.beta : job.beta;
+#if NUDGING == 2
+  const float beta = a.signs[(size_t)it * job.R + r] * job.beta;
+#else
+  const float beta = job.beta;
+#endif
+  const float eps = job.eps;
   float pull = beta * (ENERGY ? eps : 1.0f);
   const int label = tid == 0 ? (int)job.labels[sample] : 0;  // loaded early, to hide the latency
   if (tid < 16) {
@@ -206,7 +217,7 @@ extern "C" __global__ __launch_bounds__(HIDDEN_THREADS + OUTPUT_THREADS) void re
     step(at, Yes{}, Yes{}, No{});
     __syncthreads();
   }
-#if SYMMETRIC
+#if NUDGING == 1
   // The other end: the free state again, nudged by -beta. Differences come before products.
   const float4 plus = map4([](float q) { return rate(q); }, s);
   const float plus0 = rate(z);
