@@ -114,6 +114,8 @@ class Run:
         found = list(self.described.changes)
         if printed_experiment(self.experiment) is not None and not is_paper_data(data, self.experiment):
             found.append(f"data {self.data} instead of {self.experiment.data or 'mnist'}")
+        if self.described.earlier_epochs:
+            found.append(f"epochs raised on resume from {', '.join(map(str, self.described.earlier_epochs))}")
         if settings.validation:
             found.append(f"tested on {settings.validation} held-out training samples")
         trained, tested = data.get("training_samples"), data.get("test_samples")

@@ -29,6 +29,7 @@ from eqprop.training.folder import (
     RESULT,
     Held,
     default_folder,
+    experiment_file,
     is_run,
     last_session,
     locked_by_first,
@@ -102,8 +103,9 @@ def no_test_set(own: Own | None) -> str | None:
 
 RESUMABLE = (
     *("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel", "precision"),
+    "epochs",
 )
-"""Settings that may change on resume: those of the machine, and the precision, which the metrics name."""
+"""Settings that may change on resume: those of the machine, the precision, which the metrics name, and more epochs."""
 
 
 def train(
@@ -239,7 +241,8 @@ def resume(
     restart     train estimators again whose checkpoint is lost or damaged, instead of raising; what is left of them is
                 kept in ESTIMATOR.old
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
-                ends bit for bit as if it had never been stopped. precision, for the epochs to come.
+                ends bit for bit as if it had never been stopped. precision, for the epochs to come. epochs, to
+                train longer: refused where the rates fall over all epochs, and so depend on their number.
     """
     with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
         return _work(opened, watch or Watch())
@@ -259,6 +262,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             "Start a new run for another setting."
         )
     changed = {k: v for k, v in asked.options.items() if v is not None}
+    epochs = changed.pop("epochs", None)
+    longer = epochs is not None and epochs != described.experiment.epochs
+    if longer:
+        described = described.lengthened(epochs)
     experiment = described.experiment.override(precision=changed.pop("precision", described.experiment.precision))
     here = replace(settings, **changed)
     # Keep the engine the run started with, unless it moves to a device that engine may not support.
@@ -278,7 +285,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             check_divides(described.experiment.batch, among.size)
             plan = Plan(experiment, here, images, own, identity(described.content), source, described.old, among)
         plan = _agreed(plan, ranks)
-        turn = Turn(asked.options.get("engine") or moved, asked.only, restart)
+        with ranks.in_step():
+            if longer and ranks.leads:
+                _write(held, experiment_file(folder).name, described.content)
+        turn = Turn(asked.options.get("engine") or moved, asked.only, restart, described.earlier_epochs)
         yield Opened(plan, held, turn, ranks, settings)
 
 

@@ -116,11 +116,13 @@ class Turn:
     engine      use it instead of the recorded one
     only        train only these estimators
     restart     start estimators again whose checkpoint is lost or damaged
+    earlier     numbers of epochs after which the run was complete before they were raised
     """
 
     engine: str | None = None
     only: Sequence[str] | None = None
     restart: bool = False
+    earlier: tuple[int, ...] = ()
 
 
 class Loop:
@@ -177,7 +179,20 @@ class Loop:
         with self.ranks.in_step():
             self._settle_metrics(reached)
         wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
-        return [leg for leg in wanted if not _is_finished(reached[leg])]
+        return [leg for leg in wanted if not self._is_finished(leg, reached[leg], turn)]
+
+    def _is_finished(self, leg: Leg, checkpoint: Checkpoint | None, turn: Turn) -> bool:
+        if checkpoint is None or not checkpoint.finished:
+            return False
+        epoch = checkpoint.position.epoch
+        if epoch >= self.plan.experiment.epochs or len(checkpoint.diverged) == len(leg.trials):
+            return True
+        # It may end early with the very epoch that was its last.
+        lines, patience = self.metrics.of(leg, epoch), self.plan.settings.patience
+        early = epoch not in turn.earlier or (patience and EarlyStopping(patience).stop(lines) is not None)
+        if early and turn.earlier:
+            self.watch.note(f"{leg.folder} ended early after epoch {epoch}, as it would have in a longer run.")
+        return bool(early)
 
     @contextmanager
     def _writing(self) -> Iterator[bool]:
@@ -489,10 +504,6 @@ def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
 
 def _or_zero(cosine: float | None) -> float:
     return 0.0 if cosine is None else cosine
-
-
-def _is_finished(checkpoint: Checkpoint | None) -> bool:
-    return checkpoint is not None and checkpoint.finished
 
 
 def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:
