@@ -163,6 +163,12 @@ LOST_IN_ROUNDING = 100.0
 """A nudge must be at least this many machine epsilons strong: the update's relative error is about epsilon / nudge."""
 
 
+def check_site(model: Dynamics, cost: Cost, y: Tensor) -> None:
+    """Raise TypeError if the model is nudged implicitly and the cost has no such nudge."""
+    if getattr(model, "nudge_site", None) == "implicit":
+        cost.implicit_target(y)
+
+
 def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch.dtype) -> None:
     """Raise ValueError if beta * eps is so small that rounding in this dtype drowns what the nudge moves."""
     strength = (float(beta.abs().min()) if isinstance(beta, Tensor) else abs(beta)) * model.nudge_scale
