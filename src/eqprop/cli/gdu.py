@@ -306,6 +306,8 @@ def gdu(
 
         write_folder(out, document, traces)
     show(document, console)
+    if out is not None:
+        console.print(Text(f"Figures as PNG and PDF: {out / 'figures'}"))
     give_json(document, json)
 
 
