@@ -40,6 +40,7 @@ from eqprop.training.folder import (
 from eqprop.training.loop import Interruption, Loop, Stopped, Turn
 from eqprop.training.metrics import Metrics, Result, summarise
 from eqprop.training.plan import (
+    TARGETS,
     Leg,
     Plan,
     Settings,
@@ -485,8 +486,9 @@ def _write(held: Held, name: str, content: object) -> None:
 def _check_same_data(images: Images | Streamed, recorded: Mapping[str, Any], folder: Path) -> None:
     got = describe(images)
     # Runs of data that was read from files have no fingerprint of the tensors; their sha256 is that of the files.
+    may_lack = ("fingerprint", TARGETS)
     compared = [
-        key for key in got if key not in ("name", "class_names") and not (key == "fingerprint" and key not in recorded)
+        key for key in got if key not in ("name", "class_names") and not (key in may_lack and key not in recorded)
     ]
     differing = [key for key in compared if recorded.get(key) != got[key]]
     if differing:

@@ -370,6 +370,10 @@ def first_samples(images: Images | Streamed, n: int) -> tuple[Tensor, Tensor]:
     return read.x.flatten(1), read.y
 
 
+TARGETS = "targets"
+"""Field of the data in experiment.json: the numbers a sample has as its answer, where that is no class."""
+
+
 def describe(images: Images | Streamed) -> dict[str, Any]:
     return {
         "name": images.name,
@@ -378,6 +382,7 @@ def describe(images: Images | Streamed) -> dict[str, Any]:
         "test_samples": images.test_samples,
         **({"fingerprint": images.fingerprint} if images.fingerprint else {}),
         **({"class_names": list(images.class_names)} if images.class_names else {}),
+        **({} if images.labelled else {TARGETS: images.classes}),
     }
 
 
