@@ -245,6 +245,14 @@ class Result:
     folder: Path
     summary: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        said = []
+        for name, found in self.summary["estimators"].items():
+            mean, spread = found["test_error_mean"], found["test_error_std"]
+            error = "no result" if mean is None else f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} %"
+            said.append(f"{name} {error}")
+        return f"Result({self.folder}: test error {', '.join(said)})"
+
     def test_error(self, estimator: str) -> float | None:
         """The mean test error in percent at the last epoch, over the trials that did not diverge."""
         mean: float | None = self.summary["estimators"][estimator]["test_error_mean"]
