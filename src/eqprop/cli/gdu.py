@@ -165,6 +165,7 @@ def _fitted(found: Setup, asked: Asked) -> Setup:
 def _trained(folder: Path, asked: Asked) -> Setup:
     """Trained weights of one trial and estimator, with the run's T, K and beta, on its training images."""
     from eqprop.training import load
+    from eqprop.training.evaluate import normalised
     from eqprop.training.folder import is_run
     from eqprop.training.plan import data_again, read_description, read_images
 
@@ -186,6 +187,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
         )
     seed = asked.seed or 0
     x, labels = images.sample(asked.batch or 20, seed)
+    x = normalised(x, experiment)
     if found.model.input_shape is not None:
         x = x.view(-1, *found.model.input_shape)
     return Setup.of(
@@ -203,6 +205,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 def _described(path: Path, asked: Asked) -> Setup:
     """The untrained network of an experiment's file, on training images."""
     from eqprop.experiments.io import find_experiment
+    from eqprop.training.evaluate import normalised
     from eqprop.training.plan import Settings, read_images
 
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "seed", "schedule")
@@ -210,7 +213,8 @@ def _described(path: Path, asked: Asked) -> Setup:
     dtype, images = DTYPES[asked.dtype or "float64"], read_images(asked.data, Settings(device="cpu"))
     model = experiment.build(0, dtype)
     x, labels = images.sample(asked.batch or 20, experiment.seed)
-    x = x.to(dtype) if model.input_shape is None else x.to(dtype).view(-1, *model.input_shape)
+    x = normalised(x.to(dtype), experiment)
+    x = x if model.input_shape is None else x.view(-1, *model.input_shape)
     cost = experiment.make_cost(0, model.init_state(x)[0][0].numel(), images.classes, dtype)
     y, device = images.targets(labels, dtype), asked.device
     problem = Problem(model.to(device), cost.to(device), x.to(device), y.to(device))

@@ -412,7 +412,7 @@ def _read_picture(path: Path, model: Dynamics) -> Any:
     return (255 - pixels if pixels.mean() > 127.5 else pixels)[None]
 
 
-def _normalised(x: Tensor, experiment: Experiment) -> Tensor:
+def normalised(x: Tensor, experiment: Experiment) -> Tensor:
     """Samples from 0 to 1, (B, ...), as the experiment normalises them: channels come first in every sample."""
     normalisation = experiment.normalisation
     if normalisation is None:
@@ -440,7 +440,7 @@ def predict(
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
     x = _as_input(x, model)
-    x = x if trained is None else _normalised(x, trained.experiment)
+    x = x if trained is None else normalised(x, trained.experiment)
     if trained is not None and T is None:
         phase = replace(evaluation_phase(trained.experiment), checked=True)
     else:
