@@ -21,7 +21,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from eqprop.files import write_text
-from eqprop.messages import EXPECTED_ERRORS
+from eqprop.messages import EXPECTED_ERRORS, command
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         if stopped:
             console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
     console.print(f"Run folder: {folder}", soft_wrap=True)
-    console.print(f"Next, write its page: eqprop report {folder}", soft_wrap=True)
+    console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
 
 
 def new_console(**options: Any) -> Console:

@@ -19,7 +19,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, up_to_date
 from eqprop.experiments.paper import RUN_WITH
 from eqprop.files import write_bytes, write_json
-from eqprop.messages import unknown
+from eqprop.messages import command, unknown
 from eqprop.provenance import __version__, commit, provenance
 from eqprop.training.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts, to_join
 from eqprop.training.extras import augmented_picture, image_shape
@@ -463,7 +463,7 @@ def _left(opened: Opened, watch: Watch, interruption: Interruption) -> list[Leg]
 
 def _stop_waiting(interruption: Interruption, folder: Path) -> None:
     if interruption.requested:
-        raise Stopped(f"Stopped and saved. Continue with: eqprop resume {folder}", interruption.exit_code)
+        raise Stopped(f"Stopped and saved. Continue with: {command('resume', folder)}", interruption.exit_code)
 
 
 def _write_picture(held: Held, plan: Plan) -> None:

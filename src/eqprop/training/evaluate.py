@@ -20,7 +20,7 @@ from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
 from eqprop.experiments.architecture import Factory, Own, own_of
 from eqprop.experiments.experiment import BACKPROP, Experiment
-from eqprop.messages import unknown
+from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
 from eqprop.state import State
@@ -315,8 +315,8 @@ def load(
     if not place.is_dir():
         name = estimator or described.settings.estimators[0]
         raise FileNotFoundError(
-            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: eqprop "
-            f"resume {folder}"
+            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: "
+            f"{command('resume', folder)}"
         )
     own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)

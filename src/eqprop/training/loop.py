@@ -14,6 +14,7 @@ from typing import Any
 from eqprop.engines import Tally
 from eqprop.engines.base import fixed_algorithms
 from eqprop.experiments.architecture import OwnNet, is_own
+from eqprop.messages import command
 from eqprop.training.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -248,7 +249,7 @@ class Loop:
     def _with_restart(self, leg: Leg, error: DamagedError) -> DamagedError:
         return DamagedError(
             f"{error} Nothing has been changed. To train {leg.folder} again from the beginning, and keep what is left "
-            f"of it in {leg.folder}.old: eqprop resume {self.folder} --restart"
+            f"of it in {leg.folder}.old: {command('resume', self.folder, '--restart')}"
         )
 
     def _start_again(self, leg: Leg, error: DamagedError) -> None:
@@ -449,10 +450,10 @@ class Loop:
             return
         if save:
             self._save(trainer)
-        place = trainer.position
+        place, again = trainer.position, command("resume", self.folder, *self._own_model())
         raise Stopped(
             f"Stopped and saved: {trainer.leg.estimator}, {counted(place.epoch, 'epoch')} and "
-            f"{counted(place.iteration, 'iteration')} done. Continue with: eqprop resume {self.folder}",
+            f"{counted(place.iteration, 'iteration')} done. Continue with: {again}",
             128 + self.agreed if self.agreed else self.interruption.exit_code,
         )
 
@@ -461,7 +462,7 @@ class Loop:
             f"{line['estimator']} epoch {line['epoch']} changed no weight: every mini-batch has a zero gradient. "
             f"Epochs up to {until} would do the same and are skipped; only the last is trained. If the errors are "
             "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1, or ask "
-            f"eqprop doctor {self.folder}."
+            f"{command('doctor', self.folder, *self._own_model())}."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
@@ -486,16 +487,17 @@ class Loop:
             concern = Course(own, self.plan.iterations, chance, trainer.moved).concern()
             if concern is not None:
                 self._pointed.add(leg)
+                which = ("--estimator", leg.estimator, "--trial", trial, *self._own_model())
                 self.watch.warn(
                     f"{leg.estimator} epoch {own[-1]['epoch']}, trial {trial}: {concern}. Find out why: "
-                    f"eqprop doctor {self.folder} --estimator {leg.estimator} --trial {trial}{self._own_model()}"
+                    f"{command('doctor', self.folder, *which)}"
                 )
                 return
 
-    def _own_model(self) -> str:
+    def _own_model(self) -> tuple[str, ...]:
         """The option that names a run's own network: its folder does not."""
         net = self.plan.experiment.architecture
-        return f" --model {net.source}" if isinstance(net, OwnNet) and is_own(net.source) else ""
+        return ("--model", net.source) if isinstance(net, OwnNet) and is_own(net.source) else ()
 
 
 def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
