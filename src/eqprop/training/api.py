@@ -58,7 +58,7 @@ from eqprop.training.plan import (
     under_own_name,
     where_from,
 )
-from eqprop.training.watch import Steady, Watch
+from eqprop.training.watch import Steady, Watch, as_watch
 
 CONTINUAL = "ep-continual"
 
@@ -115,7 +115,7 @@ def train(
     *,
     data: Data = None,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
@@ -129,7 +129,8 @@ def train(
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
                 or DataLoaders (see `eqprop.data.from_arrays`)
     model       your own function, to train its network with the settings of an experiment
-    watch       receives progress and warnings (see `eqprop.training.watch`); silent by default
+    watch       receives progress and warnings (see `eqprop.training.watch`): "lines" prints a line per epoch; silent
+                by default
     only        train only these estimators now; `resume` trains the others
     options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
                 epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
@@ -137,6 +138,7 @@ def train(
     Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run. Called in every process of a
     torchrun job, it divides the work among them (see `Settings.parallel`); restarted by torchrun, it continues its run.
     """
+    watch = as_watch(watch)
     found, own = find_own(experiment, model)
     folder = None if out is None else Path(out)
     # Before joining: a rank that ends while another is still joining would only be seen as lost.
@@ -147,7 +149,7 @@ def train(
         chosen = resolve(found, options)[0]
         return begin_or_resume(chosen, folder, data=data, model=own, watch=watch, only=only, **options)
     with _started(found, own, folder, Request(data, only, options)) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, watch)
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def resume(
     *,
     data: Data = None,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     restart: bool = False,
     **options: Any,
@@ -245,8 +247,9 @@ def resume(
                 ends bit for bit as if it had never been stopped. precision, for the epochs to come. epochs, to
                 train longer: refused where the rates fall over all epochs, and so depend on their number.
     """
+    watch = as_watch(watch)
     with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, watch)
 
 
 @contextmanager
@@ -298,14 +301,14 @@ def begin_or_resume(
     folder: Path,
     *,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
     """Resume the run in the folder, or start it there. Raises if the folder holds a run with other settings."""
     asked = Request(options.pop("data", None), only, options)
     with _begun(experiment, folder, as_own(model), asked) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, as_watch(watch))
 
 
 @contextmanager
@@ -321,7 +324,7 @@ def _begun(experiment: Experiment, folder: Path, own: Own | None, asked: Request
 
 
 def begin_or_resume_all(
-    experiments: Mapping[Path, Experiment], *, watch: Watch | None = None, data: Data = None, **options: Any
+    experiments: Mapping[Path, Experiment], *, watch: Watch | str | None = None, data: Data = None, **options: Any
 ) -> list[Result]:
     """Resume or start several runs by folder, and divide their networks among the ranks, the longest first."""
     with ExitStack() as stack:
@@ -329,7 +332,7 @@ def begin_or_resume_all(
         runs = [
             stack.enter_context(_begun(experiment, folder, None, asked)) for folder, experiment in experiments.items()
         ]
-        return _work_apart(runs, watch or Watch())
+        return _work_apart(runs, as_watch(watch))
 
 
 def _check_same_run(

@@ -44,6 +44,10 @@ class Stopped(KeyboardInterrupt):
         super().__init__(message)
         self.exit_code = exit_code
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show instead of a traceback."""
+        return [f"Stopped: {self}"]
+
 
 class Interruption:
     """Graceful shutdown: inside the block, SIGINT, SIGTERM and SIGHUP only set `signal`.

@@ -340,6 +340,11 @@ LOGGERS: Table[Callable[[], Watch]] = Table(
 """Watches by name, for `--logger`: functions without arguments that make one."""
 
 
+def as_watch(watch: Watch | str | None) -> Watch:
+    """A watch as given, or by its name; None is silent."""
+    return named_watch(watch) if isinstance(watch, str) else watch or Watch()
+
+
 def named_watch(name: str) -> Watch:
     if name not in LOGGERS:
         raise ValueError(unknown("logger", name, LOGGERS))
