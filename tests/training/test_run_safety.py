@@ -568,3 +568,9 @@ def test_data_of_another_type_in_a_description_is_named(tmp_path: Path, field: s
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"experiment.json is damaged: {field} of its data is .*Restore it"):
         resume(tmp_path / "run", data=few_images())
+
+
+def test_a_name_in_other_bytes_than_the_locale_knows_is_written_as_it_is(tmp_path: Path) -> None:
+    """Where file names are taken for ASCII, Python keeps their other bytes as lone surrogates."""
+    write_text(tmp_path / "page", "caf\udcc3\udca9")
+    assert (tmp_path / "page").read_text(encoding="utf-8") == "café"
