@@ -74,5 +74,7 @@ report = eqprop.gdu.compare(model, cost, x, y, T=T, K=K, beta=0.001)
 print(report.budget.verdict)
 
 # %% [markdown]
-# On the command line it is `eqprop gdu toy`, or `eqprop gdu my_model.py:build` for a model of your own. When the answer
-# is no, ask [the doctor](../doctor.md).
+# For a thesis: `eqprop.report(report, "toy")` draws it as PDF and PNG in `toy/figures`, beside the numbers as JSON.
+#
+# On the command line it is `eqprop gdu toy` (with `--out toy` for the figures), or `eqprop gdu my_model.py:build` for a
+# model of your own. When the answer is no, ask [the doctor](../doctor.md).

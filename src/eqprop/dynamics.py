@@ -56,6 +56,11 @@ class Dynamics(nn.Module):
 
         `eqprop.relax` returns the whole state and says whether it settled.
         """
+        if not isinstance(T, int):
+            raise TypeError(
+                f"{self.title}(x, T) got a {type(T).__name__} for T; expected a number of steps. For one step from a "
+                "state s: model.transition(x, s)."
+            )
         drive, s = self.drive(x), self.init_state(x)
         for _ in range(T):
             before, s = s, self.step(drive, s)

@@ -36,7 +36,7 @@ def write_bytes(path: Path, content: bytes, *, parents: bool = True) -> None:
 
 
 def write_text(path: Path, content: str, *, parents: bool = True) -> None:
-    write_bytes(path, content.encode(), parents=parents)
+    write_bytes(path, content.encode("utf-8", "surrogateescape"), parents=parents)
 
 
 def write_json(path: Path, content: object, *, parents: bool = True) -> None:

@@ -124,6 +124,11 @@ class _ByFunction:
     def title(self) -> str:
         return str(self.extras.name)
 
+    def __repr__(self) -> str:
+        layers = ", ".join(f"s{n} {shape}" for n, shape in enumerate(self.shapes))
+        theta = ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.theta().items())
+        return f"{self.title}: layers {layers}; parameters {theta}"
+
     def init_state(self, x: Tensor) -> State:
         if self.extras.start is None:
             return zero_state(x, self.shapes, x.shape[:1])

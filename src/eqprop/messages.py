@@ -1,7 +1,8 @@
-"""Error messages for unknown names: the name, the valid ones, the nearest match; and which errors are expected."""
+"""Parts of messages: unknown names with the nearest match, values, commands to copy; which errors are expected."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -14,6 +15,11 @@ def unknown(what: str, got: str, known: Iterable[str], other: str = "") -> str:
     names = list(known)
     listing = ", ".join([*names, other] if other else names)
     return f"Unknown {what} {shown(got)}; expected one of {listing}.{did_you_mean(got, names)}"
+
+
+def command(*words: object) -> str:
+    """`eqprop resume 'my run'`: a command to copy into a shell, whatever characters its words have."""
+    return shlex.join(["eqprop", *map(str, words)])
 
 
 def shown(value: object, most: int = 80) -> str:

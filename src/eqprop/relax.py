@@ -98,6 +98,12 @@ class Relaxation:
     trail: tuple[State, ...] = field(default=(), repr=False)
     adjoint_residual: Tensor | None = None
 
+    def __repr__(self) -> str:
+        layers = ", ".join(f"s{n} {tuple(layer.shape)}" for n, layer in enumerate(self.state))
+        settled = f"{int(self.settled.sum())} of {self.settled.numel()} samples settled"
+        worst = float(self.residual.max()) if self.residual.numel() else 0.0
+        return f"Relaxation({layers}; {self.steps} steps, residual at most {worst:.1e}, {settled})"
+
 
 class NotFiniteError(FloatingPointError):
     """A state became NaN or infinite."""

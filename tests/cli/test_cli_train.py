@@ -7,16 +7,19 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.commands import Call
 from helpers.training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
+from eqprop.cli.common import watcher
 from eqprop.experiments.gdu import gdu_experiment
-from eqprop.training import train
-from eqprop.training.metrics import Line
+from eqprop.training import resume, train
+from eqprop.training.metrics import Line, read_metrics
 from eqprop.training.plan import Leg, Settings, make_plan
-from eqprop.training.watch import Events, Lines, Progress, Several, Watch, duration
+from eqprop.training.watch import Events, Lines, Progress, Several, Watch, duration, named_watch
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +355,37 @@ def test_tensorboard_events_go_through_its_writer(tmp_path: Path, monkeypatch: p
     assert written[-1][0] == "closed"
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert type(Events.if_installed()) is Watch, "without tensorboard nothing is written"
+    with pytest.raises(ValueError, match=r"needs the package tensorboard.*eqprop\[tensorboard\]"):
+        named_watch("tensorboard")
+
+
+def test_a_logger_that_is_there_anyway_hears_every_event_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=object))
+    for loggers in (None, ["tensorboard"], ["tensorboard", "lines", "lines"]):
+        found = watcher(False, loggers)
+        assert isinstance(found, Several)
+        assert [type(watch) for watch in found.watches] == [Lines, Events]
+    with pytest.raises(ValueError, match="Unknown logger 'tensorbord'"):
+        watcher(True, ["tensorbord"])
+
+
+def test_tensorboards_own_reader_finds_the_curves(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
+
+    class Measuring(Watch):
+        def measure(self, model: Any, cost: Any, line: Any) -> dict[str, float]:
+            return {"size": float(sum(p.detach().norm() for p in model.parameters()))}
+
+    run, images = tmp_path / "run", few_images()
+    train(SMALL, run, data=images, epochs=1, watch=Several(Measuring(), Events.if_installed()))
+    resume(run, data=images, epochs=3, watch=Several(Measuring(), Events.if_installed()))
+    found = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "ep")).Reload()
+    lines = read_metrics(tmp_path / "run")
+    for name in ("test_error", "train_error", "loss", "size"):
+        events = found.Scalars(f"{name}/trial0")
+        assert [event.step for event in events] == [1, 2, 3]
+        assert [event.value for event in events] == pytest.approx([line[name] for line in lines], rel=1e-6)
+    assert "seed/trial0" not in found.Tags()["scalars"]
 
 
 def test_the_live_display_shows_bars_errors_speed_and_time_left(tmp_path: Path) -> None:

@@ -9,21 +9,25 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.training_runs import SMALL, few_images
+from helpers.training_runs import SMALL, few_images, write_idx
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eqprop import SquaredError, gdu
+from eqprop import EP, SquaredError, gdu
 from eqprop.cli import load_commands, main
 from eqprop.cli import reproduce as reproduce_module
-from eqprop.cli.gdu import Asked, setup, show
-from eqprop.data import one_hot
+from eqprop.cli.gdu import Asked, lost_in, setup, show
+from eqprop.cost import Problem
+from eqprop.data import Normalisation, one_hot
+from eqprop.engines.eager import compare_precision
 from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
+from eqprop.experiments.io import to_toml
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.training import Settings, load, train
 from eqprop.training.plan import read_images
@@ -384,3 +388,34 @@ def test_the_tables_fit_80_columns(settled: bool) -> None:
     assert "…" not in said
     for heading in ("residual", "asymmetry", "rounding", "unsettled", "left out"):
         assert heading in said
+
+
+@pytest.mark.parametrize(("estimator", "nudging"), [("ep-symmetric", "symmetric"), ("bptt", "one-sided")])
+def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
+    tmp_path: Path, estimator: str, nudging: Any
+) -> None:
+    (tmp_path / "own.toml").write_text(
+        f'T = 8\nK = 4\nbeta = 0.2\nepochs = 1\nestimator = "{estimator}"\n[architecture]\nsizes = [10, 24, 784]\n'
+        '[learning_rates]\n"*" = 0.1\n'
+    )
+    chosen = setup(str(tmp_path / "own.toml"), Asked(batch=3))
+    found = lost_in(chosen, "float16")
+    assert found["nudging"] == nudging
+    of = chosen.problem
+    single = Problem(of.model.float(), of.cost, of.x.float(), of.y.float())
+    wanted, other = (
+        compare_precision(single, EP(8, 4, 0.2, nudging=n, checked=False), "float16")[""].to_dict()
+        for n in (nudging, "one-sided" if nudging == "symmetric" else "symmetric")
+    )
+    assert found["with_float32"]["whole"] == wanted != other
+
+
+def test_a_run_and_a_file_are_examined_with_the_inputs_they_are_trained_on(tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "data", few_images())
+    experiment = replace(SMALL, epochs=1, normalisation=Normalisation((0.1,), (0.3,)))
+    train(experiment, tmp_path / "run", data=str(data))
+    (tmp_path / "own.toml").write_text(to_toml(experiment))
+    for target in ("run", "own.toml"):
+        chosen = setup(str(tmp_path / target), Asked(batch=5, seed=3, data=str(data)))
+        stored = read_images(str(data), Settings()).sample(5, 3)[0].double()
+        torch.testing.assert_close(chosen.problem.x, (stored - 0.1) / 0.3, rtol=1e-5, atol=1e-6)

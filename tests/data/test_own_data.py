@@ -11,12 +11,15 @@ import pytest
 import torch
 from helpers.training_runs import assert_same_bits, call_main
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from eqprop import data, train
+from eqprop import data, predict, train
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
-from eqprop.training import evaluate, resume
+from eqprop.report.page import write_report
+from eqprop.training import evaluate, plan, resume
+from eqprop.training.plan import describe
 
 RATES = {"W12": 0.1, "W01": 0.05}
 TINY = Experiment("tiny", LayeredNet((3, 6, 8)), T=6, K=3, epochs=2, learning_rates=RATES, batch=5)
@@ -168,6 +171,23 @@ def test_targets_are_trained_and_measured_by_the_variance_they_leave(tmp_path: P
     y = made.test_y
     left = 100.0 * (state[0] - y).square().sum() / (y - y.mean(0)).square().sum()
     assert errors[-1] == pytest.approx(float(left), rel=1e-4)
+    # Numbers, not classes; a bare model and a run of classes give them when asked.
+    assert_close(predict(tmp_path / "run", made.test_x), state[0])
+    assert_close(predict(found.model, made.test_x, experiment.T, outputs=True), state[0])
+    assert torch.equal(predict(found, made.test_x, outputs=False), state[0].argmax(-1))
+    assert "variance that is not explained" in write_report(tmp_path / "run", with_curves=False).page.read_text()
+    assert repr(found) == "Trained(tiny, 8-20-2, trained by ep for 15 epochs)"
+
+
+def test_a_run_that_did_not_record_its_targets_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As earlier versions wrote it; its predictions are numbers when asked."""
+    given = (*regression(40, 0), *regression(10, 1))
+    experiment = replace(TINY, architecture=LayeredNet((2, 20, 8)), epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "describe", lambda images: {k: v for k, v in describe(images).items() if k != "targets"})
+        train(experiment, tmp_path / "run", data=given)
+    resume(tmp_path / "run", data=given, epochs=2)
+    assert predict(tmp_path / "run", given[2], outputs=True).shape == (10, 2)
 
 
 def test_an_npz_file_and_fewer_test_samples_on_the_command_line(

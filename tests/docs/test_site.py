@@ -69,6 +69,20 @@ def test_every_page_opens_without_errors_on_a_phone(site: Path, browser: Browser
 
 
 @pytest.mark.browser
+def test_code_is_reached_from_the_keyboard_and_copy_buttons_are_no_landmarks(site: Path, browser: Browser) -> None:
+    """What axe-core found of the theme; assets/site.js mends it."""
+    browser.open(site / "training.html", width=390, mobile=True)
+    end = time.monotonic() + 20
+    while not browser.run("document.querySelectorAll('.md-code__nav').length"):
+        assert time.monotonic() < end, "the theme made no copy buttons"
+        time.sleep(0.1)
+    assert browser.run("document.querySelectorAll('.md-code__nav:not([role=presentation])').length") == 0
+    wide = "[...document.querySelectorAll('pre > code')].filter((code) => code.scrollWidth > code.clientWidth)"
+    assert browser.run(f"{wide}.length") > 3
+    assert browser.run(f"{wide}.filter((code) => code.tabIndex < 0).length") == 0
+
+
+@pytest.mark.browser
 def test_the_page_to_play_with_is_part_of_the_site(site: Path, browser: Browser) -> None:
     browser.open(site / "index.html")
     browser.run("[...document.querySelectorAll('.md-content a')].find((a) => /^Play/.test(a.innerText)).click()")

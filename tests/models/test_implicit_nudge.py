@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.tolerances import FIRST_ORDER, GDU_AT_SMALL_BETA, SAME_FORMULA
 from torch import Tensor
 from torch.testing import assert_close
 
+import eqprop
 from eqprop import (
     BPTT,
     EP,
@@ -152,3 +154,12 @@ def test_the_cpu_engine_relaxes_in_sweeps_by_the_reference() -> None:
     x, _ = batch(model)
     engine = choose("auto", Task(model, COST, EP(3, 2)))
     assert_close(engine.relaxation(model, x, Phase(7, "sweeps")).state, relax(model, x, Phase(7, "sweeps")).state)
+
+
+@pytest.mark.parametrize("estimator", ["ep", "ep-symmetric", "ep-continual"])
+def test_a_run_with_another_cost_is_refused_before_it_has_a_folder(tmp_path: Path, estimator: str) -> None:
+    options: dict[str, Any] = {"nudge_site": "implicit", "cost": "cross-entropy", "epochs": 1, "samples": 40}
+    with pytest.raises(TypeError, match="CrossEntropy has no implicit nudge.*nudge_site='inside'"):
+        eqprop.train("P-1h", tmp_path / "run", estimators=estimator, **options)
+    assert not (tmp_path / "run").exists()
+    eqprop.train("P-1h", tmp_path / "inside", estimators=estimator, **{**options, "nudge_site": "inside"})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 from helpers.nets import batch, prototypical, toy
 from matplotlib import image
 
+import eqprop
 from eqprop import SquaredError, gdu
 from eqprop.cost import Problem
 from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
@@ -204,3 +207,17 @@ def test_same_settings_notices_every_setting() -> None:
 def test_bad_fields_are_told(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=re.escape(next(iter(fields)))):
         gdu_experiment("toy").override(**fields)
+
+
+def test_a_comparison_made_in_python_is_written_like_that_of_the_command(tmp_path: Path) -> None:
+    model = eqprop.models.Toy((3, 6, 4), seed=0, dtype=torch.float64)
+    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    found = eqprop.gdu.compare(model, eqprop.SquaredError(), x, y, T=20, K=3, beta=0.01)
+    folder = eqprop.report(found, tmp_path / "mine")
+    assert {p.name for p in (folder / "figures").iterdir()} == {
+        f"{name}.{suffix}" for name in ("processes", "rmse") for suffix in ("pdf", "png")
+    }
+    assert json.loads((folder / "gdu.json").read_text())["budget"] == found.budget.to_dict()
+    assert "mine" in eqprop.report(tmp_path, tmp_path / "page").page.read_text()
+    with pytest.raises(ValueError, match="Say where to write"):
+        eqprop.report(found)  # type: ignore[call-overload]

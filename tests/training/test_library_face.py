@@ -14,6 +14,7 @@ from helpers.training_runs import SMALL, assert_same_bits, few_images
 from PIL import Image
 
 import eqprop
+from eqprop.training import Stopped
 from eqprop.training.metrics import read_metrics
 
 
@@ -133,3 +134,25 @@ def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -
     with pytest.raises(ValueError, match="784 numbers per sample"):
         eqprop.predict(tmp_path / "run", np.zeros((3, 3)))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "small"
+
+
+def test_a_watch_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch="lines")
+    assert "ep epoch 1/1: test " in capsys.readouterr().err
+    eqprop.resume(tmp_path / "run", data=few_images(), epochs=2)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match=r"Unknown logger 'line'.*Did you mean 'lines'"):
+        eqprop.train(SMALL, tmp_path / "other", data=few_images(), epochs=1, watch="line")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_notebook_shows_that_a_run_was_stopped_and_no_traceback() -> None:
+    assert Stopped("saved.", 130)._render_traceback_() == ["Stopped: saved."]
+
+
+def test_a_comparison_and_a_net_show_themselves() -> None:
+    model = eqprop.models.Toy((3, 6, 4), seed=0, dtype=torch.float64)
+    assert repr(model) == str(model)
+    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    found = eqprop.gdu.compare(model, eqprop.SquaredError(), x, y, T=20, K=3, beta=0.01)
+    assert repr(found) == str(found)

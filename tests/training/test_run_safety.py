@@ -610,3 +610,9 @@ def test_more_samples_than_there_are_is_a_sentence_whatever_the_name(name: str) 
 def test_estimators_may_be_one_text_or_a_list() -> None:
     assert Settings("ep, BPTT") == Settings(["ep", "bptt"]) == Settings(("ep", "bptt"))  # type: ignore[arg-type]
     assert hash(Settings(["ep"])) == hash(Settings(("ep",)))  # type: ignore[arg-type]
+
+
+def test_a_name_in_other_bytes_than_the_locale_knows_is_written_as_it_is(tmp_path: Path) -> None:
+    """Where file names are taken for ASCII, Python keeps their other bytes as lone surrogates."""
+    write_text(tmp_path / "page", "caf\udcc3\udca9")
+    assert (tmp_path / "page").read_text(encoding="utf-8") == "café"

@@ -7,6 +7,7 @@ import pty
 import random
 import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from helpers.training_runs import (
 
 from eqprop.training import Watch, resume, train
 from eqprop.training.checkpoint import read_checkpoint
+from eqprop.training.loop import Interruption, Stopped
 from eqprop.training.metrics import Line
 from eqprop.training.watch import Progress
 
@@ -72,6 +74,22 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(
     assert not read_checkpoint(out / "ep").finished
     resume(out, data=place / "data")
     assert_same_bits(place / "whole", out)
+
+
+def test_the_command_to_continue_can_be_copied_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever characters the folder has, and with the function that built the network."""
+    (tmp_path / "my net.py").write_text(
+        "import eqprop\n\ndef build(seed):\n    return eqprop.models.Layered((10, 8, 784), seed=seed)\n"
+    )
+    target, out = f"{tmp_path}/my net.py:build", tmp_path / "a & b"
+    with monkeypatch.context() as patch:
+        patch.setattr(Interruption, "requested", property(lambda self: True))
+        with pytest.raises(Stopped, match="Continue with: ") as stopped:
+            train(target, out, data=few_images(), epochs=1)
+    words = shlex.split(str(stopped.value).partition("Continue with: ")[2])
+    assert words == ["eqprop", "resume", str(out), "--model", target]
+    with pytest.raises(FileExistsError, match=r"Continue it with eqprop resume '.*a & b'"):
+        train(target, out, data=few_images(), epochs=1)
 
 
 def test_a_run_under_nohup_goes_on_after_a_hangup(place: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 import torch
 from helpers.nets import asymmetric, batch, convolutional, energy_based, prototypical, toy
 from helpers.training_runs import SMALL, call_main, few_images, write_idx, write_small_toml
+from torch import Tensor
 
-from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, from_primitive, relax
-from eqprop.experiments.architecture import ConvolutionalNet, GraphNet, LayeredNet, OwnNet
-from eqprop.experiments.experiment import Experiment
+from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, State, from_energy, from_primitive, relax
+from eqprop.experiments.architecture import ConvolutionalNet, GraphNet, LayeredNet, Own, OwnNet
+from eqprop.experiments.experiment import Experiment, own_experiment
 from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.experiments.literature import EXPERIMENTS
 from eqprop.experiments.paper import named_experiment
+from eqprop.models import Layered
 from eqprop.training import train
 from eqprop.training.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
@@ -201,6 +204,23 @@ def test_looking_at_gradients_leaves_the_network_alone() -> None:
     mean = sum(float(g["W01"].square().sum()) for g in one) / len(one)
     assert found.gradient["W01"] == pytest.approx(mean**0.5)
     assert found.value["W01"] == pytest.approx(float(before["W01"].norm()))
+
+
+def test_a_step_by_autodiff_is_taken_to_be_slower_than_one_written_by_hand() -> None:
+    def energy(x: Tensor, s: State, theta: Mapping[str, Tensor]) -> Tensor:
+        return (s[0] ** 2).sum(-1) - (s[0] * (x @ theta["W"].T)).sum(-1)
+
+    def own(seed: int) -> Dynamics:
+        return from_energy(energy, {"W": torch.ones(10, 784)}, layers=(10,), eps=0.5)
+
+    def layered(seed: int) -> Dynamics:
+        return Layered((10, 24, 784), seed=seed)
+
+    images = few_images(1200, 50)
+    by_autodiff, by_hand = (
+        short_training(make_plan(own_experiment(Own(f, "mine")), Settings(), images, f), 2.0) for f in (own, layered)
+    )
+    assert by_autodiff.samples * by_autodiff.epochs < by_hand.samples * by_hand.epochs / 2
 
 
 def test_the_budget_is_counted_in_operations() -> None:

@@ -21,7 +21,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from eqprop.files import write_text
-from eqprop.messages import EXPECTED_ERRORS
+from eqprop.messages import EXPECTED_ERRORS, command
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
@@ -154,22 +154,30 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 
     Loggers from outside, by name, hear every event as well.
     """
-    from eqprop.training.distributed import rank, world_size
     from eqprop.training.watch import Events, Lines, Several, named_watch
 
-    if loggers:
-        return Several(watcher(quiet), *(named_watch(name) for name in loggers))
-    if quiet:
-        return Events.if_installed()
+    asked = dict.fromkeys(loggers or ())
+    events = named_watch("tensorboard") if "tensorboard" in asked else Events.if_installed()
+    shown = None if quiet else _shown()
+    there = {"tensorboard", *(["lines"] if isinstance(shown, Lines) else [])}
+    more = [named_watch(name) for name in asked if name not in there]
+    return Several(*([] if shown is None else [shown]), events, *more)
+
+
+def _shown() -> Watch:
+    """What reports progress on standard error."""
+    from eqprop.training.distributed import rank, world_size
+    from eqprop.training.watch import Lines
+
     if world_size() > 1:
         # Several processes cannot share a live display; all but one omit the heading.
-        return Several(Lines(heading=rank() == 0, trials=True), Events.if_installed())
+        return Lines(heading=rank() == 0, trials=True)
     console = new_console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         from eqprop.cli.display import Display
 
-        return Several(Display(), Events.if_installed())
-    return Several(Lines(), Events.if_installed())
+        return Display()
+    return Lines()
 
 
 @contextmanager
@@ -328,7 +336,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         if stopped:
             console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
     console.print(f"Run folder: {folder}", soft_wrap=True)
-    console.print(f"Next, write its page: eqprop report {folder}", soft_wrap=True)
+    console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
 
 
 def new_console(**options: Any) -> Console:

@@ -24,7 +24,7 @@ from eqprop.data.images import check_device
 from eqprop.dynamics import NUDGE_SITES, NudgeSite, set_nudge_site
 from eqprop.engines.base import PRECISIONS, Precision
 from eqprop.engines.eager import compare_precision, compare_with_float64
-from eqprop.estimators import EP
+from eqprop.estimators.ep import EP, Nudging
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, Convention
 from eqprop.gdu.comparison import Concentration, phases
@@ -165,6 +165,7 @@ def _fitted(found: Setup, asked: Asked) -> Setup:
 def _trained(folder: Path, asked: Asked) -> Setup:
     """Trained weights of one trial and estimator, with the run's T, K and beta, on its training images."""
     from eqprop.training import load
+    from eqprop.training.evaluate import normalised
     from eqprop.training.folder import is_run
     from eqprop.training.plan import data_again, read_description, read_images
 
@@ -186,6 +187,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
         )
     seed = asked.seed or 0
     x, labels = images.sample(asked.batch or 20, seed)
+    x = normalised(x, experiment)
     if found.model.input_shape is not None:
         x = x.view(-1, *found.model.input_shape)
     return Setup.of(
@@ -195,6 +197,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
         init=None,
         convention=asked.convention,
         trained={"estimator": estimator, "trial": trial, "epochs": found.epoch},
+        nudging=nudging_of(estimator),
         schedule=experiment.schedule,
     )
 
@@ -202,6 +205,7 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 def _described(path: Path, asked: Asked) -> Setup:
     """The untrained network of an experiment's file, on training images."""
     from eqprop.experiments.io import find_experiment
+    from eqprop.training.evaluate import normalised
     from eqprop.training.plan import Settings, read_images
 
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "seed", "schedule")
@@ -209,20 +213,29 @@ def _described(path: Path, asked: Asked) -> Setup:
     dtype, images = DTYPES[asked.dtype or "float64"], read_images(asked.data, Settings(device="cpu"))
     model = experiment.build(0, dtype)
     x, labels = images.sample(asked.batch or 20, experiment.seed)
-    x = x.to(dtype) if model.input_shape is None else x.to(dtype).view(-1, *model.input_shape)
+    x = normalised(x.to(dtype), experiment)
+    x = x if model.input_shape is None else x.view(-1, *model.input_shape)
     cost = experiment.make_cost(0, model.init_state(x)[0][0].numel(), images.classes, dtype)
     y, device = images.targets(labels, dtype), asked.device
     problem = Problem(model.to(device), cost.to(device), x.to(device), y.to(device))
-    return Setup.of(problem, experiment, convention=asked.convention, schedule=experiment.schedule)
+    nudging = nudging_of(experiment.estimator)
+    return Setup.of(problem, experiment, convention=asked.convention, schedule=experiment.schedule, nudging=nudging)
 
 
 def _own(target: str, asked: Asked) -> Setup:
     """The network of FILE.py:FUNCTION on its own samples, or on some of its data (see `Own`)."""
     from eqprop.experiments.architecture import load_own
+    from eqprop.experiments.experiment import OWN_ESTIMATOR
 
     built = load_own(target).build(asked.seed or 0)
     name, seed = target.rpartition(":")[2], asked.seed or 0
-    return Setup(_problem(built, asked), name, "own", seed=seed, convention=asked.convention)
+    nudging = nudging_of(OWN_ESTIMATOR)
+    return Setup(_problem(built, asked), name, "own", seed=seed, convention=asked.convention, nudging=nudging)
+
+
+def nudging_of(estimator: str) -> Nudging:
+    """How EP of this name nudges; one-sided for any other estimator."""
+    return cast(dict[str, Nudging], {f"ep-{n}": n for n in ("symmetric", "random-sign")}).get(estimator, "one-sided")
 
 
 def _problem(built: Built, asked: Asked) -> Problem:
@@ -297,6 +310,8 @@ def gdu(
 
         write_folder(out, document, traces)
     show(document, console)
+    if out is not None:
+        console.print(Text(f"Figures as PNG and PDF: {out / 'figures'}"))
     give_json(document, json)
 
 
@@ -324,16 +339,17 @@ def lost_in(setup: Setup, precision: Precision) -> dict[str, Any]:
     model, cost = copy.deepcopy(setup.problem.model).float(), copy.deepcopy(setup.problem.cost).float()
     x, y = (v.float() if v.is_floating_point() else v for v in (setup.problem.x, setup.problem.y))
     problem = Problem(model, cost, x, y)
-    ep = EP(T=setup.T, K=setup.K, beta=setup.beta, schedule=setup.schedule, checked=False)
+    ep = EP(setup.T, setup.K, setup.beta, nudging=setup.nudging, schedule=setup.schedule, checked=False)
     return {
         "declared": precision,
+        "nudging": setup.nudging,
         "with_float32": {name or "whole": a.to_dict() for name, a in compare_precision(problem, ep, precision).items()},
         "float32_with_float64": {name or "whole": a.to_dict() for name, a in compare_with_float64(problem, ep).items()},
     }
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update with products in {found['declared']}, against float32's"
+    title = f"EP's update, nudging {found['nudging']}, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):

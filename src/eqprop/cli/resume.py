@@ -40,6 +40,9 @@ def resume_run(
     precision: Annotated[
         str | None, typer.Option(help="Of products in the epochs to come: float32, tf32, float16 or bfloat16.")
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Train until there are so many in all: as if they had been asked for at first.")
+    ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
     ] = False,
@@ -60,6 +63,7 @@ def resume_run(
             threads=threads,
             parallel=parallel,
             precision=precision,
+            epochs=epochs,
             restart=restart,
         )
     give_result(result, as_json, quiet)

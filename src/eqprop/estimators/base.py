@@ -128,9 +128,13 @@ class Estimator(ABC):
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         """The free phase to return, and the batch mean of dL/dtheta through the dynamics, by name."""
 
-    @abstractmethod
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
-        """Yield the K steps of the process, from the end of a free phase run with `keep=K`."""
+        """Yield the K steps of the process, from the end of a free phase run with `keep=K`. Training does without."""
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name} has a gradient but no process over time. Define {name}.steps(model, cost, x, y, free), or compare "
+            "gradients: eqprop.gdu.compare_gradients."
+        )
 
     def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
         """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
@@ -161,6 +165,12 @@ def _check_recordable() -> None:
 
 LOST_IN_ROUNDING = 100.0
 """A nudge must be at least this many machine epsilons strong: the update's relative error is about epsilon / nudge."""
+
+
+def check_site(model: Dynamics, cost: Cost, y: Tensor) -> None:
+    """Raise TypeError if the model is nudged implicitly and the cost has no such nudge."""
+    if getattr(model, "nudge_site", None) == "implicit":
+        cost.implicit_target(y)
 
 
 def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
+from eqprop.estimators.base import Estimator, Step, check_resolved, check_site, minus_sum, trainable, update
 from eqprop.relax import Relaxation, check_finite, trajectory, turns
 from eqprop.state import State
 
@@ -60,6 +60,7 @@ class ContinualEP(Estimator):
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         super().check_serves(model, cost, x, y)
+        check_site(model, cost, y)
         self.rates_of(model)
 
     def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:

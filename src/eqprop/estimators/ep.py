@@ -19,6 +19,7 @@ from eqprop.estimators.base import (
     Step,
     by_network,
     check_resolved,
+    check_site,
     difference,
     minus_sum,
     parameter_pull_back,
@@ -165,6 +166,10 @@ class EP(Estimator):
                 f"beta has {self.beta.numel()} values for {model.networks or 1} network(s); expected one per network."
             )
         return super().gradient(model, cost, x, y, state)
+
+    def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
+        super().check_serves(model, cost, x, y)
+        check_site(model, cost, y)
 
     def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
         check_resolved(self.beta, model, dtype)

@@ -15,6 +15,7 @@ from torch import Tensor
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import Dynamics, NudgeSite, set_nudge_site
+from eqprop.estimators.ep import Nudging
 from eqprop.gdu import AUTHORS, PAPER, Convention, Options, Report, compare
 from eqprop.messages import shown, unknown
 from eqprop.models import Convolutional, CrossEntropy, Layered, Toy
@@ -196,6 +197,8 @@ class Setup:
     """The run the weights come from: its estimator, trial and epochs trained."""
     schedule: Schedule = "synchronous"
     """The schedule of the free phase."""
+    nudging: Nudging = "one-sided"
+    """How the estimator of the run or experiment nudges; the comparison with BPTT is one-sided, as in Theorem 1."""
 
     @classmethod
     def of(cls, problem: Problem, experiment: GduExperiment | Experiment, **changed: Any) -> Setup:

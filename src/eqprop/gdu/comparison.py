@@ -433,6 +433,8 @@ class Report:
         lines_of = [str(self.concentration)] if self.concentration else []
         return "\n".join([*lines, str(self.release), *lines_of, self.verdict])
 
+    __repr__ = __str__
+
     def to_dict(self) -> dict[str, Any]:
         """Everything except the traces, ready for JSON."""
         simple = ("T", "K", "beta", "dtype", "schedule", "samples", "steps", "seconds", "cpu_seconds")

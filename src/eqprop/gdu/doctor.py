@@ -102,6 +102,11 @@ def doctor(
 
 
 def _one_sign(ep: EP) -> EP:
+    if not isinstance(ep, EP):
+        raise TypeError(
+            f"The doctor examines EP; got {type(ep).__name__}. Give it an EP with the same T, K and beta; of any other "
+            "estimator, eqprop.gdu.compare_gradients says how far its gradient is off."
+        )
     return ep.with_sign(1) if ep.nudging == "random-sign" else ep
 
 

@@ -339,6 +339,8 @@ class Graph(PrimitiveDynamics):
         """A table of the layers and the connections."""
         return table(self)
 
+    __repr__ = __str__
+
     def draw(self) -> Drawing:
         """The graph as a picture, the input on the left, layers coloured by group. Shown in notebooks."""
         return drawing(self)

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eqprop.experiments.gdu import FORMAT
 from eqprop.files import read_bytes, write_json
+from eqprop.gdu import Report
+from eqprop.provenance import provenance
 from eqprop.report.figures import (
     BLUE,
     COLOURS,
@@ -177,6 +180,15 @@ def write_folder(folder: Path, document: dict[str, Any], traces: dict[str, Any])
         write_figure(folder / FIGURES / name, files)
     write_json(folder / TRACES, _short(traces))
     write_json(folder / DOCUMENT, document)
+
+
+def write_comparison(report: Report, folder: Path) -> Path:
+    """Write what `eqprop.gdu.compare` returned, under the name of the folder."""
+    name = folder.resolve().name
+    head = {"name": name, "preset": "own", "batch": report.samples + report.residual.dropped}
+    document = {**head, **report.to_dict(), "format": FORMAT, "provenance": provenance()}
+    write_folder(folder, document, {"name": name, **report.traces_to_dict()})
+    return folder
 
 
 def read_document(folder: Path) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from eqprop.files import read_bytes
 from eqprop.models.readout import OWN_COST
 from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
 from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
-from eqprop.training.plan import Described, Settings, data_name, read_description
+from eqprop.training.plan import TARGETS, Described, Settings, data_name, read_description
 from eqprop.training.watch import duration
 
 if TYPE_CHECKING:
@@ -114,6 +114,10 @@ class Run:
         found = list(self.described.changes)
         if printed_experiment(self.experiment) is not None and not is_paper_data(data, self.experiment):
             found.append(f"data {self.data} instead of {self.experiment.data or 'mnist'}")
+        if self.described.earlier_epochs:
+            found.append(f"epochs raised on resume from {', '.join(map(str, self.described.earlier_epochs))}")
+        if data.get(TARGETS):
+            found.append("errors are the share of the targets' variance that is not explained")
         if settings.validation:
             found.append(f"tested on {settings.validation} held-out training samples")
         trained, tested = data.get("training_samples"), data.get("test_samples")

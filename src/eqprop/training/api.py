@@ -19,7 +19,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, up_to_date
 from eqprop.experiments.paper import RUN_WITH
 from eqprop.files import write_bytes, write_json
-from eqprop.messages import unknown
+from eqprop.messages import command, unknown
 from eqprop.provenance import __version__, commit, provenance
 from eqprop.training.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts, to_join
 from eqprop.training.extras import augmented_picture, image_shape
@@ -29,6 +29,7 @@ from eqprop.training.folder import (
     RESULT,
     Held,
     default_folder,
+    experiment_file,
     is_run,
     last_session,
     locked_by_first,
@@ -39,6 +40,7 @@ from eqprop.training.folder import (
 from eqprop.training.loop import Interruption, Loop, Stopped, Turn
 from eqprop.training.metrics import Metrics, Result, summarise
 from eqprop.training.plan import (
+    TARGETS,
     Leg,
     Plan,
     Settings,
@@ -56,7 +58,7 @@ from eqprop.training.plan import (
     under_own_name,
     where_from,
 )
-from eqprop.training.watch import Steady, Watch
+from eqprop.training.watch import Steady, Watch, as_watch
 
 CONTINUAL = "ep-continual"
 
@@ -102,8 +104,9 @@ def no_test_set(own: Own | None) -> str | None:
 
 RESUMABLE = (
     *("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel", "precision"),
+    "epochs",
 )
-"""Settings that may change on resume: those of the machine, and the precision, which the metrics name."""
+"""Settings that may change on resume: those of the machine, the precision, which the metrics name, and more epochs."""
 
 
 def train(
@@ -112,7 +115,7 @@ def train(
     *,
     data: Data = None,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
@@ -126,7 +129,8 @@ def train(
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
                 or DataLoaders (see `eqprop.data.from_arrays`)
     model       your own function, to train its network with the settings of an experiment
-    watch       receives progress and warnings (see `eqprop.training.watch`); silent by default
+    watch       receives progress and warnings (see `eqprop.training.watch`): "lines" prints a line per epoch; silent
+                by default
     only        train only these estimators now; `resume` trains the others
     options     any field of `Settings` (estimators, trials, engine, device, ...) or of `Experiment` (T, K, beta,
                 epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
@@ -134,6 +138,7 @@ def train(
     Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run. Called in every process of a
     torchrun job, it divides the work among them (see `Settings.parallel`); restarted by torchrun, it continues its run.
     """
+    watch = as_watch(watch)
     found, own = find_own(experiment, model)
     folder = None if out is None else Path(out)
     # Before joining: a rank that ends while another is still joining would only be seen as lost.
@@ -144,7 +149,7 @@ def train(
         chosen = resolve(found, options)[0]
         return begin_or_resume(chosen, folder, data=data, model=own, watch=watch, only=only, **options)
     with _started(found, own, folder, Request(data, only, options)) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, watch)
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def resume(
     *,
     data: Data = None,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     restart: bool = False,
     **options: Any,
@@ -239,10 +244,12 @@ def resume(
     restart     train estimators again whose checkpoint is lost or damaged, instead of raising; what is left of them is
                 kept in ESTIMATOR.old
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
-                ends bit for bit as if it had never been stopped. precision, for the epochs to come.
+                ends bit for bit as if it had never been stopped. precision, for the epochs to come. epochs, to
+                train longer: refused where the rates fall over all epochs, and so depend on their number.
     """
+    watch = as_watch(watch)
     with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, watch)
 
 
 @contextmanager
@@ -259,6 +266,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             "Start a new run for another setting."
         )
     changed = {k: v for k, v in asked.options.items() if v is not None}
+    epochs = changed.pop("epochs", None)
+    longer = epochs is not None and epochs != described.experiment.epochs
+    if longer:
+        described = described.lengthened(epochs)
     experiment = described.experiment.override(precision=changed.pop("precision", described.experiment.precision))
     here = replace(settings, **changed)
     # Keep the engine the run started with, unless it moves to a device that engine may not support.
@@ -278,7 +289,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             check_divides(described.experiment.batch, among.size)
             plan = Plan(experiment, here, images, own, identity(described.content), source, described.old, among)
         plan = _agreed(plan, ranks)
-        turn = Turn(asked.options.get("engine") or moved, asked.only, restart)
+        with ranks.in_step():
+            if longer and ranks.leads:
+                _write(held, experiment_file(folder).name, described.content)
+        turn = Turn(asked.options.get("engine") or moved, asked.only, restart, described.earlier_epochs)
         yield Opened(plan, held, turn, ranks, settings)
 
 
@@ -287,14 +301,14 @@ def begin_or_resume(
     folder: Path,
     *,
     model: Factory | None = None,
-    watch: Watch | None = None,
+    watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
 ) -> Result:
     """Resume the run in the folder, or start it there. Raises if the folder holds a run with other settings."""
     asked = Request(options.pop("data", None), only, options)
     with _begun(experiment, folder, as_own(model), asked) as opened:
-        return _work(opened, watch or Watch())
+        return _work(opened, as_watch(watch))
 
 
 @contextmanager
@@ -310,7 +324,7 @@ def _begun(experiment: Experiment, folder: Path, own: Own | None, asked: Request
 
 
 def begin_or_resume_all(
-    experiments: Mapping[Path, Experiment], *, watch: Watch | None = None, data: Data = None, **options: Any
+    experiments: Mapping[Path, Experiment], *, watch: Watch | str | None = None, data: Data = None, **options: Any
 ) -> list[Result]:
     """Resume or start several runs by folder, and divide their networks among the ranks, the longest first."""
     with ExitStack() as stack:
@@ -318,7 +332,7 @@ def begin_or_resume_all(
         runs = [
             stack.enter_context(_begun(experiment, folder, None, asked)) for folder, experiment in experiments.items()
         ]
-        return _work_apart(runs, watch or Watch())
+        return _work_apart(runs, as_watch(watch))
 
 
 def _check_same_run(
@@ -452,7 +466,7 @@ def _left(opened: Opened, watch: Watch, interruption: Interruption) -> list[Leg]
 
 def _stop_waiting(interruption: Interruption, folder: Path) -> None:
     if interruption.requested:
-        raise Stopped(f"Stopped and saved. Continue with: eqprop resume {folder}", interruption.exit_code)
+        raise Stopped(f"Stopped and saved. Continue with: {command('resume', folder)}", interruption.exit_code)
 
 
 def _write_picture(held: Held, plan: Plan) -> None:
@@ -475,8 +489,9 @@ def _write(held: Held, name: str, content: object) -> None:
 def _check_same_data(images: Images | Streamed, recorded: Mapping[str, Any], folder: Path) -> None:
     got = describe(images)
     # Runs of data that was read from files have no fingerprint of the tensors; their sha256 is that of the files.
+    may_lack = ("fingerprint", TARGETS)
     compared = [
-        key for key in got if key not in ("name", "class_names") and not (key == "fingerprint" and key not in recorded)
+        key for key in got if key not in ("name", "class_names") and not (key in may_lack and key not in recorded)
     ]
     differing = [key for key in compared if recorded.get(key) != got[key]]
     if differing:

@@ -20,13 +20,14 @@ from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
 from eqprop.experiments.architecture import Factory, Own, own_of
 from eqprop.experiments.experiment import BACKPROP, Experiment
-from eqprop.messages import unknown
+from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
 from eqprop.starts import Start
 from eqprop.state import State
 from eqprop.training.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
 from eqprop.training.distributed import ALONE, Ranks
 from eqprop.training.plan import (
+    TARGETS,
     Described,
     Plan,
     Settings,
@@ -35,6 +36,7 @@ from eqprop.training.plan import (
     read_description,
     read_images,
 )
+from eqprop.training.watch import counted
 
 BATCH = 1000
 """Samples relaxed at once on a CPU; fixed, so that the same weights give the same bits."""
@@ -268,6 +270,7 @@ class Trained:
     epoch       number of epochs trained
     class_names what the classes are called, if the data says so
     estimator   what trained it; by backprop it is a feed-forward net
+    labelled    whether its answers are classes; False if it was trained on numbers
     """
 
     model: Dynamics
@@ -277,6 +280,11 @@ class Trained:
     epoch: int
     class_names: tuple[str, ...] = ()
     estimator: str = ""
+    labelled: bool = True
+
+    def __repr__(self) -> str:
+        by = f", trained by {self.estimator}" if self.estimator else ""
+        return f"Trained({self.experiment.name}, {self.experiment.architecture}{by} for {counted(self.epoch, 'epoch')})"
 
     def state(self, x: Tensor, phase: Phase) -> State:
         """The state that answers are read from: after the free phase, or of the feed-forward net."""
@@ -307,8 +315,8 @@ def load(
     if not place.is_dir():
         name = estimator or described.settings.estimators[0]
         raise FileNotFoundError(
-            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: eqprop "
-            f"resume {folder}"
+            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: "
+            f"{command('resume', folder)}"
         )
     own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)
@@ -328,7 +336,8 @@ def load(
     initialised = experiment.start == "initialised" and name != BACKPROP
     start = _initialiser(experiment, network, checkpoint, trial) if initialised else None
     names = tuple(map(str, described.data.get("class_names") or ()))
-    return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name)
+    labelled = not described.data.get(TARGETS)
+    return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name, labelled)
 
 
 def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
@@ -403,7 +412,7 @@ def _read_picture(path: Path, model: Dynamics) -> Any:
     return (255 - pixels if pixels.mean() > 127.5 else pixels)[None]
 
 
-def _normalised(x: Tensor, experiment: Experiment) -> Tensor:
+def normalised(x: Tensor, experiment: Experiment) -> Tensor:
     """Samples from 0 to 1, (B, ...), as the experiment normalises them: channels come first in every sample."""
     normalisation = experiment.normalisation
     if normalisation is None:
@@ -415,7 +424,9 @@ def _normalised(x: Tensor, experiment: Experiment) -> Tensor:
 
 
 @torch.no_grad()
-def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = None) -> Tensor:
+def predict(
+    network: Trained | Dynamics | str | Path, x: Any, T: int | None = None, *, outputs: bool | None = None
+) -> Tensor:
     """The class of each input, (B,): the largest output, or readout, after the free phase.
 
     network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
@@ -423,12 +434,13 @@ def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = No
                 or the path of an image file, or several, which get the model's size and colours; if grey, light on
                 dark. Pixels are uint8, or from 0 to 1, and normalised as in training.
     T           free steps; by default the experiment's
+    outputs     return the outputs themselves, (B, n): by default for a run that was trained on numbers, not classes
     """
     network = load(network) if isinstance(network, str | Path) else network
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
     x = _as_input(x, model)
-    x = x if trained is None else _normalised(x, trained.experiment)
+    x = x if trained is None else normalised(x, trained.experiment)
     if trained is not None and T is None:
         phase = replace(evaluation_phase(trained.experiment), checked=True)
     else:
@@ -442,9 +454,9 @@ def predict(network: Trained | Dynamics | str | Path, x: Any, T: int | None = No
             )
         x = x.reshape(len(x), *model.input_shape)
     assert isinstance(x, Tensor), "made by _as_input"
-    if trained is None:
-        return relax(model, x, phase).state[0].argmax(-1)
-    return trained.cost.scores(trained.state(x, phase)).argmax(-1)
+    found = relax(model, x, phase).state[0] if trained is None else trained.cost.scores(trained.state(x, phase))
+    wanted = outputs if outputs is not None else trained is not None and not trained.labelled
+    return found if wanted else found.argmax(-1)
 
 
 def evaluate(

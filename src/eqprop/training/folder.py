@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.files import open_lock, read_bytes, refuse_link, take_lock, write_json
+from eqprop.messages import command
 from eqprop.training.distributed import Ranks
 
 EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
@@ -67,7 +68,7 @@ def prepare_new(folder: Path) -> None:
     """Create the folder of a new run; refuse one that is not empty."""
     if is_run(folder):
         raise FileExistsError(
-            f"{folder} already holds a run. Continue it with eqprop resume {folder}, or choose another --out."
+            f"{folder} already holds a run. Continue it with {command('resume', folder)}, or choose another --out."
         )
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; expected a folder for the run. Choose another --out.")
@@ -217,6 +218,6 @@ def explain_full_disk(folder: Path, error: OSError) -> OSError:
     return type(error)(
         error.errno,
         f"Could not save to {folder}: {error.strerror or error}. Earlier checkpoints are intact; "
-        f"{'free some space' if full else 'make the folder writable again'}, then continue with: eqprop resume "
-        f"{folder}",
+        f"{'free some space' if full else 'make the folder writable again'}, then continue with: "
+        f"{command('resume', folder)}",
     )

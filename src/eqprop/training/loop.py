@@ -14,6 +14,7 @@ from typing import Any
 from eqprop.engines import Tally
 from eqprop.engines.base import fixed_algorithms
 from eqprop.experiments.architecture import OwnNet, is_own
+from eqprop.messages import command
 from eqprop.training.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -42,6 +43,10 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show instead of a traceback."""
+        return [f"Stopped: {self}"]
 
 
 class Interruption:
@@ -116,11 +121,13 @@ class Turn:
     engine      use it instead of the recorded one
     only        train only these estimators
     restart     start estimators again whose checkpoint is lost or damaged
+    earlier     numbers of epochs after which the run was complete before they were raised
     """
 
     engine: str | None = None
     only: Sequence[str] | None = None
     restart: bool = False
+    earlier: tuple[int, ...] = ()
 
 
 class Loop:
@@ -177,7 +184,20 @@ class Loop:
         with self.ranks.in_step():
             self._settle_metrics(reached)
         wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
-        return [leg for leg in wanted if not _is_finished(reached[leg])]
+        return [leg for leg in wanted if not self._is_finished(leg, reached[leg], turn)]
+
+    def _is_finished(self, leg: Leg, checkpoint: Checkpoint | None, turn: Turn) -> bool:
+        if checkpoint is None or not checkpoint.finished:
+            return False
+        epoch = checkpoint.position.epoch
+        if epoch >= self.plan.experiment.epochs or len(checkpoint.diverged) == len(leg.trials):
+            return True
+        # It may end early with the very epoch that was its last.
+        lines, patience = self.metrics.of(leg, epoch), self.plan.settings.patience
+        early = epoch not in turn.earlier or (patience and EarlyStopping(patience).stop(lines) is not None)
+        if early and turn.earlier:
+            self.watch.note(f"{leg.folder} ended early after epoch {epoch}, as it would have in a longer run.")
+        return bool(early)
 
     @contextmanager
     def _writing(self) -> Iterator[bool]:
@@ -233,7 +253,7 @@ class Loop:
     def _with_restart(self, leg: Leg, error: DamagedError) -> DamagedError:
         return DamagedError(
             f"{error} Nothing has been changed. To train {leg.folder} again from the beginning, and keep what is left "
-            f"of it in {leg.folder}.old: eqprop resume {self.folder} --restart"
+            f"of it in {leg.folder}.old: {command('resume', self.folder, '--restart')}"
         )
 
     def _start_again(self, leg: Leg, error: DamagedError) -> None:
@@ -434,10 +454,10 @@ class Loop:
             return
         if save:
             self._save(trainer)
-        place = trainer.position
+        place, again = trainer.position, command("resume", self.folder, *self._own_model())
         raise Stopped(
             f"Stopped and saved: {trainer.leg.estimator}, {counted(place.epoch, 'epoch')} and "
-            f"{counted(place.iteration, 'iteration')} done. Continue with: eqprop resume {self.folder}",
+            f"{counted(place.iteration, 'iteration')} done. Continue with: {again}",
             128 + self.agreed if self.agreed else self.interruption.exit_code,
         )
 
@@ -446,7 +466,7 @@ class Loop:
             f"{line['estimator']} epoch {line['epoch']} changed no weight: every mini-batch has a zero gradient. "
             f"Epochs up to {until} would do the same and are skipped; only the last is trained. If the errors are "
             "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1, or ask "
-            f"eqprop doctor {self.folder}."
+            f"{command('doctor', self.folder, *self._own_model())}."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
@@ -471,16 +491,17 @@ class Loop:
             concern = Course(own, self.plan.iterations, chance, trainer.moved).concern()
             if concern is not None:
                 self._pointed.add(leg)
+                which = ("--estimator", leg.estimator, "--trial", trial, *self._own_model())
                 self.watch.warn(
                     f"{leg.estimator} epoch {own[-1]['epoch']}, trial {trial}: {concern}. Find out why: "
-                    f"eqprop doctor {self.folder} --estimator {leg.estimator} --trial {trial}{self._own_model()}"
+                    f"{command('doctor', self.folder, *which)}"
                 )
                 return
 
-    def _own_model(self) -> str:
+    def _own_model(self) -> tuple[str, ...]:
         """The option that names a run's own network: its folder does not."""
         net = self.plan.experiment.architecture
-        return f" --model {net.source}" if isinstance(net, OwnNet) and is_own(net.source) else ""
+        return ("--model", net.source) if isinstance(net, OwnNet) and is_own(net.source) else ()
 
 
 def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
@@ -489,10 +510,6 @@ def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
 
 def _or_zero(cosine: float | None) -> float:
     return 0.0 if cosine is None else cosine
-
-
-def _is_finished(checkpoint: Checkpoint | None) -> bool:
-    return checkpoint is not None and checkpoint.finished
 
 
 def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:

@@ -17,6 +17,7 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import from_dict
 from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
 from eqprop.files import open_lock, read_bytes, take_lock, write_text
+from eqprop.messages import command
 from eqprop.training.checkpoint import has_checkpoint, read_checkpoint, read_head
 from eqprop.training.folder import METRICS, TURNS
 from eqprop.training.plan import Leg, Plan, identity, read_description
@@ -212,7 +213,7 @@ def check_lines(folder: Path) -> None:
         if wrong and head["run"] == identity(described.content):
             raise ValueError(
                 f"{lines.path} does not match the checkpoint in {leg.folder}: lines of {leg.estimator}: "
-                f"{', '.join(wrong)}. Restore it from a copy, or repair it with: eqprop resume {folder}"
+                f"{', '.join(wrong)}. Restore it from a copy, or repair it with: {command('resume', folder)}"
             )
 
 
@@ -244,6 +245,14 @@ class Result:
 
     folder: Path
     summary: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        said = []
+        for name, found in self.summary["estimators"].items():
+            mean, spread = found["test_error_mean"], found["test_error_std"]
+            error = "no result" if mean is None else f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} %"
+            said.append(f"{name} {error}")
+        return f"Result({self.folder}: test error {', '.join(said)})"
 
     def test_error(self, estimator: str) -> float | None:
         """The mean test error in percent at the last epoch, over the trials that did not diverge."""

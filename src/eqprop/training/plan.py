@@ -373,6 +373,10 @@ def make_start(
     return None
 
 
+TARGETS = "targets"
+"""Field of the data in experiment.json: the numbers a sample has as its answer, where that is no class."""
+
+
 def describe(images: Images | Streamed) -> dict[str, Any]:
     return {
         "name": images.name,
@@ -381,6 +385,7 @@ def describe(images: Images | Streamed) -> dict[str, Any]:
         "test_samples": images.test_samples,
         **({"fingerprint": images.fingerprint} if images.fingerprint else {}),
         **({"class_names": list(images.class_names)} if images.class_names else {}),
+        **({} if images.labelled else {TARGETS: images.classes}),
     }
 
 
@@ -563,9 +568,19 @@ def under_own_name(experiment: Experiment, own: Own | None) -> Experiment:
     )
 
 
+EARLIER = "earlier_epochs"
+"""Field of experiment.json: the numbers of epochs a run was to have before they were raised, the first one first."""
+
+
 def identity(content: Mapping[str, Any]) -> str:
-    """Digest that ties checkpoints to experiment.json: a run whose experiment was edited does not resume."""
-    return digest([content.get("experiment", content.get("record")), content["settings"], content["data"]])
+    """Digest that ties checkpoints to experiment.json: a run whose experiment was edited does not resume.
+
+    Of the epochs it takes the first number, so that earlier checkpoints stay valid when they are raised.
+    """
+    experiment = content.get("experiment", content.get("record"))
+    if content.get(EARLIER):
+        experiment = {**experiment, "epochs": content[EARLIER][0]}
+    return digest([experiment, content["settings"], content["data"]])
 
 
 @dataclass(frozen=True)
@@ -590,6 +605,37 @@ class Described:
     def changes(self) -> list[str]:
         """Differences from the paper's settings."""
         return list(self.content.get("changes_from_paper") or [])
+
+    @property
+    def earlier_epochs(self) -> tuple[int, ...]:
+        """The numbers of epochs the run was to have before they were raised."""
+        return tuple(self.content.get(EARLIER, ()))
+
+    def lengthened(self, epochs: int) -> Described:
+        """The same run with more epochs. Raises if a run of so many would have begun differently."""
+        now = self.experiment
+        longer = now.override(epochs=epochs)
+        if epochs < now.epochs:
+            raise ValueError(
+                f"epochs is {shown(epochs)}; the run is to have {now.epochs}, and they can only be raised. Stop it "
+                "with Ctrl-C to train fewer."
+            )
+        if now.decay != "none" and now.decay_epochs is None:
+            raise ValueError(
+                f"epochs cannot be raised to {epochs}: the rates fall ({now.decay}) over the {now.epochs} epochs of "
+                f"the run, so one of {epochs} would have had others from the start. Start a new run, or say over how "
+                "many epochs they fall: --decay-epochs."
+            )
+        _check_lines(longer, self.settings)
+        printed, key = printed_experiment(longer), "record" if self.old else "experiment"
+        changes = None if printed is None else [str(change) for change in longer.changes(printed)]
+        content = {
+            **self.content,
+            key: {**self.content[key], "epochs": epochs},
+            EARLIER: [*self.earlier_epochs, now.epochs],
+            "changes_from_paper": changes,
+        }
+        return replace(self, experiment=longer, content=content)
 
     def legs(self) -> list[Leg]:
         return all_legs(self.settings, self.old)
@@ -631,6 +677,11 @@ def read_description(folder: Path) -> Described:
             f"{path} is damaged: {strange} is {shown(content[strange])}; expected an object. Restore it from a copy."
         )
     _check_data_fields(content["data"], path)
+    earlier = content.get(EARLIER, [])
+    if not isinstance(earlier, list) or not all(type(n) is int and n > 0 for n in earlier):
+        raise ValueError(
+            f"{path} is damaged: {EARLIER} is {shown(earlier)}; expected numbers of epochs. Restore it from a copy."
+        )
     experiment, settings = from_dict(content[key], str(path)), dict(content["settings"])
     if old:
         settings["estimators"] = named_estimators(None, settings.pop("methods", ("ep",)), experiment)

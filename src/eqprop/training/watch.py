@@ -280,7 +280,8 @@ class Lines(Watch):
         print(text, file=self.stream, flush=True)
 
 
-ERRORS = ("test_error", "test_error_top5", "train_error", "train_error_measured")
+NOT_DRAWN = ("trial", "seed", "epoch", "seconds", "repeated", "residual_worst")
+"""Numbers of a line of metrics that are no curve of TensorBoard's."""
 
 
 class Events(Watch):
@@ -299,6 +300,17 @@ class Events(Watch):
             return Watch()
         return cls(SummaryWriter)
 
+    @classmethod
+    def installed(cls) -> Watch:
+        """The same, or raise if it is not installed."""
+        found = cls.if_installed()
+        if isinstance(found, cls):
+            return found
+        raise ValueError(
+            "The logger tensorboard needs the package tensorboard, which is not installed: pip install "
+            "'eqprop[tensorboard]', or omit the logger."
+        )
+
     def begin(self, plan: Plan, folder: Path) -> None:
         self.folder = folder / "tensorboard"
         refuse_link(self.folder)
@@ -311,9 +323,9 @@ class Events(Watch):
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         for line in lines:
-            for name in (*ERRORS, "loss", "residual_mean", "unsettled"):
-                if line.get(name) is not None:
-                    self.writer.add_scalar(f"{name}/trial{line['trial']}", line[name], line["epoch"])
+            for name, value in line.items():
+                if isinstance(value, int | float) and name not in NOT_DRAWN:
+                    self.writer.add_scalar(f"{name}/trial{line['trial']}", value, line["epoch"])
         self.writer.flush()
 
     def end(self) -> None:
@@ -323,9 +335,14 @@ class Events(Watch):
 
 
 LOGGERS: Table[Callable[[], Watch]] = Table(
-    "logger", {"lines": Lines, "tensorboard": Events.if_installed}, lambda name, part: part
+    "logger", {"lines": Lines, "tensorboard": Events.installed}, lambda name, part: part
 )
 """Watches by name, for `--logger`: functions without arguments that make one."""
+
+
+def as_watch(watch: Watch | str | None) -> Watch:
+    """A watch as given, or by its name; None is silent."""
+    return named_watch(watch) if isinstance(watch, str) else watch or Watch()
 
 
 def named_watch(name: str) -> Watch:
