@@ -43,7 +43,7 @@ from eqprop.gdu.lockstep import (
     unflat,
 )
 from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
-from eqprop.gdu.metrics import Group, batch_mean, groups, outcome_of
+from eqprop.gdu.metrics import Distance, Group, batch_mean, groups, outcome_of
 from eqprop.gdu.settling import settle
 from eqprop.models import Layered, stack
 
@@ -699,3 +699,15 @@ def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, c
     )
     group = Group("synapses", "W01")
     assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome
+
+
+def test_what_cancelled_sums_leave_is_no_element_of_a_budget() -> None:
+    """Two updates of 1e-18 beside one of 1 are rounding; parts that cancel there would be 1e15 times as large."""
+    values = torch.tensor([1.0, 1e-18, 1e-3], dtype=torch.float64)
+    part = torch.tensor([0.1, 1e-3, 1e-4], dtype=torch.float64)
+    distance = Distance(values, ("one", "other"))
+    distance.add(values, values * 0.9, {"one": part, "other": -part})
+    found = distance.metrics(PAPER)
+    assert (found.left_out, found.elements) == (1, 3)
+    assert found.rmse == pytest.approx(0.1)
+    assert distance.parts_of_rmse(PAPER) == pytest.approx({"one": 0.1, "other": 0.1})

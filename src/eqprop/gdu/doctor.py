@@ -92,8 +92,6 @@ def doctor(
 
     The model, its `.grad` and the optimizer stay as they are. Stacked networks are examined one at a time.
     """
-    if ep is not None and not isinstance(ep, EP):
-        raise ValueError(f"The doctor examines EP; got {type(ep).__name__}. Give an EP with the same T and K.")
     if voice not in get_args(Voice):
         raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()

@@ -48,7 +48,7 @@ class Metrics:
     sign                the fraction of (element, t) pairs with g not zero where f has the same sign
     cosine              of the angle between f and g, all elements and steps as one vector
     norm                root mean square of g over elements and steps
-    left_out            number of elements whose two processes are both zero
+    left_out            number of elements whose two processes are both zero, up to rounding
     elements            number of all elements
 
     None if every element is left out.
@@ -63,6 +63,10 @@ class Metrics:
     elements: int
 
 
+ROUNDING = 64.0
+"""An element this many roundings of its group's largest or smaller is zero: it is what cancelled sums leave."""
+
+
 class Distance:
     """Running sums of one group: f, g and, for a budget, the parts of f - g."""
 
@@ -72,6 +76,7 @@ class Distance:
         self.sum_f, self.sum_g = zeros.clone(), zeros.clone()
         self.cum_ff, self.cum_gg, self.cum_ee = zeros.clone(), zeros.clone(), zeros.clone()
         self.parts = {name: zeros.clone() for name in parts}
+        self.eps = torch.finfo(like.dtype).eps
         self.dot = torch.zeros((), dtype=torch.float64, device=like.device)
         self.agree, self.signed = torch.zeros_like(self.dot), torch.zeros_like(self.dot)
         self.steps = 0
@@ -134,7 +139,8 @@ class Distance:
 
     def _scale(self) -> tuple[Tensor, Tensor]:
         scale = torch.maximum(self.ff, self.gg)
-        return scale, scale == 0
+        largest = scale.max() if scale.numel() else 0.0
+        return scale, scale <= (ROUNDING * self.eps) ** 2 * largest
 
     def _mean(self, squares: Tensor, scale: Tensor, dead: Tensor, convention: Convention) -> float | None:
         counted = dead.numel() - (0 if convention.zeros_count else int(dead.sum()))
