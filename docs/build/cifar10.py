@@ -47,7 +47,7 @@ def precision_block() -> str:
 
 def gdu_block() -> str:
     found = [d for d in documents("cifar10") if "neurons" in d]
-    return comparisons({f"{d['name']}, {d['trained']['epochs']} epochs, beta {d['beta']:g}": d for d in found})
+    return comparisons({f"{d['trained']['epochs']} epochs, T {d['T']}, beta {d['beta']:g}": d for d in found})
 
 
 def curves() -> Figure:
