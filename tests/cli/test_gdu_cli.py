@@ -166,9 +166,11 @@ def test_json_on_standard_output_is_alone_and_out_gets_the_rest(tmp_path: Path) 
         assert all(set(m) >= TABLE_KEYS for m in document[kind].values())
     assert set(document["budget"]) >= BUDGET_KEYS
     assert document["provenance"]["torch"] == torch.__version__
-    # What is for people is on standard error, and ends with the verdict.
+    # What is for people is on standard error, and ends with the verdict and where the figures are.
     assert "Error budget" in done.stderr
-    assert done.stderr.rstrip().endswith(document["budget"]["verdict"])
+    *_, verdict, figures = done.stderr.rstrip().splitlines()
+    assert verdict == document["budget"]["verdict"]
+    assert figures == "Figures as PNG and PDF: o/figures"
     found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     figures = [f"o/figures/{name}.{end}" for name in ("processes", "rmse") for end in ("pdf", "png")]
     assert found == sorted(["o/gdu.json", "o/traces.json", *figures])
