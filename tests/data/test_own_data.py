@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.training_runs import assert_same_bits, call_main
+from helpers.training_runs import assert_same_bits, call_main, whole_mnist
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -229,6 +229,26 @@ def test_resuming_without_the_arrays_asks_for_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="trained on arrays"):
         resume(tmp_path / "run")
     assert resume(tmp_path / "run", data=arrays()).test_error("bptt") is not None
+
+
+def test_changed_mnist_is_not_taken_for_mnist(tmp_path: Path) -> None:
+    whole = whole_mnist()
+    mirrored = replace(whole, train_x=whole.train_x.flip(1), test_x=whole.test_x.flip(1))
+    experiment = replace(TINY, architecture=LayeredNet((10, 6, 784)), epochs=1)
+    options: dict[str, Any] = {"estimators": "ep,bptt", "samples": 50, "test_samples": 50}
+    run = tmp_path / "run"
+    result = train(experiment, run, data=mirrored, only=("ep",), **options)
+    for again in (resume, evaluate):
+        with pytest.raises(ValueError, match="trained on arrays"):
+            again(run)
+    with pytest.raises(ValueError, match="trained on other data"):
+        resume(run, data="mnist")
+    assert evaluate(run, data=mirrored)["ep"][0]["test_error"] == result.test_error("ep")
+    assert resume(run, data=mirrored).test_error("bptt") is not None
+    # MNIST itself is found again, given as tensors or by name.
+    train(experiment, tmp_path / "same", data=whole, only=("ep",), **options)
+    assert resume(tmp_path / "same", data="mnist").test_error("bptt") is not None
+    assert evaluate(tmp_path / "same")["ep"]
 
 
 def regression(n: int, seed: int) -> tuple[Tensor, Tensor]:

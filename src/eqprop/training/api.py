@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eqprop.data import Data, Images, Streamed
+from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.engines import using_threads
 from eqprop.experiments.architecture import Factory, Own, as_own, own_of
 from eqprop.experiments.experiment import Experiment
@@ -271,7 +271,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
     with using_threads(here.threads), locked_by_first(folder, ranks) as held:
         with ranks.in_step():
             own = own_of(model, described.experiment.architecture)
-            images = read_images(data_again(described, asked.data, own), here)
+            given = data_again(described, asked.data, own)
+            if asked.data is not None and "fingerprint" in described.data and isinstance(given, str | Path):
+                given = given_data(open_set(given))
+            images = read_images(given, here)
             _check_same_data(images, described.data, folder)
             source = described.data.get("set") or described.data.get("directory")
             among = ALONE if divides_networks(here, ranks) else ranks
