@@ -133,3 +133,10 @@ def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -
     with pytest.raises(ValueError, match="784 numbers per sample"):
         eqprop.predict(tmp_path / "run", np.zeros((3, 3)))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "small"
+
+
+def test_evaluate_refuses_samples_of_another_shape(tmp_path: Path) -> None:
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1)
+    x, y = np.zeros((4, 5), dtype=np.float32), [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"takes inputs of shape \(784,\); the images of own data have shape \(5,\)"):
+        eqprop.evaluate(tmp_path / "run", data=(x, y, x, y))

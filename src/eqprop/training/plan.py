@@ -638,7 +638,15 @@ def read_description(folder: Path) -> Described:
     return Described(experiment, Settings.from_dict(settings, str(path)), content, old)
 
 
-def _check_shapes(plan: Plan, model: Dynamics) -> None:
+def is_channels_last(shape: Sequence[int], takes: tuple[int, ...] | None) -> bool:
+    """Whether samples of this shape are images with channels last, for a network that takes them first."""
+    if takes is None or len(takes) != 3 or len(shape) != 3:
+        return False
+    return tuple(shape) != takes and takes == (shape[2], *shape[:2])
+
+
+def check_inputs(plan: Plan, model: Dynamics) -> None:
+    """Raise unless the samples fit the model's input shape."""
     shape, takes = plan.images.shape, model.input_shape
     pixels = math.prod(shape)
     if takes is not None and math.prod(takes) != pixels:
@@ -647,11 +655,15 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
             f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
             f"{shape}, {pixels} pixels. Give a network for them{sizes}, or other data."
         )
-    if takes is not None and len(takes) == len(shape) == 3 and takes != shape and takes == (shape[2], *shape[:2]):
+    if is_channels_last(shape, takes):
         raise ValueError(
             f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
             f"{shape}, channels last. Give them channels first, such as x.transpose(0, 3, 1, 2)."
         )
+
+
+def _check_shapes(plan: Plan, model: Dynamics) -> None:
+    check_inputs(plan, model)
     device = plan.device
     x = plan.inputs(plan.first()[0], model)
     outputs = model.to(device).init_state(x)[0].shape[-1]
