@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,10 @@ from helpers.training_runs import SMALL, assert_same_bits, few_images
 from PIL import Image
 
 import eqprop
+from eqprop.training import loop
+from eqprop.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from eqprop.training.metrics import read_metrics
+from eqprop.training.watch import Several
 
 
 def _norm(network: eqprop.Dynamics) -> float:
@@ -113,6 +117,73 @@ def test_keeping_more_changes_no_bit(tmp_path: Path) -> None:
     assert_same_bits(tmp_path / "bare", tmp_path / "kept")
     last = eqprop.load(tmp_path / "kept", at=2).model.W01
     assert torch.equal(last, eqprop.load(tmp_path / "kept").model.W01)
+
+
+def test_what_is_kept_survives_a_kill_at_any_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"data": few_images(100, 50), "epochs": 2, "keep_best": True, "keep_every": 1}
+    eqprop.train(SMALL, tmp_path / "whole", **options)
+    places = ("best", "epoch-0001", "epoch-0002")
+    expected = [read_checkpoint(tmp_path / "whole" / "ep" / place).weights for place in places]
+
+    class Killed(BaseException):
+        pass
+
+    calls = 0
+
+    def dying(folder: Path, checkpoint: Checkpoint) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise Killed
+        write_checkpoint(folder, checkpoint)
+
+    for last in range(2, 9):
+        calls, run = 0, tmp_path / f"killed-{last}"
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "write_checkpoint", dying)
+            try:
+                eqprop.train(SMALL, run, **options)
+                break
+            except Killed:
+                pass
+        eqprop.resume(run, data=options["data"])
+        for place, weights in zip(places, expected, strict=True):
+            found = read_checkpoint(run / "ep" / place).weights
+            assert all(torch.equal(found[name], weight) for name, weight in weights.items()), (last, place)
+    assert last > 5, "there are that many checkpoints"
+
+
+class Torn(eqprop.Watch):
+    """Writes to a pipe that nobody reads any more."""
+
+    def epoch(self, lines: Any, progress: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_closed_pipe_ends_neither_the_run_nor_what_others_measure_and_stop(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    class Heard(Norms):
+        def epoch(self, lines: Any, progress: Any) -> None:
+            heard.append(lines[0]["epoch"])
+
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=5, watch=Several(Torn(), Heard(3)))
+    lines = read_metrics(tmp_path / "run")
+    assert [entry["epoch"] for entry in lines] == heard == [1, 2, 3]
+    assert all("norm" in entry for entry in lines)
+
+
+def test_early_stopping_refuses_what_it_cannot_follow() -> None:
+    lines = [
+        {"epoch": n, "test_error": 10.0 - n, "mine": value} for n, value in ((1, float("nan")), (2, 2.0), (3, 1.0))
+    ]
+    with pytest.raises(ValueError, match="Unknown metric 'tset_error'.*Did you mean 'test_error'"):
+        eqprop.EarlyStopping(2, "tset_error").stop(lines)
+    for patience in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="patience is .*; expected a whole number above 0"):
+            eqprop.EarlyStopping(patience)  # type: ignore[arg-type]
+    # An epoch without a number is neither the best nor the last one that fell.
+    assert eqprop.EarlyStopping(2, "mine").stop(lines) is None
 
 
 def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ from eqprop.training.plan import (
     under_own_name,
     where_from,
 )
-from eqprop.training.watch import Steady, Watch
+from eqprop.training.watch import Watch, steady
 
 CONTINUAL = "ep-continual"
 
@@ -375,7 +375,7 @@ def _work(opened: Opened, watch: Watch) -> Result:
     if opened.divides_networks:
         return _work_apart([opened], watch)[0]
     plan, held, ranks = opened.plan, opened.held, opened.ranks
-    watch = Steady(watch) if ranks.leads else Watch()
+    watch = steady(watch) if ranks.leads else Watch()
     for problem in opened.problems:
         watch.warn(problem)
     session = _session(opened, watch)
@@ -411,7 +411,7 @@ def _finished(opened: Opened, trained: bool) -> Result:
 
 def _work_apart(runs: Sequence[Opened], watch: Watch) -> list[Result]:
     """Train the unfinished legs of these runs, each by the rank that claims it first, the longest first."""
-    ranks, watch = runs[0].ranks, Steady(watch)
+    ranks, watch = runs[0].ranks, steady(watch)
     with Interruption() as interruption:
         found = [(n, leg) for n, opened in enumerate(runs) for leg in _left(opened, watch, interruption)]
         found.sort(key=lambda unit: -arithmetic(runs[unit[0]].plan.experiment))

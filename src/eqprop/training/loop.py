@@ -354,8 +354,9 @@ class Loop:
             with self.held.writing():
                 self.metrics.append(lines)
         self._stop_early(trainer)
-        self._save(trainer)
+        # First the copies: an epoch is never trained again once it is saved.
         self._keep(trainer)
+        self._save(trainer)
         trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
         self._point_to_doctor(trainer)
         if len(lines) > len(trained):
@@ -418,7 +419,7 @@ class Loop:
         settings, epoch = self.plan.settings, trainer.position.epoch
         place = self.folder / trainer.leg.folder
         means = epoch_means(self.metrics.of(trainer.leg, epoch), "test_error")
-        best = settings.keep_best and means.get(epoch) == min(means.values(), default=None)
+        best = settings.keep_best and epoch in means and means[epoch] == min(means.values())
         due = bool(settings.keep_every and epoch % settings.keep_every == 0)
         if not (best or due):
             return
@@ -463,12 +464,13 @@ class Loop:
         if leg in self._pointed:
             return
         lines = self.metrics.of(leg, trainer.position.epoch)
-        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1))
+        labelled = self.plan.images.labelled
+        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1)) if labelled else 100.0
         for trial in leg.trials:
             own = [line for line in lines if line["trial"] == trial and not line["repeated"]]
             if not own or own[-1]["diverged"] is not None:
                 continue
-            concern = Course(own, self.plan.iterations, chance, trainer.moved).concern()
+            concern = Course(own, self.plan.iterations, chance, trainer.moved, labelled).concern()
             if concern is not None:
                 self._pointed.add(leg)
                 self.watch.warn(
