@@ -452,7 +452,7 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
     first = json.loads(ranks.text_of_first(json.dumps(settings, sort_keys=True, default=str)))
     mine = json.loads(json.dumps(settings, sort_keys=True, default=str))
     with ranks.in_step():
-        for name in _flat({**first, **mine}):
+        for name in dict.fromkeys([*_flat(first), *_flat(mine)]):
             its, own = _at(first, name), _at(mine, name)
             if its != own:
                 raise ValueError(
