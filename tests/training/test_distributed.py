@@ -269,3 +269,12 @@ def test_settings_of_one_rank_alone_are_noticed(first: Any, second: Any, words: 
     check_same(ranks, first)
     with pytest.raises(ValueError, match=words):
         check_same(ranks, second)
+
+
+def test_a_process_group_without_a_backend_for_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.distributed.init_process_group("nccl") makes it; that no rank was lost is known before any exchange."""
+    answers = {"is_initialized": True, "get_rank": 0, "get_world_size": 2, "get_backend_config": "cuda:nccl"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer)
+    with pytest.raises(ValueError, match="has the backend cuda:nccl.*cpu:gloo,cuda:nccl"):
+        distributed.join()

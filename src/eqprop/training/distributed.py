@@ -282,6 +282,11 @@ def _begin() -> Ranks:
 
     ranks = in_torchrun()
     if dist.is_initialized():
+        if "cpu:" not in (backend := str(dist.get_backend_config())):
+            raise ValueError(
+                f"The process group has the backend {backend}, and none for the CPU, where ranks exchange small "
+                "messages. Make it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to join()."
+            )
         name = ranks.text_of_first(uuid.uuid4().hex)
         return replace(ranks, store=_part(dist.distributed_c10d._get_default_store(), name))
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
