@@ -97,7 +97,22 @@ def as_images(source: Any) -> Images | str | Path | None:
         )
     if len(source) == 4:
         return from_arrays(*source)
-    return from_arrays(*_pair(source[0], "train"), *_pair(source[1], "test"))
+    train, test = (part.dataset if isinstance(part, DataLoader) else part for part in source)
+    check_numbering(train, test)
+    return from_arrays(*_pair(train, "train"), *_pair(test, "test"))
+
+
+def check_numbering(train: Any, test: Any) -> None:
+    """Raise if both data sets name their classes and number them differently, as folders that lack some do."""
+    named = [getattr(part, "classes", None) for part in (train, test)]
+    if not all(isinstance(names, list | tuple) for names in named):
+        return
+    for n, (one, other) in enumerate(zip(*named, strict=False)):
+        if one != other:
+            raise ValueError(
+                f"The class {n} is {one!r} in the training data and {other!r} in the test data; expected the same "
+                "numbers. Give both data sets the same classes."
+            )
 
 
 def read_npz(path: Path) -> Images:
@@ -233,8 +248,6 @@ def _named_parts(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pair(part: Any, what: str) -> tuple[Any, Any]:
     """Samples and answers of one half of the data."""
-    if isinstance(part, DataLoader):
-        part = part.dataset
     if isinstance(part, Dataset):
         part = _collected(part, what)
     if not isinstance(part, tuple | list) or len(part) != 2:
