@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,24 @@ def test_evaluate_refuses_samples_of_another_shape(tmp_path: Path) -> None:
     x, y = np.zeros((4, 5), dtype=np.float32), [0, 1, 2, 3]
     with pytest.raises(ValueError, match=r"takes inputs of shape \(784,\); the images of own data have shape \(5,\)"):
         eqprop.evaluate(tmp_path / "run", data=(x, y, x, y))
+
+
+def test_only_names_estimators_of_the_run(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": few_images(), "epochs": 1, "estimators": "ep,ep-symmetric"}
+    with pytest.raises(ValueError, match="Unknown estimator 'bptt'; expected one of ep, ep-symmetric"):
+        eqprop.train(SMALL, tmp_path / "none", only=("bptt",), **options)
+    assert not (tmp_path / "none").exists()
+    eqprop.train(SMALL, tmp_path / "run", only="ep-symmetric", **options)
+    assert {entry["estimator"] for entry in read_metrics(tmp_path / "run")} == {"ep-symmetric"}
+    with pytest.raises(ValueError, match="Unknown estimator 'epp'"):
+        eqprop.resume(tmp_path / "run", data=few_images(), only=["epp"])
+
+
+def test_evaluate_on_other_data_takes_its_whole_test_set(tmp_path: Path) -> None:
+    images, other = few_images(), replace(few_images(80, 60), name="other")
+    result = eqprop.train(SMALL, tmp_path / "run", data=images, epochs=1, validation=100, samples=300)
+    error = eqprop.evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"]
+    assert error == result.test_error("ep"), "on its own data: the samples that were held out"
+    wrong = eqprop.predict(tmp_path / "run", other.test_x) != other.test_y
+    found = eqprop.evaluate(tmp_path / "run", data=other)["ep"][0]["test_error"]
+    assert found == pytest.approx(100.0 * float(wrong.double().mean()))

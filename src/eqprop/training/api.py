@@ -53,6 +53,7 @@ from eqprop.training.plan import (
     plan_engines,
     read_description,
     read_images,
+    split_estimators,
     under_own_name,
     where_from,
 )
@@ -188,6 +189,7 @@ def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> I
         given = given_data(chosen.data if own_data is None else own_data)
         plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given), ranks)
     plan = _agreed(plan, ranks)
+    only = _named(asked.only, plan.settings)
     with using_threads(plan.settings.threads):
         folder = default_folder(plan.experiment.name) if out is None else out
         with ranks.in_step():
@@ -200,7 +202,18 @@ def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> I
                     _write_picture(held, plan)
             problems = (continual_warning(plan), None if asked.data is not None else no_test_set(own))
             said = tuple(problem for problem in problems if problem is not None)
-            yield Opened(plan, held, Turn(only=asked.only), ranks, problems=said)
+            yield Opened(plan, held, Turn(only=only), ranks, problems=said)
+
+
+def _named(only: str | Sequence[str] | None, settings: Settings) -> tuple[str, ...] | None:
+    """The estimators to train now, None for all; each one of the run's."""
+    if only is None:
+        return None
+    names = split_estimators(only)
+    strange = next((name for name in names if name not in settings.estimators), None)
+    if strange is not None:
+        raise ValueError(unknown("estimator", strange, settings.estimators))
+    return names
 
 
 def _agreed(plan: Plan, ranks: Ranks) -> Plan:
@@ -252,6 +265,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
     with ranks.in_step():
         described = read_description(folder)
     settings = described.settings
+    only = _named(asked.only, settings)
     strange = next((name for name in asked.options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
@@ -281,7 +295,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             check_divides(described.experiment.batch, among.size)
             plan = Plan(experiment, here, images, own, identity(described.content), source, described.old, among)
         plan = _agreed(plan, ranks)
-        turn = Turn(asked.options.get("engine") or moved, asked.only, restart)
+        turn = Turn(asked.options.get("engine") or moved, only, restart)
         yield Opened(plan, held, turn, ranks, settings)
 
 

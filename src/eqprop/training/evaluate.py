@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Data, Images, Streamed
+from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
@@ -475,13 +475,14 @@ def evaluate(
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    Uses the run's own test set, or that of `data`. Omits trials that have not started. `precision` is that of the
-    products, in place of the run's.
+    Uses the run's own test set, or the whole one of other `data`. Omits trials that have not started. `precision` is
+    that of the products, in place of the run's.
     """
     folder = Path(folder)
     described = read_description(folder)
     settings = replace(described.settings, device=device or described.settings.device)
-    images = read_images(data_again(described, data, own_of(model, described.experiment.architecture)), settings)
+    given = data_again(described, data, own_of(model, described.experiment.architecture))
+    images = read_images(given, settings) if data is None else _test_set(given, described, settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in settings.estimators:
         for trial in range(settings.trials):
@@ -496,6 +497,19 @@ def evaluate(
                 entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)
     return out
+
+
+def _test_set(
+    given: Images | Streamed | str | Path | None, described: Described, settings: Settings
+) -> Images | Streamed:
+    """Data for an evaluation: cut as in training if it is the run's own, else with its whole test set."""
+    found = given if isinstance(given, Images | Streamed) else open_set(given)
+    recorded = described.data
+    same = found.sha256 == recorded.get("sha256")
+    if found.fingerprint and "fingerprint" in recorded:
+        same = found.fingerprint == recorded["fingerprint"]
+    whole = replace(settings, validation=0, samples=None, test_samples=None)
+    return read_images(found, settings if same else whole)
 
 
 def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None) -> dict[str, float | None]:
