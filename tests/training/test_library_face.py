@@ -233,3 +233,14 @@ def test_evaluate_on_other_data_takes_its_whole_test_set(tmp_path: Path) -> None
     wrong = eqprop.predict(tmp_path / "run", other.test_x) != other.test_y
     found = eqprop.evaluate(tmp_path / "run", data=other)["ep"][0]["test_error"]
     assert found == pytest.approx(100.0 * float(wrong.double().mean()))
+
+
+@pytest.mark.parametrize("name", ["precision", "test_error_top5", "method", "loss"])
+def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_path: Path) -> None:
+    class Own(eqprop.Watch):
+        def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:
+            return {name: 0.5}
+
+    with pytest.raises(ValueError, match=f"The watch measures '{name}'.* Rename it"):
+        eqprop.train(SMALL, tmp_path / "run", data=few_images(100, 50), epochs=2, watch=Own())
+    assert eqprop.resume(tmp_path / "run", data=few_images(100, 50)).test_error("ep") is not None

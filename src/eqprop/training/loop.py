@@ -27,7 +27,7 @@ from eqprop.training.checkpoint import (
     write_checkpoint,
 )
 from eqprop.training.folder import Held, note_session, sessions
-from eqprop.training.metrics import Line, Metrics, compare_lines, parse_line, to_text
+from eqprop.training.metrics import RESERVED, Line, Metrics, compare_lines, parse_line, to_text
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
 from eqprop.training.watch import Course, EarlyStopping, Progress, Watch, counted, epoch_means
@@ -399,9 +399,9 @@ class Loop:
         for trial in {line["trial"] for line in lines}:
             own = [line for line in lines if line["trial"] == trial]
             found = self.watch.measure(*trainer.trial(trial), own[0])
-            clash = next((name for name in found if name in own[0]), None)
+            clash = next((name for name in found if name in own[0] or name in RESERVED), None)
             if clash is not None:
-                raise ValueError(f"The watch measures {clash!r}, which every run measures already. Rename it.")
+                raise ValueError(f"The watch measures {clash!r}, a name that runs use themselves. Rename it.")
             for line in own:
                 line.update({name: float(value) for name, value in found.items()})
 
