@@ -148,7 +148,7 @@ def image_folder(path: str | Path, device: torch.device | str | None = None) -> 
     check_device(device)
     root = Path(path)
     halves = [root / "train", root / "test"] if (root / "train").is_dir() else [root]
-    listings = [_class_files(half) for half in halves]
+    listings = [_class_files(half, least=2 if half is halves[0] else 1) for half in halves]
     names = tuple(listings[0])
     strange = next((name for name in listings[-1] if name not in names), None)
     if strange is not None:
@@ -167,12 +167,12 @@ def image_folder(path: str | Path, device: torch.device | str | None = None) -> 
     return made.to(device)
 
 
-def _class_files(half: Path) -> dict[str, list[Path]]:
+def _class_files(half: Path, least: int) -> dict[str, list[Path]]:
     """Image files by class, both sorted; hidden files are skipped."""
     classes = sorted(p for p in half.iterdir() if p.is_dir() and not p.name.startswith(".")) if half.is_dir() else []
     found = {place.name: sorted(p for p in place.iterdir() if not p.name.startswith(".")) for place in classes}
     empty = next((name for name, files in found.items() if not files), None)
-    if len(found) < (2 if half.name != "test" else 1) or empty is not None:
+    if len(found) < least or empty is not None:
         what = f"nothing in {empty}" if empty is not None else f"{len(found)} folders"
         raise ValueError(f"{half} has {what}; expected a folder with images for each of at least two classes.")
     other = next((p for files in found.values() for p in files if p.suffix.lower() not in ENDINGS), None)
