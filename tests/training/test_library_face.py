@@ -14,8 +14,10 @@ import pytest
 import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images
 from PIL import Image
+from torch.utils.data import TensorDataset
 
 import eqprop
+from eqprop.data import streamed
 from eqprop.training import loop
 from eqprop.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from eqprop.training.metrics import read_metrics
@@ -69,7 +71,7 @@ def test_a_metric_that_every_run_has_is_refused(tmp_path: Path) -> None:
         def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:
             return {"loss": 0.0}
 
-    with pytest.raises(ValueError, match="'loss', which every run measures"):
+    with pytest.raises(ValueError, match="'loss', a name that runs use"):
         eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Clash())
 
 
@@ -244,3 +246,20 @@ def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_p
     with pytest.raises(ValueError, match=f"The watch measures '{name}'.* Rename it"):
         eqprop.train(SMALL, tmp_path / "run", data=few_images(100, 50), epochs=2, watch=Own())
     assert eqprop.resume(tmp_path / "run", data=few_images(100, 50)).test_error("ep") is not None
+
+
+def test_weights_kept_under_no_such_name_are_refused_in_words(tmp_path: Path) -> None:
+    eqprop.train(SMALL, tmp_path / "run", data=few_images(100, 50), epochs=1, keep_best=True)
+    for at in ("first", 1.5, True):
+        with pytest.raises(ValueError, match="at is .*; expected 'best' or the number of an epoch"):
+            eqprop.load(tmp_path / "run", at=at)  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+    for given in (
+        few_images(),
+        streamed(*[TensorDataset(torch.rand(20, 784), torch.zeros(20).long())] * 2, classes=10),
+    ):
+        with pytest.raises(ValueError, match="Cannot use device 'cuda:77'"):
+            eqprop.train(SMALL, tmp_path / "run", data=given, device="cuda:77")
+    assert not (tmp_path / "run").exists()

@@ -335,7 +335,12 @@ def load(
 
 
 def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
-    place = leg / (BEST if at == BEST else kept(int(at)))
+    if at == BEST:
+        place = leg / BEST
+    elif isinstance(at, int) and not isinstance(at, bool):
+        place = leg / kept(at)
+    else:
+        raise ValueError(f"at is {at!r}; expected 'best' or the number of an epoch.")
     if not place.is_dir():
         there = sorted(p.name for p in leg.iterdir() if p.is_dir())
         raise FileNotFoundError(

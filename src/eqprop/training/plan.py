@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_set, set_name, split_validation
-from eqprop.data.images import MNIST_DIGEST, is_mnist
+from eqprop.data.images import MNIST_DIGEST, check_device, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import ENGINES, EXCHANGE, STREAMED, Engine, Task, choose, engine_names, threads_for
 from eqprop.estimators import EP, Backprop, Estimator
@@ -412,6 +412,7 @@ def read_images(source: Images | Streamed | str | Path | None, settings: Setting
 
 def read_images(source: Images | Streamed | str | Path | None, settings: Settings) -> Images | Streamed:
     """Load a set by name (None: MNIST) or path, or take it as given; move it to the device and cut it to size."""
+    check_device(settings.device)
     if isinstance(source, Streamed):
         source = source.to(settings.device)
         source = source.split_validation(settings.validation) if settings.validation else source
