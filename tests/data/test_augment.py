@@ -187,6 +187,15 @@ def test_exact_operations_are_pillows_to_the_bit() -> None:
         assert torch.equal(found.long(), torch.stack([by_pillow(image, operation, 1, 17, 0) for image in images]))
 
 
+def test_solarize_begins_at_its_threshold() -> None:
+    """torchvision's thresholds are 255 - 8.5 magnitude; a grey level at the threshold is inverted."""
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    solarize, sign = torch.tensor([OPERATIONS.index("solarize")]), torch.ones(1, dtype=torch.int64)
+    for magnitude in range(31):
+        inverted = levels.double() >= 255 - 8.5 * magnitude
+        assert torch.equal(operate(levels, solarize, sign, magnitude), torch.where(inverted, 255 - levels, levels))
+
+
 def test_equalize_of_few_pixels_stays_within_the_grey_levels() -> None:
     images = pictures(30, 3, 20, 21, seed=2)
     found = operate(images, torch.full((30,), OPERATIONS.index("equalize")), torch.ones(30, dtype=torch.int64), 5)

@@ -128,6 +128,21 @@ def test_a_folder_in_their_format_is_your_own_data(chosen: Published, tmp_path: 
         cifar.read_published(chosen, place)
 
 
+def test_published_training_images_with_another_test_file_are_not_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small(CIFAR10)
+    place = folder_of(made, tmp_path / "mine")
+    published = replace(made, sha256=data.open_set(place).sha256)
+    monkeypatch.setitem(sources.CIFARS, made.name, published)
+    images = data.open_set(place)
+    assert (images.name, images.sha256) == (made.name, published.sha256)
+    (place / "test_batch.bin").write_bytes(rows(made, seed=9))
+    images = data.open_set(place)
+    assert images.name == "mine"
+    assert images.sha256 != published.sha256
+
+
 def test_floats_are_the_quotient_and_samples_are_floats(chosen: Published, tmp_path: Path) -> None:
     images = data.open_set(folder_of(chosen, tmp_path / "mine"))
     exact = torch.from_numpy(images.train_x.numpy().astype(np.float32) / np.float32(255))

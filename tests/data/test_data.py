@@ -386,3 +386,13 @@ def test_one_hot_refuses_labels_it_cannot_place() -> None:
         one_hot(torch.tensor([-1, 3]), 10)
     with pytest.raises(ValueError, match=r"expected torch\.int64.*labels\.long"):
         one_hot(torch.tensor([0.0, 1.0]), 10)
+
+
+def test_mnists_training_files_with_other_test_labels_are_not_mnist(copies: Path, full: Images) -> None:
+    assert idx_directory(copies).sha256 == full.sha256
+    labels = bytearray(unpack(TEST_LABELS))
+    labels[8] = (labels[8] + 1) % 10
+    (copies / TEST_LABELS).write_bytes(labels)
+    changed = idx_directory(copies)
+    assert int(changed.test_y[0]) != int(full.test_y[0])
+    assert changed.sha256 != full.sha256

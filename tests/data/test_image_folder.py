@@ -146,3 +146,11 @@ def test_a_folder_without_images_is_asked_for_idx_files(tmp_path: Path) -> None:
     (tmp_path / "empty" / "train").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="has no train-images-idx3-ubyte"):
         data.open_set(tmp_path / "empty")
+
+
+def test_one_class_is_refused_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    place = tmp_path / "test" / "cat"
+    place.mkdir(parents=True)
+    Image.new("L", (4, 4)).save(place / "1.png")
+    with pytest.raises(ValueError, match="at least two classes"):
+        data.open_set(tmp_path / "test")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.training_runs import assert_same_bits, call_main
+from helpers.training_runs import assert_same_bits, call_main, whole_mnist
+from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eqprop import data, predict, train
 from eqprop.experiments.architecture import LayeredNet
@@ -113,6 +114,7 @@ def test_bytes_can_be_kept() -> None:
         ({"x": np.full((40, 2, 2, 2), np.nan)}, "NaN or infinity, first in sample 0"),
         ({"x": ["a"] * 40}, "holds no numbers"),
         ({"z": [1]}, "no others"),
+        ({"y": np.full(40, 1j)}, "y is torch.complex128; expected real numbers"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_in_words(changed: dict[str, Any], words: str) -> None:
@@ -121,10 +123,95 @@ def test_data_that_does_not_fit_is_refused_in_words(changed: dict[str, Any], wor
         data.as_images(given)
 
 
+@pytest.mark.parametrize("classes", [2.5, 0, "3"])
+def test_a_number_of_classes_is_a_whole_number(classes: Any) -> None:
+    with pytest.raises(ValueError, match="classes is .*; expected a whole number above 0"):
+        data.from_arrays(*arrays(), classes=classes)
+
+
+def test_a_number_of_classes_that_one_hot_rows_do_not_have_is_refused() -> None:
+    x, rows = torch.rand(3, 4), np.eye(3)
+    assert data.from_arrays(x, rows, x, rows, classes=3).classes == 3
+    with pytest.raises(ValueError, match="classes is 7, but y has 3 numbers per sample"):
+        data.from_arrays(x, rows, x, rows, classes=7)
+
+
 @pytest.mark.parametrize("given", [Pairs(*arrays()[:2]), arrays()[:3], 7])
 def test_half_of_the_data_is_refused_with_what_to_give(given: Any) -> None:
     with pytest.raises(ValueError, match=r"\(train, test\)"):
         data.as_images(given)
+
+
+class Negative(TensorDataset):
+    def __getitem__(self, n: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(n)
+        return 1.0 - x, y
+
+
+def test_a_tensor_dataset_with_a_transform_of_its_own_is_read_through_it() -> None:
+    x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    made = data.as_images((Negative(x, y), TensorDataset(x, y)))
+    assert isinstance(made, data.Images)
+    assert torch.equal(made.train_x, 1.0 - x)
+    assert torch.equal(made.test_x, x)
+
+
+class Counted(IterableDataset[Any]):
+    """Samples without numbers, though their count is known."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.pairs = list(zip(x, y, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Any:
+        return iter(self.pairs)
+
+
+def test_an_iterable_dataset_that_knows_its_length_is_iterated() -> None:
+    x, y, x_test, y_test = arrays()
+    made = data.as_images((Counted(x, y), Counted(x_test, y_test)))
+    assert isinstance(made, data.Images)
+    assert made.sha256 == data.from_arrays(x, y, x_test, y_test).sha256
+
+
+@pytest.mark.parametrize("change", [Tensor.bfloat16, Tensor.requires_grad_], ids=["bfloat16", "gradients"])
+def test_samples_of_a_dataset_may_be_tensors_that_numpy_does_not_take(change: Any) -> None:
+    x, y = torch.arange(12.0).view(4, 3) / 16, [0, 1, 0, 1]
+    pairs = Pairs([change(row.clone()) for row in x], y)
+    made = data.as_images((pairs, pairs))
+    assert isinstance(made, data.Images)
+    assert torch.equal(made.train_x, x)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_pictures_with_a_palette_are_read_as_their_colours(mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 4) if mode == "L" else (4, 4, 3), dtype=np.uint8)
+    plain = Image.fromarray(pixels)
+    palette = plain.convert("RGB").quantize(256)
+    assert palette.mode == "P"
+    made = data.as_images((Pairs([palette] * 2, [0, 1]), Pairs([plain.convert("RGB")] * 2, [0, 1])))
+    assert isinstance(made, data.Images)
+    assert made.shape == (3, 4, 4)
+    assert float((made.train_x - made.test_x).abs().max()) < 0.1
+
+
+def test_a_damaged_npz_file_is_refused_in_words(tmp_path: Path) -> None:
+    parts = dict(zip(("x", "y", "x_test", "y_test"), arrays(), strict=True))
+    np.savez(tmp_path / "whole.npz", **parts)
+    np.savez_compressed(tmp_path / "small.npz", **parts)
+    whole, small = (bytearray((tmp_path / name).read_bytes()) for name in ("whole.npz", "small.npz"))
+    flipped, wrong = bytearray(whole), bytearray(small)
+    flipped[300] ^= 255
+    wrong[300:500] = bytes(200)
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, parts["x"])
+    for name, content in (("cut", whole[:900]), ("empty", b""), ("flipped", flipped), ("wrong", wrong)):
+        (tmp_path / f"{name}.npz").write_bytes(content)
+    for name in ("cut", "empty", "flipped", "wrong", "array"):
+        with pytest.raises(ValueError, match=r"cannot be read .*expected a file of numpy\.savez"):
+            data.open_set(tmp_path / f"{name}.npz")
 
 
 def stopped_run(folder: Path, given: Any) -> None:
@@ -145,6 +232,26 @@ def test_resuming_without_the_arrays_asks_for_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="trained on arrays"):
         resume(tmp_path / "run")
     assert resume(tmp_path / "run", data=arrays()).test_error("bptt") is not None
+
+
+def test_changed_mnist_is_not_taken_for_mnist(tmp_path: Path) -> None:
+    whole = whole_mnist()
+    mirrored = replace(whole, train_x=whole.train_x.flip(1), test_x=whole.test_x.flip(1))
+    experiment = replace(TINY, architecture=LayeredNet((10, 6, 784)), epochs=1)
+    options: dict[str, Any] = {"estimators": "ep,bptt", "samples": 50, "test_samples": 50}
+    run = tmp_path / "run"
+    result = train(experiment, run, data=mirrored, only=("ep",), **options)
+    for again in (resume, evaluate):
+        with pytest.raises(ValueError, match="trained on arrays"):
+            again(run)
+    with pytest.raises(ValueError, match="trained on other data"):
+        resume(run, data="mnist")
+    assert evaluate(run, data=mirrored)["ep"][0]["test_error"] == result.test_error("ep")
+    assert resume(run, data=mirrored).test_error("bptt") is not None
+    # MNIST itself is found again, given as tensors or by name.
+    train(experiment, tmp_path / "same", data=whole, only=("ep",), **options)
+    assert resume(tmp_path / "same", data="mnist").test_error("bptt") is not None
+    assert evaluate(tmp_path / "same")["ep"]
 
 
 def regression(n: int, seed: int) -> tuple[Tensor, Tensor]:

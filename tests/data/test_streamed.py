@@ -288,3 +288,33 @@ def test_batches_are_pinned_and_arrive_on_the_device() -> None:
     there = collect(streamed.to("cuda").batches(order, 1, 0))
     assert all(part.is_cuda for part in there)
     assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+
+
+class Named(Pictures):
+    """As torchvision's ImageFolder: classes are numbered in the order of the folders that are there."""
+
+    def __init__(self, *classes: str) -> None:
+        super().__init__()
+        self.classes = list(classes)
+
+
+@pytest.mark.parametrize("make", [data.streamed, lambda *sets: data.as_images(sets)], ids=["streamed", "read"])
+def test_classes_that_are_numbered_otherwise_in_the_test_set_are_refused(make: Any) -> None:
+    train = Named("cat", "dog", "fox", "owl")
+    with pytest.raises(ValueError, match="class 1 is 'dog' in the training data and 'fox' in the test data"):
+        make(train, Named("cat", "fox", "owl", "yak"))
+    for same in (Named("cat", "dog", "fox", "owl"), Named("cat", "dog", "fox"), Pictures()):
+        assert make(train, same).classes == 4
+
+
+class Ratios(Pictures):
+    def __getitem__(self, n: int) -> tuple[Any, Any]:
+        return super().__getitem__(n)[0], torch.tensor([n / 3, n / 7], dtype=torch.float64)
+
+
+def test_targets_have_the_type_of_the_samples() -> None:
+    streamed = data.streamed(Ratios(), Ratios(), dtype=torch.float64)
+    y = next(streamed.in_order("train", 40)).y
+    n = torch.arange(40, dtype=torch.float64)
+    assert torch.equal(y, torch.stack([n / 3, n / 7], 1))
+    assert next(data.streamed(Ratios(), Ratios()).in_order("train", 40)).y.dtype == torch.float32

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.training_runs import assert_same_bits, finish, kill, start, wait_for, weights, write_cifar
@@ -294,3 +295,42 @@ def test_the_small_net_learns_on_the_real_images(tmp_path: Path) -> None:
     result = train("cifar10-small", tmp_path / "run", data=place, **options)
     errors = result.summary["estimators"]["ep-symmetric"]["trials"][0]["test_error"]
     assert errors[-1] < 84.0, "by chance 90"
+
+
+def test_pictures_and_arrays_with_channels_last_are_not_scrambled() -> None:
+    from PIL import Image
+
+    net = eqprop.load(EXAMPLE, "backprop")
+    colours = torch.randint(0, 256, (20, 3, 1, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = colours.expand(-1, -1, 32, 32).contiguous()
+    pixels[:, :, 16:] //= 3
+    expected = eqprop.predict(net, pixels)
+    assert len(set(expected.tolist())) > 1
+    last = pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    pictures = [Image.fromarray(picture) for picture in last]
+    assert torch.equal(eqprop.predict(net, pictures), expected)
+    assert eqprop.predict(net, pictures[0]).tolist() == expected[:1].tolist()
+    for x in (last, last[0]):
+        with pytest.raises(ValueError, match="channels last"):
+            eqprop.predict(net, x)
+
+
+def test_a_picture_of_16_bits_is_refused(tmp_path: Path) -> None:
+    from PIL import Image
+
+    deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match=r"deep\.png has the mode I;16; expected 8 bits"):
+        eqprop.predict(eqprop.load(EXAMPLE, "backprop"), tmp_path / "deep.png")
+
+
+def test_predict_with_other_steps_keeps_the_schedule() -> None:
+    net = eqprop.load(EXAMPLE, "ep-symmetric")
+    short = replace(net, experiment=replace(net.experiment, T=8))
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 3, 1, 1, generator=drawn) * (0.5 + 0.5 * torch.rand(200, 3, 32, 32, generator=drawn))
+    x[:, :, 16:] /= 3
+    answers = eqprop.predict(short, x)
+    assert torch.equal(eqprop.predict(net, x, T=8), answers)
+    at_once = replace(short, experiment=replace(short.experiment, schedule="synchronous"))
+    assert not torch.equal(eqprop.predict(at_once, x), answers)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.training_runs import few_images
 
 from eqprop import train
+from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.experiment import Experiment
 from eqprop.training.watch import Course, Watch
 
 
@@ -76,3 +79,20 @@ def test_rates_that_move_nothing_point_to_the_doctor(tmp_path: Path) -> None:
     (text,) = watch.texts
     assert "moved the weights by only" in text
     assert "eqprop doctor" in text
+
+
+def test_targets_are_not_called_wrong_answers(tmp_path: Path) -> None:
+    """One output: by chance the variance that is left is all of it, not none of it."""
+    x = torch.rand(600, 8, generator=torch.Generator().manual_seed(0))
+    y = x[:, :4].mean(1, keepdim=True)
+    net = LayeredNet((1, 20, 8), activation="hard-sigmoid")
+    experiment = Experiment("tiny", net, T=15, K=8, beta=0.3, epochs=5, learning_rates={"*": 0.2}, batch=4)
+    watch = Warnings()
+    result = train(experiment, tmp_path / "run", data=(x[:500], y[:500], x[500:], y[500:]), watch=watch)
+    assert result.test_error("ep") < 50.0
+    assert watch.texts == []
+
+
+def test_targets_that_are_not_learnt_are_named_by_their_variance() -> None:
+    found = Course([line(1, 0.5, 99.0)], 1000, 100.0, 0.01, labelled=False).concern()
+    assert found == "after 1000 iterations 99 % of the variance of the targets is left, as by their mean"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import eqprop
 from eqprop.cli.common import stopping
 from eqprop.engines import EXCHANGE, Task, choose
 from eqprop.training import distributed
-from eqprop.training.distributed import ALONE, Ranks
+from eqprop.training.distributed import ALONE, Ranks, check_same
 from eqprop.training.plan import Settings, divides_networks
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -238,3 +239,42 @@ def test_engines_that_update_weights_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="it has no exchange between processes"):
         choose("cpu", task)
     assert choose("auto", task).reference
+
+
+@dataclass(frozen=True, eq=False)
+class Second(Ranks):
+    """Rank 1 of two, told what rank 0 has."""
+
+    first: str = ""
+
+    def text_of_first(self, text: str) -> str:
+        return self.first
+
+    def texts(self, text: str) -> list[str]:
+        return ["", text]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"rates": {"W": 0.1, "*": 0.2}}, {"rates": {"W": 0.1}}, r"rates\.\* is None on rank 1 and 0\.2 on rank 0"),
+        ({"rates": {"W": 0.1}}, {"rates": {"W": 0.1, "*": 0.2}}, r"rates\.\* is 0\.2 on rank 1 and None on rank 0"),
+        ({"rates": {"W": 0.1}}, {"rates": {"W": 0.2}}, r"rates\.W is 0\.2"),
+        ({"rates": {"W": 0.1}}, {"rates": {}}, "rates"),
+        ({"T": 1}, {}, "T is None"),
+    ],
+)
+def test_settings_of_one_rank_alone_are_noticed(first: Any, second: Any, words: str) -> None:
+    ranks = Second(rank=1, size=2, first=json.dumps(first))
+    check_same(ranks, first)
+    with pytest.raises(ValueError, match=words):
+        check_same(ranks, second)
+
+
+def test_a_process_group_without_a_backend_for_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.distributed.init_process_group("nccl") makes it; that no rank was lost is known before any exchange."""
+    answers = {"is_initialized": True, "get_rank": 0, "get_world_size": 2, "get_backend_config": "cuda:nccl"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer)
+    with pytest.raises(ValueError, match="has the backend cuda:nccl.*cpu:gloo,cuda:nccl"):
+        distributed.join()

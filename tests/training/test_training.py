@@ -394,9 +394,8 @@ def test_a_trial_that_diverges_is_stopped_and_keeps_its_last_good_weights(
     tmp_path: Path, images: Images, T: int, word: str
 ) -> None:
     watch = Warnings()
-    result = train(
-        SMALL, tmp_path / "run", data=images, model=explosive_network, T=T, learning_rates={"*": 50.0}, watch=watch
-    )
+    options: dict[str, Any] = {"T": T, "learning_rates": {"*": 50.0}, "keep_best": True}
+    result = train(SMALL, tmp_path / "run", data=images, model=explosive_network, watch=watch, **options)
     (trial,) = result.summary["estimators"]["ep"]["trials"]
     assert trial["diverged"]
     assert result.test_error("ep") is None
@@ -409,6 +408,7 @@ def test_a_trial_that_diverges_is_stopped_and_keeps_its_last_good_weights(
     saved = weights(tmp_path / "run")
     assert all(bool(torch.isfinite(v).all()) for v in saved.values())
     assert torch.equal(saved["0.a"], torch.tensor(0.5)), "the weights before the epoch it went wrong in"
+    assert not (tmp_path / "run" / "ep" / "best").exists(), "no epoch has a test error"
     assert (
         resume(tmp_path / "run", data=images, model=explosive_network).summary["estimators"]
         == result.summary["estimators"]

@@ -61,6 +61,8 @@ def test_the_space_holds_the_record_and_values_come_back() -> None:
     assert space.T == (2, 32)
     assert space.rates["W12"] == (SMALL.learning_rates["W12"] / 10, SMALL.learning_rates["W12"] * 10)
     assert to_experiment(SMALL, own_values(SMALL, space)) == SMALL
+    negative = replace(SMALL, beta=-0.2)
+    assert to_experiment(negative, own_values(negative, space_around(negative, ["W01", "W12"]))) == negative
     assert to_experiment(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
 
 
@@ -320,3 +322,5 @@ def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:
     search(wanted(tmp_path, 1))
     with pytest.raises(ValueError, match=r"begun with other settings \(experiment, space\)"):
         search(wanted(tmp_path, 2, replace(SMALL, T=12)))
+    with pytest.raises(ValueError, match=r"begun with other settings \(validation\)"):
+        search(wanted(tmp_path, 2, validation=300))

@@ -25,10 +25,11 @@ from eqprop.models import Layered
 from eqprop.training import train
 from eqprop.training.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
-from eqprop.tuning.effort import count_work, prepare_folder, short_training
+from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
 from eqprop.tuning.probe import (
     Agreement,
     Batches,
+    Look,
     Residuals,
     Scales,
     Sizes,
@@ -39,7 +40,7 @@ from eqprop.tuning.probe import (
     scales,
     weight_names,
 )
-from eqprop.tuning.recipe import Request, Tuned, smaller, tune
+from eqprop.tuning.recipe import Decision, Recipe, Request, Tuned, smaller, tune
 from eqprop.tuning.search import space_around
 
 ALL = [experiment for preset in EXPERIMENTS.values() for experiment in preset.values()]
@@ -116,6 +117,58 @@ def test_climbing_finds_the_valley_within_its_trials(best: float) -> None:
     found, tried = decide.climb(error, 0.1)
     assert found == pytest.approx(best)
     assert len(calls) == len(set(calls)) == len(tried) <= 6
+
+
+def test_climbing_leaves_rates_that_diverge_behind() -> None:
+    """0.1, 0.2, 0.05 and 0.025 diverge; what is smaller learns."""
+    found, tried = decide.climb(lambda c: math.inf if c > 0.02 else c, 0.1)
+    assert found == pytest.approx(0.00625)
+    assert len(tried) == 6
+
+
+def outcome(experiment: Experiment, train: float, diverged: bool) -> Outcome:
+    found = FAILED if diverged else train
+    rates = dict(experiment.learning_rates)
+    return Outcome("", experiment.T, experiment.K, experiment.beta, rates, found, found, 0.0, diverged, 0.0, "")
+
+
+class OnTargets:
+    """Trainings on targets: errors, in percent of their variance, may be above those of one that diverged."""
+
+    effort = Effort(100, 2, 50, 1.0)
+
+    def __init__(self, diverges: Any) -> None:
+        self.diverges = diverges
+
+    def run(self, experiment: Experiment, stage: str) -> Outcome:
+        return outcome(experiment, 150.0, self.diverges(experiment))
+
+
+def test_T_and_K_do_not_shrink_to_those_that_diverge() -> None:
+    recipe = Recipe(None, None, replace(SMALL, T=20, K=10))  # type: ignore[arg-type]
+    for name in ("T", "K"):
+        recipe.decide(Decision(name, getattr(recipe.experiment, name), "measured"))
+    decide._shrink(recipe, OnTargets(lambda e: e.T < 14 or e.K < 7))  # type: ignore[arg-type]
+    assert (recipe.experiment.T, recipe.experiment.K) == (14, 7)
+    assert "below that the training diverges" in recipe.decisions["T"].reason
+
+
+def test_rates_that_diverge_are_not_the_best_of_those_tried() -> None:
+    plan = make_plan(SMALL, Settings(), few_images())
+    recipe = Recipe(None, plan, SMALL)  # type: ignore[arg-type]
+    sizes = Scales({"W12": 1.0, "W01": 1.0}, {"W12": 1.0, "W01": 2.0})
+    recipe.looks.append(Look("", same((0.0,)), Sizes({}), Agreement((), {}, {}), sizes))
+    trainings = OnTargets(lambda e: e.learning_rates["W12"] > 0.15)
+    chosen = decide._choose_rates(recipe, trainings, ["W12", "W01"])  # type: ignore[arg-type]
+    assert not chosen.diverged
+    assert recipe.experiment.learning_rates["W12"] < 0.15
+    assert "150.0 % at 0.1, diverged at 0.2" in recipe.decisions["learning_rates"].reason
+
+    never = OnTargets(lambda e: True)
+    with pytest.raises(
+        ArithmeticError, match=r"Every short training diverged, with largest rates from 0\.00625 to 0\.2"
+    ):
+        decide._choose_rates(recipe, never, ["W12", "W01"])  # type: ignore[arg-type]
 
 
 def test_an_error_rises_only_above_the_noise_of_counting() -> None:

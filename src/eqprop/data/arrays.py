@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eqprop.data.images import Images, check_destination, check_device
 
@@ -43,6 +45,8 @@ def from_arrays(
     """
     floats = torch.float32 if dtype == torch.uint8 else dtype
     check_destination(device, floats)
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 1):
+        raise ValueError(f"classes is {classes!r}; expected a whole number above 0.")
     given = {"x": _array(x, "x"), "x_test": _array(x_test, "x_test"), "y": _array(y, "y")}
     given["y_test"] = _array(y_test, "y_test")
     for samples, labels in (("x", "y"), ("x_test", "y_test")):
@@ -93,7 +97,22 @@ def as_images(source: Any) -> Images | str | Path | None:
         )
     if len(source) == 4:
         return from_arrays(*source)
-    return from_arrays(*_pair(source[0], "train"), *_pair(source[1], "test"))
+    train, test = (part.dataset if isinstance(part, DataLoader) else part for part in source)
+    check_numbering(train, test)
+    return from_arrays(*_pair(train, "train"), *_pair(test, "test"))
+
+
+def check_numbering(train: Any, test: Any) -> None:
+    """Raise if both data sets name their classes and number them differently, as folders that lack some do."""
+    named = [getattr(part, "classes", None) for part in (train, test)]
+    if not all(isinstance(names, list | tuple) for names in named):
+        return
+    for n, (one, other) in enumerate(zip(*named, strict=False)):
+        if one != other:
+            raise ValueError(
+                f"The class {n} is {one!r} in the training data and {other!r} in the test data; expected the same "
+                "numbers. Give both data sets the same classes."
+            )
 
 
 def read_npz(path: Path) -> Images:
@@ -101,7 +120,7 @@ def read_npz(path: Path) -> Images:
     try:
         with np.load(path, allow_pickle=False) as held:
             parts = {name: held[name] for name in held.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"{path} cannot be read ({error}); expected a file of numpy.savez with x, y, x_test and y_test."
         ) from error
@@ -129,7 +148,7 @@ def image_folder(path: str | Path, device: torch.device | str | None = None) -> 
     check_device(device)
     root = Path(path)
     halves = [root / "train", root / "test"] if (root / "train").is_dir() else [root]
-    listings = [_class_files(half) for half in halves]
+    listings = [_class_files(half, least=2 if half is halves[0] else 1) for half in halves]
     names = tuple(listings[0])
     strange = next((name for name in listings[-1] if name not in names), None)
     if strange is not None:
@@ -148,12 +167,12 @@ def image_folder(path: str | Path, device: torch.device | str | None = None) -> 
     return made.to(device)
 
 
-def _class_files(half: Path) -> dict[str, list[Path]]:
+def _class_files(half: Path, least: int) -> dict[str, list[Path]]:
     """Image files by class, both sorted; hidden files are skipped."""
     classes = sorted(p for p in half.iterdir() if p.is_dir() and not p.name.startswith(".")) if half.is_dir() else []
     found = {place.name: sorted(p for p in place.iterdir() if not p.name.startswith(".")) for place in classes}
     empty = next((name for name, files in found.items() if not files), None)
-    if len(found) < (2 if half.name != "test" else 1) or empty is not None:
+    if len(found) < least or empty is not None:
         what = f"nothing in {empty}" if empty is not None else f"{len(found)} folders"
         raise ValueError(f"{half} has {what}; expected a folder with images for each of at least two classes.")
     other = next((p for files in found.values() for p in files if p.suffix.lower() not in ENDINGS), None)
@@ -229,8 +248,6 @@ def _named_parts(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pair(part: Any, what: str) -> tuple[Any, Any]:
     """Samples and answers of one half of the data."""
-    if isinstance(part, DataLoader):
-        part = part.dataset
     if isinstance(part, Dataset):
         part = _collected(part, what)
     if not isinstance(part, tuple | list) or len(part) != 2:
@@ -242,11 +259,12 @@ def _pair(part: Any, what: str) -> tuple[Any, Any]:
 
 
 def _collected(dataset: Any, what: str) -> tuple[Any, Any]:
-    tensors = getattr(dataset, "tensors", None)
-    if tensors is not None and len(tensors) == 2:
-        return tensors[0], tensors[1]
+    # A subclass may transform what it returns.
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return dataset.tensors
     # A map-style data set need not end by itself when iterated.
-    items: Iterable[Any] = (dataset[n] for n in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
+    numbered = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+    items: Iterable[Any] = (dataset[n] for n in range(len(dataset))) if numbered else dataset
     pairs = list(items)
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise ValueError(
@@ -266,15 +284,24 @@ def _collected(dataset: Any, what: str) -> tuple[Any, Any]:
 
 def as_sample(value: Any) -> Tensor:
     """A sample or answer as a tensor; an image of Pillow has its channels first, as networks take them."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
     if hasattr(value, "getbands"):
+        if value.mode in ("P", "PA"):  # their pixels are numbers in a palette
+            value = value.convert("RGBA" if value.has_transparency_data else "RGB")
         held = np.array(value)  # a copy, because Pillow's own is not writable
         return torch.from_numpy(np.ascontiguousarray(held.transpose(2, 0, 1)) if held.ndim == 3 else held)
     return torch.as_tensor(np.asarray(value))
 
 
 def _array(value: Any, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
+    found = value.detach() if isinstance(value, Tensor) else _from_numpy(value, what)
+    if found.is_complex():
+        raise ValueError(f"{what} is {found.dtype}; expected real numbers.")
+    return found
+
+
+def _from_numpy(value: Any, what: str) -> Tensor:
     try:
         held = np.asarray(value)
         return torch.from_numpy(np.ascontiguousarray(held.astype(held.dtype.newbyteorder("="), copy=False)))
@@ -295,8 +322,6 @@ def _check_lengths(given: Mapping[str, Tensor], samples: str, labels: str) -> No
 
 def _samples(x: Tensor, what: str, dtype: torch.dtype) -> Tensor:
     flat = x.reshape(len(x), -1).cpu()
-    if flat.is_complex():
-        raise ValueError(f"{what} is {x.dtype}; expected real numbers.")
     if dtype == torch.uint8:
         if flat.dtype != torch.uint8:
             raise ValueError(f"{what} is {x.dtype}, which dtype=torch.uint8 would round; give bytes, or omit dtype.")
@@ -324,6 +349,8 @@ def _answers(y: Tensor, y_test: Tensor, classes: int | None, dtype: torch.dtype)
     if columns[0] == 1 and not any(part.is_floating_point() for part in both):
         labels = tuple(part[:, 0].to(torch.int64) for part in both)
         return *labels, _classes(labels, classes)  # type: ignore[return-value]
+    if classes is not None and classes != columns[0]:
+        raise ValueError(f"classes is {classes}, but y has {columns[0]} numbers per sample; expected one per class.")
     if columns[0] > 1 and all(_is_one_hot(part) for part in both):
         return both[0].argmax(1), both[1].argmax(1), columns[0]
     targets = tuple(part.to(dtype) for part in both)

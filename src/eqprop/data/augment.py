@@ -336,7 +336,8 @@ def _toned(x: Tensor, pixels: Tensor, operation: Tensor, level: float) -> Tensor
     chosen = operation[..., None, None, None]
     dropped = round(4 * level)
     x = torch.where(chosen == POSTERIZE, (x >> dropped) << dropped, x)
-    x = torch.where((chosen == SOLARIZE) & (x >= math.ceil(255.0 * (1.0 - level))), 255 - x, x)
+    # 255.0 * (1.0 - level) would be above a whole threshold at some magnitudes.
+    x = torch.where((chosen == SOLARIZE) & (x >= math.ceil(255.0 - 255.0 * level)), 255 - x, x)
     ordered = pixels.flatten(-2).sort(-1).values  # (..., C, pixels)
     low, high = (ordered[..., n, None, None].to(x.dtype) for n in (0, -1))
     spread = ((x - low) * 255) // (high - low).clamp(min=1)

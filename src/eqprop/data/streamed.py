@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import _remove_worker_pids as remove_worker_pids
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from eqprop.data.arrays import as_sample, content_digest
+from eqprop.data.arrays import as_sample, check_numbering, content_digest
 from eqprop.data.augment import draws
 from eqprop.data.images import as_floats, check_destination, one_hot
 
@@ -111,8 +111,8 @@ def _drawing(seed: int) -> Iterator[None]:
 class _Collate:
     """Check samples and put them together; in a worker process."""
 
-    def __init__(self, form: Form, what: str) -> None:
-        self.form, self.what = form, what
+    def __init__(self, form: Form, what: str, dtype: torch.dtype) -> None:
+        self.form, self.what, self.dtype = form, what, dtype
 
     def __call__(self, items: list[tuple[int, Tensor, Tensor] | _Complaint]) -> tuple[Tensor, Tensor] | _Complaint:
         x, y = [], []
@@ -125,7 +125,7 @@ class _Collate:
             x.append(item[1].flatten())
             y.append(item[2].flatten())
         answers = torch.stack(y)
-        return torch.stack(x), answers[:, 0].to(torch.int64) if self.form.labelled else answers.to(torch.float32)
+        return torch.stack(x), answers[:, 0].to(torch.int64) if self.form.labelled else answers.to(self.dtype)
 
 
 def _wrong(x: Tensor, y: Tensor, form: Form) -> str | None:
@@ -187,7 +187,7 @@ class Half:
         loader: DataLoader[Any] = DataLoader(
             _Numbered(self.dataset, self.what, dtype),
             batch_sampler=_Order(batches),
-            collate_fn=_Collate(form, self.what),
+            collate_fn=_Collate(form, self.what, dtype),
             generator=generator,
             **{**self.options, "pin_memory": pin},
         )
@@ -399,6 +399,7 @@ def streamed(
     """
     check_destination(device, dtype)
     halves = _half(train, "training"), _half(test, "test")
+    check_numbering(*(half.dataset for half in halves))
     first = _first(halves[0], dtype)
     labelled = first[2].numel() == 1 and not first[2].is_floating_point()
     named = getattr(halves[0].dataset, "classes", None) if labelled and classes is None else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eqprop.data import Data, Images, Streamed
+from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.engines import using_threads
 from eqprop.experiments.architecture import Factory, Own, as_own, own_of
 from eqprop.experiments.experiment import Experiment
@@ -55,10 +55,11 @@ from eqprop.training.plan import (
     plan_engines,
     read_description,
     read_images,
+    split_estimators,
     under_own_name,
     where_from,
 )
-from eqprop.training.watch import Steady, Watch, as_watch
+from eqprop.training.watch import Watch, as_watch, steady
 
 CONTINUAL = "ep-continual"
 
@@ -193,6 +194,7 @@ def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> I
         given = given_data(chosen.data if own_data is None else own_data)
         plan = make_plan(chosen, settings, read_images(given, settings), own, where_from(given), ranks)
     plan = _agreed(plan, ranks)
+    only = _named(asked.only, plan.settings)
     with using_threads(plan.settings.threads):
         folder = default_folder(plan.experiment.name) if out is None else out
         with ranks.in_step():
@@ -205,7 +207,18 @@ def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> I
                     _write_picture(held, plan)
             problems = (continual_warning(plan), None if asked.data is not None else no_test_set(own))
             said = tuple(problem for problem in problems if problem is not None)
-            yield Opened(plan, held, Turn(only=asked.only), ranks, problems=said)
+            yield Opened(plan, held, Turn(only=only), ranks, problems=said)
+
+
+def _named(only: str | Sequence[str] | None, settings: Settings) -> tuple[str, ...] | None:
+    """The estimators to train now, None for all; each one of the run's."""
+    if only is None:
+        return None
+    names = split_estimators(only)
+    strange = next((name for name in names if name not in settings.estimators), None)
+    if strange is not None:
+        raise ValueError(unknown("estimator", strange, settings.estimators))
+    return names
 
 
 def _agreed(plan: Plan, ranks: Ranks) -> Plan:
@@ -259,6 +272,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
     with ranks.in_step():
         described = read_description(folder)
     settings = described.settings
+    only = _named(asked.only, settings)
     strange = next((name for name in asked.options if name not in RESUMABLE), None)
     if strange is not None:
         raise ValueError(
@@ -282,7 +296,10 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
     with using_threads(here.threads), locked_by_first(folder, ranks) as held:
         with ranks.in_step():
             own = own_of(model, described.experiment.architecture)
-            images = read_images(data_again(described, asked.data, own), here)
+            given = data_again(described, asked.data, own)
+            if asked.data is not None and "fingerprint" in described.data and isinstance(given, str | Path):
+                given = given_data(open_set(given))
+            images = read_images(given, here)
             _check_same_data(images, described.data, folder)
             source = described.data.get("set") or described.data.get("directory")
             among = ALONE if divides_networks(here, ranks) else ranks
@@ -292,7 +309,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
         with ranks.in_step():
             if longer and ranks.leads:
                 _write(held, experiment_file(folder).name, described.content)
-        turn = Turn(asked.options.get("engine") or moved, asked.only, restart, described.earlier_epochs)
+        turn = Turn(asked.options.get("engine") or moved, only, restart, described.earlier_epochs)
         yield Opened(plan, held, turn, ranks, settings)
 
 
@@ -386,7 +403,7 @@ def _work(opened: Opened, watch: Watch) -> Result:
     if opened.divides_networks:
         return _work_apart([opened], watch)[0]
     plan, held, ranks = opened.plan, opened.held, opened.ranks
-    watch = Steady(watch) if ranks.leads else Watch()
+    watch = steady(watch) if ranks.leads else Watch()
     for problem in opened.problems:
         watch.warn(problem)
     session = _session(opened, watch)
@@ -422,7 +439,7 @@ def _finished(opened: Opened, trained: bool) -> Result:
 
 def _work_apart(runs: Sequence[Opened], watch: Watch) -> list[Result]:
     """Train the unfinished legs of these runs, each by the rank that claims it first, the longest first."""
-    ranks, watch = runs[0].ranks, Steady(watch)
+    ranks, watch = runs[0].ranks, steady(watch)
     with Interruption() as interruption:
         found = [(n, leg) for n, opened in enumerate(runs) for leg in _left(opened, watch, interruption)]
         found.sort(key=lambda unit: -arithmetic(runs[unit[0]].plan.experiment))

@@ -282,6 +282,11 @@ def _begin() -> Ranks:
 
     ranks = in_torchrun()
     if dist.is_initialized():
+        if "cpu:" not in (backend := str(dist.get_backend_config())):
+            raise ValueError(
+                f"The process group has the backend {backend}, and none for the CPU, where ranks exchange small "
+                "messages. Make it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to join()."
+            )
         name = ranks.text_of_first(uuid.uuid4().hex)
         return replace(ranks, store=_part(dist.distributed_c10d._get_default_store(), name))
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
@@ -452,7 +457,7 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
     first = json.loads(ranks.text_of_first(json.dumps(settings, sort_keys=True, default=str)))
     mine = json.loads(json.dumps(settings, sort_keys=True, default=str))
     with ranks.in_step():
-        for name in _flat({**first, **mine}):
+        for name in dict.fromkeys([*_flat(first), *_flat(mine)]):
             its, own = _at(first, name), _at(mine, name)
             if its != own:
                 raise ValueError(

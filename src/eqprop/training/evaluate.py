@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Cost, SquaredError
-from eqprop.data import Data, Images, Streamed
+from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
@@ -31,7 +32,9 @@ from eqprop.training.plan import (
     Described,
     Plan,
     Settings,
+    check_inputs,
     data_again,
+    is_channels_last,
     make_start,
     read_description,
     read_images,
@@ -341,7 +344,12 @@ def load(
 
 
 def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
-    place = leg / (BEST if at == BEST else kept(int(at)))
+    if at == BEST:
+        place = leg / BEST
+    elif isinstance(at, int) and not isinstance(at, bool):
+        place = leg / kept(at)
+    else:
+        raise ValueError(f"at is {at!r}; expected 'best' or the number of an epoch.")
     if not place.is_dir():
         there = sorted(p.name for p in leg.iterdir() if p.is_dir())
         raise FileNotFoundError(
@@ -374,20 +382,30 @@ def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoi
 
 def _as_input(x: Any, model: Dynamics) -> Tensor:
     """Samples as a tensor of the model's type on its device; a single sample gets a leading dimension."""
-    if isinstance(x, str | Path):
-        x = _read_picture(Path(x), model)
-    elif isinstance(x, list | tuple) and x and all(isinstance(name, str | Path) for name in x):
-        x = np.stack([_read_picture(Path(name), model) for name in x])
+    if _is_picture(x):
+        x = _read_picture(x, model)
+    elif isinstance(x, list | tuple) and x and all(map(_is_picture, x)):
+        x = np.stack([_read_picture(picture, model) for picture in x])
     tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
     like = next(model.parameters(), torch.empty(0))
     tensor = tensor.to(like.dtype).div(255) if tensor.dtype == torch.uint8 else tensor.to(like.dtype)
+    if is_channels_last(tensor.shape[-3:], model.input_shape):
+        raise ValueError(
+            f"The input x has shape {tuple(tensor.shape)}, channels last; expected {model.input_shape} per sample. "
+            "Give it channels first, such as x.transpose(0, 3, 1, 2)."
+        )
     numbers = None if model.input_shape is None else math.prod(model.input_shape)
     if tensor.numel() == numbers and math.prod(tensor.shape[1:]) != numbers:
         tensor = tensor[None]
     return tensor.to(like.device)
 
 
-def _read_picture(path: Path, model: Dynamics) -> Any:
+def _is_picture(x: Any) -> bool:
+    """Whether x is the path of a picture, or one of Pillow."""
+    return isinstance(x, str | Path) or hasattr(x, "getbands")
+
+
+def _read_picture(source: Any, model: Dynamics) -> Any:
     """A picture as the model's data is, (C, height, width) of uint8: in colour, or grey and light on dark."""
     from PIL import Image, UnidentifiedImageError
 
@@ -399,12 +417,15 @@ def _read_picture(path: Path, model: Dynamics) -> Any:
     if not shape or channels not in (1, 3) or channels * height * width != numbers:
         raise ValueError(f"{model.title} takes inputs of shape {shape or 'any'}, not a picture. Give an array.")
     try:
-        with Image.open(path) as picture:
+        with Image.open(source) if isinstance(source, str | Path) else nullcontext(source) as picture:
             held = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
-        raise ValueError(f"{path} is not a picture; expected a file such as PNG or JPEG.") from error
+        raise ValueError(f"{source} is not a picture; expected a file such as PNG or JPEG.") from error
+    if picture.mode.startswith(("I", "F")):
+        # Pillow cuts what is above 255.
+        raise ValueError(f"{source} has the mode {picture.mode}; expected 8 bits of grey or of RGB. Convert it.")
     pixels = np.asarray(held)
     if channels == 3:
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -431,8 +452,8 @@ def predict(
 
     network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
     x           (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28); one sample;
-                or the path of an image file, or several, which get the model's size and colours; if grey, light on
-                dark. Pixels are uint8, or from 0 to 1, and normalised as in training.
+                or an image of Pillow or the path of one, or several, which get the model's size and colours; if grey,
+                light on dark. Pixels are uint8, or from 0 to 1, and normalised as in training.
     T           free steps; by default the experiment's
     outputs     return the outputs themselves, (B, n): by default for a run that was trained on numbers, not classes
     """
@@ -441,8 +462,9 @@ def predict(
     model = network.model if isinstance(network, Trained) else network
     x = _as_input(x, model)
     x = x if trained is None else normalised(x, trained.experiment)
-    if trained is not None and T is None:
+    if trained is not None:
         phase = replace(evaluation_phase(trained.experiment), checked=True)
+        phase = phase if T is None else replace(phase, T=T)
     else:
         phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
     if model.input_shape is not None and x.shape[1:] != model.input_shape:
@@ -470,13 +492,14 @@ def evaluate(
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    Uses the run's own test set, or that of `data`. Omits trials that have not started. `precision` is that of the
-    products, in place of the run's.
+    Uses the run's own test set, or the whole one of other `data`. Omits trials that have not started. `precision` is
+    that of the products, in place of the run's.
     """
     folder = Path(folder)
     described = read_description(folder)
     settings = replace(described.settings, device=device or described.settings.device)
-    images = read_images(data_again(described, data, own_of(model, described.experiment.architecture)), settings)
+    given = data_again(described, data, own_of(model, described.experiment.architecture))
+    images = read_images(given, settings) if data is None else _test_set(given, described, settings)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in settings.estimators:
         for trial in range(settings.trials):
@@ -484,12 +507,26 @@ def evaluate(
             if place.is_dir():
                 found = load(folder, name, trial, model=model, device=settings.device)
                 plan = Plan(described.experiment, settings, images)
+                check_inputs(plan, found.model)
                 errors = _test_errors(found, plan, engine, precision)
                 lost = str(trial) in read_checkpoint(place).diverged
                 seed = described.experiment.seed + trial
                 entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)
     return out
+
+
+def _test_set(
+    given: Images | Streamed | str | Path | None, described: Described, settings: Settings
+) -> Images | Streamed:
+    """Data for an evaluation: cut as in training if it is the run's own, else with its whole test set."""
+    found = given if isinstance(given, Images | Streamed) else open_set(given)
+    recorded = described.data
+    same = found.sha256 == recorded.get("sha256")
+    if found.fingerprint and "fingerprint" in recorded:
+        same = found.fingerprint == recorded["fingerprint"]
+    whole = replace(settings, validation=0, samples=None, test_samples=None)
+    return read_images(found, settings if same else whole)
 
 
 def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ from eqprop.training.checkpoint import (
     write_checkpoint,
 )
 from eqprop.training.folder import Held, note_session, sessions
-from eqprop.training.metrics import Line, Metrics, compare_lines, parse_line, to_text
+from eqprop.training.metrics import RESERVED, Line, Metrics, compare_lines, parse_line, to_text
 from eqprop.training.plan import Leg, Plan
 from eqprop.training.trainer import Trainer
 from eqprop.training.watch import Course, EarlyStopping, Progress, Watch, counted, epoch_means
@@ -374,8 +374,9 @@ class Loop:
             with self.held.writing():
                 self.metrics.append(lines)
         self._stop_early(trainer)
-        self._save(trainer)
+        # First the copies: an epoch is never trained again once it is saved.
         self._keep(trainer)
+        self._save(trainer)
         trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
         self._point_to_doctor(trainer)
         if len(lines) > len(trained):
@@ -418,9 +419,9 @@ class Loop:
         for trial in {line["trial"] for line in lines}:
             own = [line for line in lines if line["trial"] == trial]
             found = self.watch.measure(*trainer.trial(trial), own[0])
-            clash = next((name for name in found if name in own[0]), None)
+            clash = next((name for name in found if name in own[0] or name in RESERVED), None)
             if clash is not None:
-                raise ValueError(f"The watch measures {clash!r}, which every run measures already. Rename it.")
+                raise ValueError(f"The watch measures {clash!r}, a name that runs use themselves. Rename it.")
             for line in own:
                 line.update({name: float(value) for name, value in found.items()})
 
@@ -438,7 +439,7 @@ class Loop:
         settings, epoch = self.plan.settings, trainer.position.epoch
         place = self.folder / trainer.leg.folder
         means = epoch_means(self.metrics.of(trainer.leg, epoch), "test_error")
-        best = settings.keep_best and means.get(epoch) == min(means.values(), default=None)
+        best = settings.keep_best and epoch in means and means[epoch] == min(means.values())
         due = bool(settings.keep_every and epoch % settings.keep_every == 0)
         if not (best or due):
             return
@@ -483,12 +484,13 @@ class Loop:
         if leg in self._pointed:
             return
         lines = self.metrics.of(leg, trainer.position.epoch)
-        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1))
+        labelled = self.plan.images.labelled
+        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1)) if labelled else 100.0
         for trial in leg.trials:
             own = [line for line in lines if line["trial"] == trial and not line["repeated"]]
             if not own or own[-1]["diverged"] is not None:
                 continue
-            concern = Course(own, self.plan.iterations, chance, trainer.moved).concern()
+            concern = Course(own, self.plan.iterations, chance, trainer.moved, labelled).concern()
             if concern is not None:
                 self._pointed.add(leg)
                 which = ("--estimator", leg.estimator, "--trial", trial, *self._own_model())

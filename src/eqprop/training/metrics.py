@@ -29,6 +29,9 @@ residual_worst, unsettled (share of samples), seconds, repeated (skipped, as it 
 diverged (None, or where and why); below float32 also precision: how far the update of the epoch's first mini-batch
 agrees with float32's, and after the first epoch how far float32's agrees with float64's."""
 
+RESERVED = ("method", "precision", "test_error_top5")
+"""Names that only some lines have, now or in version 0.1.0: no metric of one's own may take them."""
+
 WALL_TIME = "seconds"
 """The only field of a line that differs between two runs of the same experiment."""
 

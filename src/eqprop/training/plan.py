@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eqprop.cost import Cost
 from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_set, set_name, split_validation
-from eqprop.data.images import MNIST_DIGEST, is_mnist
+from eqprop.data.images import MNIST_DIGEST, check_device, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import ENGINES, EXCHANGE, STREAMED, Engine, Task, choose, engine_names, threads_for
 from eqprop.estimators import EP, Backprop, Estimator
@@ -417,6 +417,7 @@ def read_images(source: Images | Streamed | str | Path | None, settings: Setting
 
 def read_images(source: Images | Streamed | str | Path | None, settings: Settings) -> Images | Streamed:
     """Load a set by name (None: MNIST) or path, or take it as given; move it to the device and cut it to size."""
+    check_device(settings.device)
     if isinstance(source, Streamed):
         source = source.to(settings.device)
         source = source.split_validation(settings.validation) if settings.validation else source
@@ -467,7 +468,8 @@ def data_again(described: Described, data: Data | Streamed, own: Own | None) -> 
     recorded = described.data
     if source := recorded.get("set") or recorded.get("directory"):
         return str(source)
-    if recorded.get("sha256") == MNIST_DIGEST:
+    # Tensors that were given and changed keep the checksum of the files they came from.
+    if recorded.get("sha256") == MNIST_DIGEST and "fingerprint" not in recorded:
         return None
     if own is not None and (its := own.data()) is not None:
         return given_data(its)
@@ -688,7 +690,15 @@ def read_description(folder: Path) -> Described:
     return Described(experiment, Settings.from_dict(settings, str(path)), content, old)
 
 
-def _check_shapes(plan: Plan, model: Dynamics) -> None:
+def is_channels_last(shape: Sequence[int], takes: tuple[int, ...] | None) -> bool:
+    """Whether samples of this shape are images with channels last, for a network that takes them first."""
+    if takes is None or len(takes) != 3 or len(shape) != 3:
+        return False
+    return tuple(shape) != takes and takes == (shape[2], *shape[:2])
+
+
+def check_inputs(plan: Plan, model: Dynamics) -> None:
+    """Raise unless the samples fit the model's input shape."""
     shape, takes = plan.images.shape, model.input_shape
     pixels = math.prod(shape)
     if takes is not None and math.prod(takes) != pixels:
@@ -697,11 +707,15 @@ def _check_shapes(plan: Plan, model: Dynamics) -> None:
             f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
             f"{shape}, {pixels} pixels. Give a network for them{sizes}, or other data."
         )
-    if takes is not None and len(takes) == len(shape) == 3 and takes != shape and takes == (shape[2], *shape[:2]):
+    if is_channels_last(shape, takes):
         raise ValueError(
             f"{plan.experiment.name} takes inputs of shape {takes}; the images of {plan.images.name} have shape "
             f"{shape}, channels last. Give them channels first, such as x.transpose(0, 3, 1, 2)."
         )
+
+
+def _check_shapes(plan: Plan, model: Dynamics) -> None:
+    check_inputs(plan, model)
     device = plan.device
     x = plan.inputs(plan.first()[0], model)
     outputs = model.to(device).init_state(x)[0].shape[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,12 +53,14 @@ GOOD = 20.0
 @dataclass(frozen=True)
 class Course:
     """How one trial went so far: its lines, iterations per epoch, the error by chance in percent, and how far the
-    weights moved in the last epoch, relative to their size (None if that is not known)."""
+    weights moved in the last epoch, relative to their size (None if that is not known). Without labels, errors are
+    the variance that is left."""
 
     lines: Sequence[Line]
     iterations: int
     chance: float
     moved: float | None
+    labelled: bool = True
 
     def concern(self) -> str | None:
         """The first sign that something is wrong, None for a healthy course."""
@@ -70,7 +73,12 @@ class Course:
         if wrong and self.moved is not None and self.moved < STANDS_STILL and self.iterations * epoch >= 100:
             return f"an epoch moved the weights by only {self.moved:.1e} of their size"
         if error is not None and self.iterations * epoch >= AFTER_ITERATIONS and error > BY_CHANCE * self.chance:
-            return f"after {self.iterations * epoch} iterations {error:.0f} % of the answers are wrong, as by chance"
+            kind = (
+                "answers are wrong, as by chance"
+                if self.labelled
+                else "variance of the targets is left, as by their mean"
+            )
+            return f"after {self.iterations * epoch} iterations {error:.0f} % of the {kind}"
         losses = [line["loss"] for line in self.lines]
         if wrong and len(losses) >= AFTER_EPOCHS and min(losses[1:]) > NOT_FALLING * losses[0]:
             return f"the loss has not fallen since epoch 1 ({losses[0]:.3g}, now {losses[-1]:.3g})"
@@ -151,20 +159,29 @@ class Several(Watch):
             watch.end()
 
 
+def steady(watch: Watch) -> Watch:
+    """The same watch; each of several by itself, so that one that is gone silences no other."""
+    return Several(*map(steady, watch.watches)) if isinstance(watch, Several) else Steady(watch)
+
+
 class Steady(Watch):
-    """Forwards every event until the terminal or pipe it is shown on is gone: that must not end the run."""
+    """Forwards events until the terminal or pipe they are shown on is gone: that must not end the run.
+
+    What the watch measures, and when it stops, does not depend on who reads it.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
+        self.gone = False
 
     @contextmanager
     def _shown(self) -> Iterator[Watch]:
         try:
-            yield self.watch
+            yield Watch() if self.gone else self.watch
         except OSError as error:
             if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
-            self.watch = Watch()
+            self.gone = True
 
     def begin(self, plan: Plan, folder: Path) -> None:
         with self._shown() as watch:
@@ -205,9 +222,13 @@ class EarlyStopping(Watch):
     """Ends a leg when the mean of a metric over its trials has not fallen for `patience` epochs."""
 
     def __init__(self, patience: int, metric: str = "test_error") -> None:
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ValueError(f"patience is {patience!r}; expected a whole number above 0, of epochs.")
         self.patience, self.metric = patience, metric
 
     def stop(self, lines: Sequence[Line]) -> str | None:
+        if lines and all(self.metric not in line for line in lines):
+            raise ValueError(unknown("metric", self.metric, lines[-1]))
         means = epoch_means(lines, self.metric)
         if not means:
             return None
@@ -219,10 +240,10 @@ class EarlyStopping(Watch):
 
 
 def epoch_means(lines: Sequence[Line], metric: str) -> dict[int, float]:
-    """The mean of a metric over the trials that have it, by epoch."""
+    """The mean of a metric over the trials that have it, by epoch; NaN is no number."""
     found: dict[int, list[float]] = {}
     for line in lines:
-        if line.get(metric) is not None:
+        if line.get(metric) is not None and not math.isnan(line[metric]):
             found.setdefault(line["epoch"], []).append(line[metric])
     return {epoch: sum(values) / len(values) for epoch, values in sorted(found.items())}
 

@@ -142,7 +142,7 @@ def _wish(value: float, gradient: float) -> float | None:
 def climb(
     error: Callable[[float], float], start: float, factor: float = 2.0, most: int = 6
 ) -> tuple[float, dict[float, float]]:
-    """Minimise the error over start * factor^n, first upwards, then downwards, while it falls.
+    """Minimise the error over start * factor^n, first upwards, then downwards, while it falls or is infinite.
 
     Returns the best value and all errors tried.
     """
@@ -154,7 +154,7 @@ def climb(
             if there in tried:
                 break
             tried[there] = error(there)
-            if not tried[there] < tried[here]:
+            if not tried[there] < tried[here] and (step > 1.0 or tried[here] < math.inf):
                 break
             here = there
     return min(tried, key=lambda c: (tried[c], c)), tried
@@ -315,7 +315,8 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
     def error(height: float) -> float:
         experiment = replace(recipe.experiment, learning_rates=_rates(recipe, wanted, height))
         outcomes[height] = trainings.run(experiment, f"rates-{height:.2g}")
-        return outcomes[height].train
+        # On targets, an error may be above that of a training that diverged.
+        return math.inf if outcomes[height].diverged else outcomes[height].train
 
     best, tried = climb(error, LARGEST_RATE)
     if outcomes[best].diverged:
@@ -325,9 +326,13 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
         )
     chosen = _rates(recipe, wanted, best)
     recipe.experiment = replace(recipe.experiment, learning_rates=chosen)
-    listing = ", ".join(f"{tried[c]:.1f} % at {c:g}" for c in sorted(tried))
+    listing = ", ".join(f"{_percent(outcomes[c])} at {c:g}" for c in sorted(tried))
     recipe.decide(Decision("learning_rates", chosen, f"{why}; the largest chosen by training error: {listing}"))
     return outcomes[best]
+
+
+def _percent(outcome: Outcome) -> str:
+    return "diverged" if outcome.diverged else f"{outcome.train:.1f} %"
 
 
 def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str, float]:
@@ -356,6 +361,9 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
                     stopped[name] = f"{getattr(recipe.experiment, name)} is the minimum"
                 continue
             tried = trainings.run(experiment, f"T-{experiment.T}-K-{experiment.K}")
+            if tried.diverged:
+                stopped[name] = f"below that the training diverges, at {getattr(experiment, name)}"
+                continue
             if has_risen(tried.train, lowest, samples):
                 here = f"{tried.train:.2f} % at {getattr(experiment, name)} against {lowest:.2f} %"
                 stopped[name] = f"below that the training error rises: {here}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import time
 import uuid
@@ -287,13 +288,13 @@ def own_values(experiment: Experiment, space: Space) -> dict[str, Any]:
 
 
 def to_experiment(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with these values; K is capped at T, as BPTT requires."""
+    """The experiment with these values; K is capped at T, as BPTT requires, and beta keeps its sign."""
     rates = {key.removeprefix("lr "): float(f"{v:.3g}") for key, v in values.items() if key.startswith("lr ")}
     return replace(
         experiment,
         T=values["T"],
         K=min(values["K"], values["T"]),
-        beta=float(f"{values['beta']:.3g}"),
+        beta=math.copysign(float(f"{values['beta']:.3g}"), experiment.beta),
         learning_rates={**experiment.learning_rates, **rates},
     )
 
@@ -349,6 +350,8 @@ def study_of(search: Search, experiment: Experiment, space: Space, effort: Effor
     An existing study keeps its effort, so asking for more trials changes only their number.
     """
     settings = {"experiment": digest(to_dict(experiment)), "space": digest(asdict(space)), "data": search.images.sha256}
+    if search.validation is not None:
+        settings["validation"] = str(search.validation)
     with alone(search.folder):
         study = open_study(search.storage, f"eqprop {experiment.name}", experiment.seed, settings)
         if "effort" not in study.user_attrs:
