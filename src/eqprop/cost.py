@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import check_recordable, derivative
 from eqprop.dynamics import Dynamics
 from eqprop.state import LayerParameters, State, per_sample
 
@@ -64,6 +64,7 @@ class Cost(nn.Module):
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
             loss = self.values(inputs, y, theta)
             if not loss.requires_grad:
+                check_recordable()
                 raise ValueError(
                     f"The cost {self.title} does not depend on the state; expected a differentiable function "
                     "of s. Look for a detach(), an argmax or a no_grad() in it."

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import check_recordable, derivative
 from eqprop.state import LayerParameters, State, add
 
 Drive = Any
@@ -226,6 +226,7 @@ class PrimitiveDynamics(Dynamics):
             inputs = tuple([v if v.requires_grad else v.view_as(v).requires_grad_() for v in s])
             values = function(inputs)
             if not values.requires_grad:
+                check_recordable()
                 raise ValueError(
                     f"The primitive of {self.title} does not depend on the state; expected a differentiable "
                     "function of s. Look for a detach() or a no_grad() in it."

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import check_recordable
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
@@ -93,7 +94,7 @@ class Estimator(ABC):
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
-        _check_recordable()
+        check_recordable()
         if autocast_on(x):
             with torch.autocast(x.device.type, enabled=False):
                 return self.gradient(model, cost, x, y, state)
@@ -146,21 +147,13 @@ class Estimator(ABC):
 
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
         """All K steps at once, from a free phase run with `keep=K` (memory grows with K)."""
-        _check_recordable()
+        check_recordable()
         taken = list(self.steps(model, cost, x, y, free))
         neurons = tuple(torch.stack(layer) for layer in zip(*(step.neurons for step in taken), strict=True))
         synapses = {name: torch.stack([step.synapses[name] for step in taken]) for name in taken[0].synapses}
         names = {p: name for name, p in model.named_parameters()}
         direct = Problem(model, cost, x, y).direct_gradient(free.state)
         return Processes(neurons, synapses, {names[p]: self.orientation * g for p, g in direct.items() if p in names})
-
-
-def _check_recordable() -> None:
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "Gradients cannot be computed under torch.inference_mode(): autograd records nothing there. Leave that "
-            "mode for the call; estimators stop recording themselves where it is not needed."
-        )
 
 
 LOST_IN_ROUNDING = 100.0
