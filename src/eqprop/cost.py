@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import cmath
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +148,9 @@ class FunctionCost(Cost):
         return self.function(s, y, theta) if self.parametric else self.function(s, y)
 
 
+AnyProblem = TypeVar("AnyProblem", bound="Problem")
+
+
 @dataclass(frozen=True)
 class Problem:
     """A model and a cost on a mini-batch, x (B, ...) with targets y: the input of every estimator."""
@@ -167,6 +172,22 @@ class Problem:
 
     def direct_gradient(self, s: State) -> dict[nn.Parameter, Tensor]:
         return self.cost.direct_gradient(s, self.y, self.theta)
+
+    def double(self: AnyProblem) -> AnyProblem:
+        """A copy in float64. Raises ValueError if model or cost do not follow."""
+        model, cost = copy.deepcopy(self.model).double(), copy.deepcopy(self.cost).double()
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        made = replace(self, model=model, cost=cost, x=self.x.double(), y=y)
+        try:
+            with torch.no_grad():
+                made.pull(model.step(model.drive(made.x), model.init_state(made.x)))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{model.title} with {cost.title} cannot be computed in float64, to see what rounding does "
+                f"({str(error).strip().splitlines()[0].rstrip('.')}): it reads tensors beside its parameters and "
+                "buffers. Hold them by register_buffer, or give everything in float64."
+            ) from error
+        return made
 
 
 @dataclass(frozen=True)
