@@ -74,6 +74,14 @@ def test_bars_are_the_rmse(compared: Any) -> None:
     assert shown_rmse(authors, "synapses", "W01") == found["synapses"]["W01"]["rmse_cumulative"]
 
 
+def test_a_group_without_a_signal_is_not_drawn_as_a_match(compared: Any) -> None:
+    found = copy.deepcopy(compared["P-1h"][0])
+    found["synapses"]["W01"]["rmse"] = None
+    texts = [text.get_text() for text in rmse_single(found).axes[0].texts]
+    assert texts[list(found["neurons"]).__len__() + list(found["synapses"]).index("W01")] == "–"
+    assert "0" not in texts
+
+
 def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
     found = compared["P-1h"][0]
     nets = [{**found, "name": f"net {n}"} for n in range(6)]

@@ -315,7 +315,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether full training with an unchanged preset reached the paper's number."""
+        """Whether full training of every trial with an unchanged preset reached the paper's number."""
         printed = printed_experiment(self.run.experiment)
         if printed is None or self.estimator not in printed.paper_results:
             return "none"
@@ -323,7 +323,9 @@ class Row:
             return "other settings" if is_paper_data(self.run.described.data, self.run.experiment) else "other data"
         if self.test is None or self.test.epoch < self.run.experiment.epochs:
             return "unfinished"
-        return "yes" if reproduced(self.test.mean, self.paper_result) else "no"
+        if self.test.trials + self.diverged < self.run.settings.trials:
+            return "unfinished"
+        return "yes" if not self.diverged and reproduced(self.test.mean, self.paper_result) else "no"
 
 
 def reproduced(test_error: float, paper: PaperResult) -> bool:
