@@ -228,3 +228,30 @@ def test_a_frozen_network_stays_whatever_the_optimizer_remembers(kind: Any, opti
         first, others = (p, p[:0]) if networks is None else (p[0], p[1:])
         assert torch.equal(first, q if networks is None else q[0])
         assert networks is None or not torch.equal(others, q[1:])
+
+
+@pytest.mark.parametrize("kind", [GraphRunner, captured])
+def test_a_capture_that_fails_leaves_everything_as_it_was(kind: Any) -> None:
+    """The iterations of its warm-up are undone, and the next run tries again instead of replaying an older graph."""
+
+    class Fails(RuntimeError):
+        pass
+
+    calls: list[int] = []
+
+    def prepare(stored: Tensor, rows: Tensor) -> Tensor:
+        calls.append(rows.shape[-1])
+        if rows.shape[-1] == 3 and calls.count(3) % 3 == 0:  # at the end of the warm-up
+            raise Fails("no")
+        return stored
+
+    task = job(prepare=prepare)
+    runner = kind(task)
+    runner.run(order())
+    before = [p.detach().clone() for p in task.model.parameters()]
+    samples = runner.tally.read()["samples"]
+    for _ in range(2):
+        with pytest.raises(Fails):
+            runner.run(order(3))
+        assert all(torch.equal(p, q) for p, q in zip(task.model.parameters(), before, strict=True))
+        assert runner.tally.read()["samples"] == samples

@@ -21,6 +21,7 @@ import eqprop
 from eqprop import EP, Phase, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Task, choose
+from eqprop.engines.base import fixed_algorithms
 from eqprop.engines.compiled import (
     LARGE,
     LONG,
@@ -629,3 +630,29 @@ def test_a_branch_of_torch_is_refused_in_words(interpreted: None) -> None:
 
     with pytest.raises(ValueError, match=r"cannot serve Branching: its step .*Use 'eager'"):
         Compiled().relaxation(Branching(1.0), torch.rand(2, 4, dtype=torch.float64), Phase(2))
+
+
+def test_one_engine_serves_one_precision_after_another(interpreted: None) -> None:
+    model = own_model().float()
+    x = torch.rand(3, 11)
+    engine, eager = Compiled(), Eager()
+    for precision in ("float32", "float16", "float32"):
+        engine.precision = eager.precision = precision  # type: ignore[assignment]
+        found, expected = (e.relaxation(model, x, Phase(7)).state[0] for e in (engine, eager))
+        assert torch.allclose(found, expected, rtol=0.0, atol=1e-6)
+
+
+def test_fixed_algorithms_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        made.append(torch.are_deterministic_algorithms_enabled())
+        return graph
+
+    monkeypatch.setattr("eqprop.engines.compiled._compile", counted)
+    model, engine = own_model((3, 5, 6, 7)), Compiled()
+    for asked in (False, True, True):
+        with fixed_algorithms(asked):
+            engine.relaxation(model, torch.rand(3, 7, dtype=torch.float64), Phase(6))
+    assert set(made[: len(made) // 2]) == {False}
+    assert set(made[len(made) // 2 :]) == {True}

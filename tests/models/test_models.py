@@ -367,6 +367,11 @@ def test_weights_that_a_model_shares_stay_shared_when_stacked() -> None:
 def test_networks_with_other_buffers_or_other_frozen_parameters_are_not_stacked() -> None:
     with pytest.raises(ValueError, match="differ in mask; only networks built alike"):
         stack([Tied(0), Tied(1, mask=0.5)])
+    hidden = [Tied(0), Tied(1)]
+    for n, net in enumerate(hidden):
+        net.above._gain = float(n)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"differ in above\._gain; only networks built alike"):
+        stack(hidden)
     nets = [prototypical(2, seed=seed) for seed in range(2)]
     nets[1].get_parameter("W01").requires_grad_(False)
     with pytest.raises(ValueError, match="differ in whether W01 is trained; only networks built alike"):

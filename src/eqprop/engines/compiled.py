@@ -352,11 +352,16 @@ def compile_graph(
 ) -> Callable[..., Sequence[Tensor]]:
     """The graph as compiled code for inputs of these shapes, from memory or disk where it is there already."""
     layout = tuple((tuple(v.shape), v.stride(), v.dtype, str(v.device)) for v in inputs)
-    key = (graph.code, layout, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    key = (graph.code, layout, *_compiled_for())
     if key not in _COMPILED:
         before()
         _COMPILED[key] = _compile(graph, inputs)
     return _COMPILED[key]
+
+
+def _compiled_for() -> tuple[int, bool]:
+    """What of torch's settings compiled code depends on: threads, and whether algorithms are fixed."""
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
 
 def _options(device: torch.device) -> dict[str, Any]:
@@ -453,7 +458,7 @@ class Same:
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-DEEPEST, LONGEST = 4, 100
+DEEPEST, LONGEST = 3, 100
 """How far `contents` looks into an object, and into containers of how many entries."""
 
 
@@ -679,7 +684,7 @@ class CompiledSteps:
         beta = None if given.nudge is None else given.nudge.beta
         cost = None if given.nudge is None else Same(given.nudge.cost)
         layouts = tuple((v.shape, v.stride(), v.dtype, v.device) for v in (*values, *s))
-        key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, given.settings)
+        key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, given.settings, self.precision)
         known = self._splits.setdefault(given.model, {})
         if key not in known:
             known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
@@ -688,7 +693,7 @@ class CompiledSteps:
     def block(
         self, model: Dynamics, splits: Sequence[Split], order: Sequence[int], flat: Arguments
     ) -> Callable[..., Sequence[Tensor]]:
-        key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), torch.get_num_threads())
+        key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), *_compiled_for())
         known = self._blocks.setdefault(model, {})
         if key not in known:
             layers = len(flat) - len(all_inputs(splits))

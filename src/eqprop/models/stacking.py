@@ -57,8 +57,12 @@ def unstack(model: Model, r: int) -> Model:
 
 
 def _build(model: PrimitiveDynamics) -> dict[str, object]:
-    """How a model was built: its public attributes, its buffers, and which of its parameters are trained."""
-    built = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    """How a model was built: what it and its parts hold, its buffers, and which of its parameters are trained."""
+    own = vars(nn.Module())
+    parts = ((f"{path}." if path else "", vars(m)) for path, m in model.named_modules())
+    built = {
+        path + name: v for path, held in parts for name, v in held.items() if name == "training" or name not in own
+    }
     built |= dict(model.named_buffers())
     return built | {f"whether {name} is trained": p.requires_grad for name, p in model.named_parameters()}
 
