@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from eqprop.autodiff import check_recordable, derivative
 from eqprop.dynamics import Dynamics
+from eqprop.messages import is_number
 from eqprop.state import LayerParameters, State, per_sample
 
 
@@ -129,7 +130,7 @@ class SquaredError(Cost):
                 f"The target y has shape {tuple(y.shape)}; expected {tuple(s0.shape)}, like the output s0. "
                 "Convert labels to one-hot rows with eqprop.data.one_hot."
             )
-        _check_kind("target y", y, s0)
+        check_kind("target y", y, s0)
 
 
 class FunctionCost(Cost):
@@ -239,6 +240,8 @@ def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | c
 
 
 def check_beta(beta: float | complex) -> None:
+    if not (is_number(beta) or isinstance(beta, complex)):
+        raise ValueError(f"The nudge has beta={beta!r}; expected a finite, non-zero number, such as 0.1.")
     if beta == 0.0 or not cmath.isfinite(beta):
         raise ValueError(
             f"The nudge has beta={beta}, which makes the two phases the same. Expected a finite, non-zero number, such "
@@ -246,7 +249,8 @@ def check_beta(beta: float | complex) -> None:
         )
 
 
-def _check_kind(what: str, got: Tensor, expected: Tensor) -> None:
+def check_kind(what: str, got: Tensor, expected: Tensor) -> None:
+    """Raise ValueError if a tensor has not the type and the device of the state."""
     if got.dtype != expected.dtype or got.device != expected.device:
         raise ValueError(
             f"The {what} is {got.dtype} on {got.device}; expected {expected.dtype} on {expected.device}, like the "

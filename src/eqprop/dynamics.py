@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.autodiff import check_recordable, derivative
+from eqprop.messages import is_number
 from eqprop.state import LayerParameters, State, add
 
 Drive = Any
@@ -418,6 +419,6 @@ def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
 
 
 def check_eps(eps: float) -> float:
-    if not 0.0 < eps <= 1.0:
-        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
+    if not is_number(eps) or not 0.0 < eps <= 1.0:
+        raise ValueError(f"The step eps is {eps!r}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
     return float(eps)

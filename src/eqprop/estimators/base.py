@@ -69,9 +69,11 @@ class Estimator(ABC):
                 f"{name} got beta={beta!r}; expected a number. Give the schedule by name: "
                 f"{name}({self.T}, {self.K}, schedule={beta!r})."
             )
-        if not isinstance(self.T, int) or self.T < 0:
+        if isinstance(beta, complex):
+            raise ValueError(f"{name} got beta={beta}; expected a real number. For complex ones use HolomorphicEP.")
+        if not isinstance(self.T, int) or isinstance(self.T, bool) or self.T < 0:
             raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")
-        if not isinstance(self.K, int) or self.K < 1:
+        if not isinstance(self.K, int) or isinstance(self.K, bool) or self.K < 1:
             raise ValueError(f"{name} got K={self.K!r}; expected the number of second-phase steps, 1 or more.")
         self.free_phase()
 
@@ -168,6 +170,8 @@ def check_site(model: Dynamics, cost: Cost, y: Tensor) -> None:
 
 def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch.dtype) -> None:
     """Raise ValueError if beta * eps is so small that rounding in this dtype drowns what the nudge moves."""
+    if isinstance(beta, Tensor) and not bool(torch.isfinite(beta).all()):
+        raise ValueError(f"beta is {beta.tolist()}; expected finite, non-zero numbers, one per network.")
     strength = (float(beta.abs().min()) if isinstance(beta, Tensor) else abs(beta)) * model.nudge_scale
     least = LOST_IN_ROUNDING * torch.finfo(dtype).eps
     if strength < least:

@@ -143,6 +143,8 @@ class EP(Estimator):
         super().__post_init__()
         if not isinstance(self.beta, Tensor):
             check_beta(self.beta)
+        if not isinstance(self.side_by_side, bool):
+            raise ValueError(f"side_by_side is {self.side_by_side!r}; expected True or False.")
         if self.nudging not in ("one-sided", "symmetric", "random-sign"):
             raise ValueError(
                 f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. For holomorphic and "

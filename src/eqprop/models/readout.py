@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost
+from eqprop.cost import Cost, FunctionCost, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
@@ -99,6 +99,7 @@ class CrossEntropy(Cost):
                 f"The readout expects {self.inputs} neurons in layer {self.layer}; the layers are {got}. Give "
                 "CrossEntropy the number of neurons of the layer it reads."
             )
+        check_kind("readout", self.Wout, s[self.layer])
         expected = (*s[0].shape[: self.Wout.dim() - 1], self.classes)
         if tuple(y.shape) != expected or not (y.is_floating_point() or y.is_complex()):
             raise ValueError(
@@ -110,6 +111,8 @@ class CrossEntropy(Cost):
 def stack_readouts(costs: Sequence[CrossEntropy]) -> CrossEntropy:
     """Combine the readouts of stacked networks into one, whose parameters have a leading dimension."""
     kinds = {(c.inputs, c.classes, c.layer, c.Wout.requires_grad, c.bout.requires_grad) for c in costs}
+    if not kinds:
+        raise ValueError("No readouts to stack; expected at least one.")
     if len(kinds) != 1:
         raise ValueError(
             "The readouts differ in what they read or in what is trained; only readouts made alike can be stacked."
