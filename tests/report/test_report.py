@@ -278,6 +278,12 @@ def test_a_row_is_reproduced_only_as_its_preset_says(tmp_path: Path) -> None:
     assert verdict(whole_run(tmp_path, 2.0, beta=0.2)) == ("other settings", False)
 
 
+def test_a_run_with_the_file_names_of_both_versions_counts_once(tmp_path: Path) -> None:
+    run = whole_run(tmp_path, 1.9)
+    (run.folder / "record.json").write_text((run.folder / "experiment.json").read_text())
+    assert len(collect(tmp_path).runs) == 1
+
+
 def test_a_row_is_unfinished_while_trials_are(tmp_path: Path) -> None:
     """Trials that run one after the other: the first that ends does not speak for the rest."""
     run = whole_run(tmp_path, 1.9)

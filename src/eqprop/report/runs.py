@@ -218,8 +218,8 @@ def collect(folder: Path) -> Contents:
     """The runs and figures in a folder and below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or a folder of run folders.")
-    found = [p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name)]
-    read, left_out = _read_all(found)
+    found = dict.fromkeys(p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name))
+    read, left_out = _read_all(list(found))
     runs, pictures = sorted(read, key=_order), _pictures(folder)
     if left_out and not runs and not pictures:
         raise ValueError(left_out[0])
