@@ -10,12 +10,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
+def check_recordable() -> None:
+    """Raise RuntimeError where autograd would record nothing and a derivative be zero in silence."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Derivatives cannot be computed under torch.inference_mode(): autograd records nothing there. Leave that "
+            "mode for the call, or use torch.no_grad() in its place."
+        )
+
+
 def derivative(f: Tensor, inputs: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor | None, ...]:
     """df/dz for each input z, None where f does not depend on it.
 
     For an analytic f of complex inputs this is the complex derivative. torch's own gradient is its conjugate, the
     direction of steepest ascent of Re f; on real inputs the two coincide.
     """
+    check_recordable()
     grads = torch.autograd.grad(f, inputs, torch.ones_like(f), create_graph=create_graph, allow_unused=True)
     return tuple(g.conj().resolve_conj() if g is not None and g.is_complex() else g for g in grads)
 
@@ -37,8 +47,16 @@ class _Holder(nn.Module):
 def with_values(
     modules: Sequence[nn.Module], values: Sequence[Mapping[str, Tensor]], run: Callable[[], Result]
 ) -> Result:
-    """Call run() with the parameters and buffers named in `values` replaced, module by module."""
-    named = {f"held.{n}.{name}": v for n, part in enumerate(values) for name, v in part.items()}
+    """Call run() with the parameters and buffers named in `values` replaced, module by module.
+
+    What modules share, such as a readout with the model's own weights, takes the value of the first.
+    """
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for n, (module, part) in enumerate(zip(modules, values, strict=True)):
+        own = dict((*module.named_parameters(), *module.named_buffers()))
+        named |= {f"held.{n}.{name}": v for name, v in part.items() if id(own[name]) not in seen}
+        seen |= {id(own[name]) for name in part}
     result: Result = functional_call(_Holder(modules), named, (run,))
     return result
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import cmath
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import check_recordable, derivative
 from eqprop.dynamics import Dynamics
+from eqprop.messages import is_number
 from eqprop.state import LayerParameters, State, per_sample
 
 
@@ -64,6 +67,7 @@ class Cost(nn.Module):
             inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
             loss = self.values(inputs, y, theta)
             if not loss.requires_grad:
+                check_recordable()
                 raise ValueError(
                     f"The cost {self.title} does not depend on the state; expected a differentiable function "
                     "of s. Look for a detach(), an argmax or a no_grad() in it."
@@ -126,7 +130,7 @@ class SquaredError(Cost):
                 f"The target y has shape {tuple(y.shape)}; expected {tuple(s0.shape)}, like the output s0. "
                 "Convert labels to one-hot rows with eqprop.data.one_hot."
             )
-        _check_kind("target y", y, s0)
+        check_kind("target y", y, s0)
 
 
 class FunctionCost(Cost):
@@ -143,6 +147,9 @@ class FunctionCost(Cost):
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return self.function(s, y, theta) if self.parametric else self.function(s, y)
+
+
+AnyProblem = TypeVar("AnyProblem", bound="Problem")
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,22 @@ class Problem:
 
     def direct_gradient(self, s: State) -> dict[nn.Parameter, Tensor]:
         return self.cost.direct_gradient(s, self.y, self.theta)
+
+    def double(self: AnyProblem) -> AnyProblem:
+        """A copy in float64. Raises ValueError if model or cost do not follow."""
+        model, cost = copy.deepcopy(self.model).double(), copy.deepcopy(self.cost).double()
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        made = replace(self, model=model, cost=cost, x=self.x.double(), y=y)
+        try:
+            with torch.no_grad():
+                made.pull(model.step(model.drive(made.x), model.init_state(made.x)))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{model.title} with {cost.title} cannot be computed in float64, to see what rounding does "
+                f"({str(error).strip().splitlines()[0].rstrip('.')}): it reads tensors beside its parameters and "
+                "buffers. Hold them by register_buffer, or give everything in float64."
+            ) from error
+        return made
 
 
 @dataclass(frozen=True)
@@ -217,6 +240,8 @@ def _over_samples(strength: float | complex | Tensor, like: Tensor) -> float | c
 
 
 def check_beta(beta: float | complex) -> None:
+    if not (is_number(beta) or isinstance(beta, complex)):
+        raise ValueError(f"The nudge has beta={beta!r}; expected a finite, non-zero number, such as 0.1.")
     if beta == 0.0 or not cmath.isfinite(beta):
         raise ValueError(
             f"The nudge has beta={beta}, which makes the two phases the same. Expected a finite, non-zero number, such "
@@ -224,7 +249,8 @@ def check_beta(beta: float | complex) -> None:
         )
 
 
-def _check_kind(what: str, got: Tensor, expected: Tensor) -> None:
+def check_kind(what: str, got: Tensor, expected: Tensor) -> None:
+    """Raise ValueError if a tensor has not the type and the device of the state."""
     if got.dtype != expected.dtype or got.device != expected.device:
         raise ValueError(
             f"The {what} is {got.dtype} on {got.device}; expected {expected.dtype} on {expected.device}, like the "

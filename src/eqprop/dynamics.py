@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import check_recordable, derivative
+from eqprop.messages import is_number
 from eqprop.state import LayerParameters, State, add
 
 Drive = Any
@@ -226,6 +227,7 @@ class PrimitiveDynamics(Dynamics):
             inputs = tuple([v if v.requires_grad else v.view_as(v).requires_grad_() for v in s])
             values = function(inputs)
             if not values.requires_grad:
+                check_recordable()
                 raise ValueError(
                     f"The primitive of {self.title} does not depend on the state; expected a differentiable "
                     "function of s. Look for a detach() or a no_grad() in it."
@@ -417,6 +419,6 @@ def set_nudge_site(model: Dynamics, where: NudgeSite) -> None:
 
 
 def check_eps(eps: float) -> float:
-    if not 0.0 < eps <= 1.0:
-        raise ValueError(f"The step eps is {eps}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
+    if not is_number(eps) or not 0.0 < eps <= 1.0:
+        raise ValueError(f"The step eps is {eps!r}; expected a number in (0, 1]. Typical values are 0.2 and 0.08.")
     return float(eps)

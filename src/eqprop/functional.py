@@ -91,8 +91,8 @@ def _extras(function: Callable[..., Any], given: Mapping[str, Any]) -> Extras:
 
 
 def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
-    shapes = tuple((n,) if isinstance(n, int) else tuple(n) for n in layers)
-    if not shapes or any(not shape or any(n < 1 for n in shape) for shape in shapes):
+    shapes = tuple(tuple(n) if isinstance(n, tuple | list) else (n,) for n in layers)
+    if not shapes or any(not shape or any(not isinstance(n, int) or n < 1 for n in shape) for shape in shapes):
         raise ValueError(
             f"The layers are {tuple(layers)}; expected at least one layer, sizes of at least 1, output first."
         )

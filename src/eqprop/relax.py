@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
+from eqprop.messages import is_number
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
 Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
@@ -73,9 +74,9 @@ class Phase:
             )
         if self.stop not in ("never", "settled"):
             raise ValueError(f"stop is {self.stop!r}; expected 'never' or 'settled'.")
-        if self.tolerance is not None and self.tolerance <= 0.0:
-            raise ValueError(f"tolerance is {self.tolerance}; expected a positive residual, such as 1e-6.")
-        if self.still < 0.0:
+        if self.tolerance is not None and not (is_number(self.tolerance) and self.tolerance > 0.0):
+            raise ValueError(f"tolerance is {self.tolerance!r}; expected a positive residual, such as 1e-6.")
+        if not self.still >= 0.0:
             raise ValueError(f"still is {self.still}; expected 0 (no bit changes) or a small positive number.")
 
 

@@ -146,6 +146,12 @@ class Carried(Start):
         self.layers: State = tuple(v.clone() for v in model.init_state(x.new_zeros(*lead, batch, *x.shape[1:])))
 
     def begin(self, x: Tensor, rows: Tensor) -> State:
+        samples, most = rows.shape[-1], self.layers[0].shape[self.dim]
+        if samples > most:
+            raise ValueError(
+                f"Got a mini-batch of {samples} samples, and the states of {most} are carried. Use "
+                f"Carried(..., batch={samples})."
+            )
         return tuple(layer.narrow(self.dim, 0, rows.shape[-1]).clone() for layer in self.layers)
 
     @torch.no_grad()

@@ -15,10 +15,13 @@ from eqprop import (
     BPTT,
     EP,
     RBP,
+    ContinualEP,
     Cost,
+    CrossEntropy,
     Dynamics,
     Estimator,
     FunctionCost,
+    HolomorphicEP,
     Nudge,
     Phase,
     PrimitiveDynamics,
@@ -29,7 +32,7 @@ from eqprop import (
     limit_steps,
     relax,
 )
-from eqprop.models import Convolutional, Layered, Toy, stack, unstack
+from eqprop.models import Convolutional, Dense, Layered, Network, Toy, stack, stack_readouts, unstack
 
 NET = prototypical(2)
 X, Y = batch(NET)
@@ -53,6 +56,54 @@ def pair() -> Layered:
 
 
 CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "T that is True": (lambda: EP(True, 3), ["T=True", "number of free steps"]),
+    "beta that is nothing": (lambda: EP(5, 3, None), ["beta=None", "non-zero number", "0.1"]),  # type: ignore[arg-type]
+    "beta in a list": (lambda: EP(5, 3, [0.1]), ["beta=[0.1]", "non-zero number"]),  # type: ignore[arg-type]
+    "a complex beta": (lambda: EP(5, 3, 0.1j), ["0.1j", "HolomorphicEP"]),  # type: ignore[arg-type]
+    "a beta per network that is not a number": (
+        lambda: EP(5, 3, torch.tensor([torch.nan, 0.1])).gradient(
+            pair(), COST, torch.stack([X, X]), torch.stack([Y, Y])
+        ),
+        ["beta", "nan", "non-zero"],
+    ),
+    "a circle without a radius": (
+        lambda: HolomorphicEP(5, 3, beta=None),  # type: ignore[arg-type]
+        ["beta is None", "positive number"],
+    ),
+    "rates in a word": (lambda: ContinualEP(5, 3, rates="0.1"), ["'0.1'", "learning rate"]),  # type: ignore[arg-type]
+    "a rate of no parameter": (
+        lambda: ContinualEP(5, 3, rates=dict.fromkeys((*dict(NET.named_parameters()), "W10"), 0.1)).gradient(
+            NET, COST, X, Y
+        ),
+        ["'W10'", "Did you mean", "W01"],
+    ),
+    "a tolerance that is not a number": (lambda: EP(5, 3, tolerance=float("nan")), ["nan", "positive residual"]),
+    "a tolerance in a word": (lambda: Phase(5, tolerance="1e-3"), ["'1e-3'", "positive residual"]),  # type: ignore[arg-type]
+    "side by side in a word": (
+        lambda: EP(5, 3, side_by_side="no"),  # type: ignore[arg-type]
+        ["side_by_side", "'no'", "True or False"],
+    ),
+    "a readout of another type": (
+        lambda: EP(5, 3).gradient(NET, CrossEntropy(3, 3, dtype=torch.float32), X, Y),
+        ["readout", "torch.float32", "torch.float64", ".to("],
+    ),
+    "a layer of half a neuron": (
+        lambda: Network(4, {"out": 2.5}, [Dense("x", "out")]),  # type: ignore[dict-item]
+        ["2.5", "at least 1"],
+    ),
+    "a gain that is not a number": (
+        lambda: Network(4, {"out": 2}, [Dense("x", "out", gain=float("nan"))]),
+        ["gain of x -> out", "nan", "finite number"],
+    ),
+    "a gain of biases in a word": (
+        lambda: Network(4, {"out": 2}, [Dense("x", "out")], bias_gain="a"),  # type: ignore[arg-type]
+        ["bias_gain", "'a'", "finite number"],
+    ),
+    "an eps in a word": (
+        lambda: Network(4, {"out": 2}, [Dense("x", "out")], setting="energy-based", eps="a"),  # type: ignore[arg-type]
+        ["eps", "(0, 1]"],
+    ),
+    "no readouts": (lambda: stack_readouts([]), ["No readouts", "at least one"]),
     "x of a wrong width": (
         lambda: relax(NET, torch.ones(3, 7, dtype=F64), 1),
         ["(3, 7)", "(B, 4)", "x.reshape(-1, 4)"],

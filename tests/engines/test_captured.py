@@ -61,7 +61,18 @@ def halve(grads: list[Tensor], loss: Tensor) -> Tensor:
     return loss
 
 
+def by_number(s: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(s[0], y, reduction="none")
+
+
+def labelled() -> Job:
+    """A cost of one's own whose targets are class numbers."""
+    task = job()
+    return replace(task, cost=eqprop.FunctionCost(by_number), targets=task.labels)
+
+
 CASES: dict[str, Callable[[], Job]] = {
+    "class numbers": labelled,
     "one-sided": job,
     "symmetric": lambda: job(estimator=EP(8, 3, 0.5, nudging="symmetric")),
     "one after the other": lambda: job(estimator=EP(8, 3, 0.5, nudging="symmetric", side_by_side=False)),
@@ -186,3 +197,61 @@ def test_optimizers_that_a_graph_cannot_repeat_are_refused_in_words() -> None:
     assert "capturable=True" in str(refuses_optimizer(torch.optim.Adam(of)))
     assert refuses_optimizer(torch.optim.Adam(of, capturable=True)) is None
     assert "cannot undo" in str(refuses_optimizer(torch.optim.NAdam(of, capturable=True)))
+
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9),
+    "weight decay": lambda p: torch.optim.SGD(p, lr=RATE, weight_decay=0.25),
+    "Adam": lambda p: torch.optim.Adam(p, lr=RATE, weight_decay=0.25),
+}
+
+
+@pytest.mark.parametrize("networks", [None, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [EagerRunner, GraphRunner, captured])
+def test_a_frozen_network_stays_whatever_the_optimizer_remembers(kind: Any, optimizer: str, networks: Any) -> None:
+    if kind is not EagerRunner and optimizer == "Adam":
+        pytest.skip("capturable on a GPU only")
+    task = job(networks)
+    task = replace(task, optimizer=OPTIMIZERS[optimizer](list(task.model.parameters())))
+    task.targets[0] = torch.nan
+    rows = torch.arange(1, 1 + 4 * (networks or 1)).view(1, networks or 1, 4)
+    rows = rows if networks else rows[0]
+    runner = kind(task)
+    runner.run(torch.stack([rows[0], rows[0]]))
+    before = [p.detach().clone() for p in task.model.parameters()]
+    bad = rows.clone()
+    bad.view(-1)[0] = 0
+    runner.run(torch.stack([bad[0], rows[0], rows[0]]))
+    assert runner.tally.read()["bad"] == [2.0, -1.0][: networks or 1]
+    for p, q in zip(task.model.parameters(), before, strict=True):
+        first, others = (p, p[:0]) if networks is None else (p[0], p[1:])
+        assert torch.equal(first, q if networks is None else q[0])
+        assert networks is None or not torch.equal(others, q[1:])
+
+
+@pytest.mark.parametrize("kind", [GraphRunner, captured])
+def test_a_capture_that_fails_leaves_everything_as_it_was(kind: Any) -> None:
+    """The iterations of its warm-up are undone, and the next run tries again instead of replaying an older graph."""
+
+    class Fails(RuntimeError):
+        pass
+
+    calls: list[int] = []
+
+    def prepare(stored: Tensor, rows: Tensor) -> Tensor:
+        calls.append(rows.shape[-1])
+        if rows.shape[-1] == 3 and calls.count(3) % 3 == 0:  # at the end of the warm-up
+            raise Fails("no")
+        return stored
+
+    task = job(prepare=prepare)
+    runner = kind(task)
+    runner.run(order())
+    before = [p.detach().clone() for p in task.model.parameters()]
+    samples = runner.tally.read()["samples"]
+    for _ in range(2):
+        with pytest.raises(Fails):
+            runner.run(order(3))
+        assert all(torch.equal(p, q) for p, q in zip(task.model.parameters(), before, strict=True))
+        assert runner.tally.read()["samples"] == samples

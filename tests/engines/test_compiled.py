@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ import eqprop
 from eqprop import EP, Phase, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Task, choose
+from eqprop.engines.base import fixed_algorithms
 from eqprop.engines.compiled import (
     LARGE,
     LONG,
@@ -455,3 +458,201 @@ def test_estimators_run_unchanged_on_compiled_steps(estimator: Any) -> None:
     model = own_model()
     twin, ours = (trained(engine, model, estimator) for engine in (Eager(), Compiled()))
     assert apart(twin, ours) < 1e-12
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs as they were traced, without a compiler's seconds."""
+    monkeypatch.setattr("eqprop.engines.compiled._compile", lambda graph, inputs: graph)
+
+
+class Held(eqprop.PrimitiveDynamics):
+    """Phi = <s, held (W x)> - 1/4 <held s, s>, with whatever it holds, read by `numbers`."""
+
+    input_shape = (4,)
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(0)
+        self.held = held
+        self.W = torch.nn.Parameter(torch.randn(3, 4, generator=source, dtype=torch.float64))
+
+    def numbers(self) -> Any:
+        return self.held
+
+    def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x.new_zeros(len(x), 3),)
+
+    def primitive(self, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
+        held = self.numbers()
+        return (s[0] * (x @ self.W.T) * held - 0.25 * held * s[0] * s[0]).sum(-1)
+
+
+class Listed(Held):
+    def numbers(self) -> Any:
+        return self.held[-1]["gain"]
+
+
+class Configured(Held):
+    def numbers(self) -> Any:
+        return self.held.gain
+
+
+class Called(Held):
+    def numbers(self) -> Any:
+        return self.held(self.W.mean())
+
+
+def same_as_the_reference(engine: Compiled, model: Dynamics, x: Tensor, T: int = 7) -> bool:
+    found, expected = engine.relaxation(model, x, Phase(T)), relax(model, x, T)
+    return all(torch.allclose(a, b, rtol=0.0, atol=1e-12) for a, b in zip(found.state, expected.state, strict=True))
+
+
+def _set_listed(model: Any) -> None:
+    model.held[-1]["gain"] = 0.5
+
+
+def _set_configured(model: Any) -> None:
+    model.held.gain = 0.5
+
+
+def _set_called(model: Any) -> None:
+    model.held = torch.cos
+
+
+def _set_tensor(model: Any) -> None:
+    model.held = torch.full((3,), 0.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        (Listed([{"gain": 1.0}]), _set_listed),
+        (Configured(SimpleNamespace(gain=1.0)), _set_configured),
+        (Called(torch.sin), _set_called),
+        (Held(torch.ones(3, dtype=torch.float64)), _set_tensor),
+    ],
+    ids=["a number in a list", "a number in an object", "a function", "a tensor"],
+)
+def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: Any, interpreted: None) -> None:
+    engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
+    assert same_as_the_reference(engine, model, x)
+    before = engine.relaxation(model, x, Phase(7)).state[0]
+    change(model)
+    assert same_as_the_reference(engine, model, x)
+    assert not torch.allclose(before, engine.relaxation(model, x, Phase(7)).state[0])
+
+
+def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    traced: list[object] = []
+
+    def counted(*arguments: Any) -> Any:
+        traced.append(arguments)
+        return trace_step(*arguments)
+
+    monkeypatch.setattr("eqprop.engines.compiled.trace_step", counted)
+    images = Network((2, 6, 6), {"out": 3, "h": (4, 2, 2)}, [Conv("x", "h", pool=2), Dense("h", "out")], seed=0)
+    for model, shape in ((Called(torch.sin), (4,)), (images, (2, 6, 6))):
+        engine, cost = Compiled(), SquaredError()
+        x = torch.rand(2, *shape, dtype=next(model.parameters()).dtype)
+        y = torch.rand(2, 3, dtype=x.dtype)
+        with engine.steps.stepping():
+            EP(T=9, K=5).gradient(model, cost, x, y)
+            first = len(traced)
+            for _ in range(3):
+                EP(T=9, K=5).gradient(model, cost, torch.rand_like(x), y)
+        assert len(traced) == first
+
+
+def test_models_and_costs_that_are_gone_leave_nothing_behind(interpreted: None) -> None:
+    """Their addresses are soon those of others."""
+    engine = Compiled()
+    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    for gain in (0.1, 0.3, 0.5, 0.7, 0.9):
+        assert same_as_the_reference(engine, Held(gain), x)
+    model = Held(0.5)
+    for weight in (0.1, 0.3, 0.5, 0.7, 0.9):
+        cost = eqprop.FunctionCost(lambda s, y, weight=weight: weight * (s[0] - y).square().sum(-1))
+        _, expected = EP(T=9, K=5).gradient(model, cost, x, y)
+        with engine.steps.stepping():
+            _, found = EP(T=9, K=5).gradient(model, cost, x, y)
+        assert torch.allclose(found[model.W], expected[model.W], rtol=0.0, atol=1e-10)
+        del cost
+
+
+def test_blocks_of_a_dead_model_do_not_serve_another(interpreted: None) -> None:
+    """Blocks are kept by the addresses of their steps, which die with the model."""
+    steps = Compiled().steps
+    with steps.stepping():
+        relax(Held(0.5), torch.rand(2, 4, dtype=torch.float64), 7)
+    gc.collect()
+    assert not any(steps._blocks.values())
+
+
+def test_inputs_of_any_layout_follow_one_another(interpreted: None) -> None:
+    model = Network((3, 4), {"out": 2, "h": 5}, [Dense("x", "h"), Dense("h", "out")], seed=0, dtype=torch.float64)
+    engine = Compiled()
+    x = torch.rand(12, 4, 4, dtype=torch.float64)
+    for part in (x[:6, :3].contiguous(), x[:6, :, :3].mT, x[::2, :3], x[:1, :3].expand(6, 3, 4)):
+        assert same_as_the_reference(engine, model, part)
+
+
+def test_a_cost_may_share_a_parameter_with_its_model(interpreted: None) -> None:
+    """As a cost that reads the same weights from theta."""
+
+    class Tied(eqprop.Cost):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.W = model.W01
+
+        def forward(self, s: Any, y: Tensor, theta: Any) -> Tensor:
+            return 0.5 * (s[1] @ self.W.T - y).square().sum(-1)
+
+    model = eqprop.models.Layered((3, 5, 4), activation="tanh", seed=0, dtype=torch.float64)
+    cost, engine = Tied(model), Compiled()
+    read = eqprop.FunctionCost(lambda s, y, theta: 0.5 * (s[1] @ theta["W01"].T - y).square().sum(-1), parametric=True)
+    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    for estimator in (EP(T=30, K=20), eqprop.HolomorphicEP(T=30, K=20)):
+        _, expected = estimator.gradient(model, read, x, y)
+        _, alone = estimator.gradient(model, cost, x, y)
+        with engine.steps.stepping():
+            _, found = estimator.gradient(model, cost, x, y)
+        for p, g in expected.items():
+            assert torch.allclose(alone[p], g, rtol=0.0, atol=1e-12)
+            assert torch.allclose(found[p], g, rtol=0.0, atol=1e-10)
+
+
+def test_a_branch_of_torch_is_refused_in_words(interpreted: None) -> None:
+    class Branching(Held):
+        def step(self, drive: Any, s: Any, push: Any = None) -> Any:
+            moved = s[0] + drive @ self.W.T
+            return (torch.cond(drive.sum() > 0.0, torch.sin, torch.cos, (moved,)),)
+
+    with pytest.raises(ValueError, match=r"cannot serve Branching: its step .*Use 'eager'"):
+        Compiled().relaxation(Branching(1.0), torch.rand(2, 4, dtype=torch.float64), Phase(2))
+
+
+def test_one_engine_serves_one_precision_after_another(interpreted: None) -> None:
+    model = own_model().float()
+    x = torch.rand(3, 11)
+    engine, eager = Compiled(), Eager()
+    for precision in ("float32", "float16", "float32"):
+        engine.precision = eager.precision = precision  # type: ignore[assignment]
+        found, expected = (e.relaxation(model, x, Phase(7)).state[0] for e in (engine, eager))
+        assert torch.allclose(found, expected, rtol=0.0, atol=1e-6)
+
+
+def test_fixed_algorithms_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        made.append(torch.are_deterministic_algorithms_enabled())
+        return graph
+
+    monkeypatch.setattr("eqprop.engines.compiled._compile", counted)
+    model, engine = own_model((3, 5, 6, 7)), Compiled()
+    for asked in (False, True, True):
+        with fixed_algorithms(asked):
+            engine.relaxation(model, torch.rand(3, 7, dtype=torch.float64), Phase(6))
+    assert set(made[: len(made) // 2]) == {False}
+    assert set(made[len(made) // 2 :]) == {True}

@@ -38,6 +38,15 @@ def test_its_gradient_is_autograds_through_the_net_written_by_hand() -> None:
         assert torch.allclose(found[p], theta[name].grad, atol=1e-12), name  # type: ignore[arg-type]
 
 
+def test_autocast_does_not_round_its_products() -> None:
+    net = Layered((3, 5, 4), seed=0)
+    x, y = torch.rand(6, 4), torch.rand(6, 3)
+    _, expected = Backprop().gradient(net, eqprop.SquaredError(), x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, found = Backprop().gradient(net, eqprop.SquaredError(), x, y)
+    assert all(torch.equal(found[p], g) for p, g in expected.items())
+
+
 def test_the_readout_learns_and_a_skip_is_seen() -> None:
     net = Network(
         4, {"s0": 3, "s1": 5}, [Dense("x", "s1"), Dense("s1", "s0"), Dense("x", "s0")], "sigmoid", dtype=torch.float64

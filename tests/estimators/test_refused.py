@@ -14,9 +14,17 @@ from torch.testing import assert_close
 from eqprop import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP, SquaredError, from_primitive, relax
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, choose
+from eqprop.estimators import Backprop
 
 COST = SquaredError()
-ALL: list[Estimator] = [EP(6, 3), EP(6, 3, nudging="symmetric"), BPTT(6, 3), RBP(6, 3), ContinualEP(6, 3)]
+ALL: list[Estimator] = [
+    EP(6, 3),
+    EP(6, 3, nudging="symmetric"),
+    BPTT(6, 3),
+    RBP(6, 3),
+    ContinualEP(6, 3),
+    Backprop(),
+]
 
 
 def batch(model: Dynamics, samples: int = 4) -> tuple[Tensor, Tensor]:
@@ -39,6 +47,24 @@ def test_inference_mode_is_refused(estimator: Estimator) -> None:
     assert float(model.get_parameter("W01").grad.abs().max()) > 0  # type: ignore[union-attr]
 
 
+def test_a_phi_that_is_differentiated_says_what_forbids_it() -> None:
+    model = from_primitive(lambda x, s, theta: (s[0] * (x @ theta["W"])).sum(-1), {"W": torch.eye(2)}, (2,))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="under torch.inference_mode.*torch.no_grad"):
+        relax(model, torch.rand(3, 2), 2)
+    with torch.no_grad():
+        relax(model, torch.rand(3, 2), 2)
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=repr)
+def test_an_input_of_another_shape_or_type_is_refused(estimator: Estimator) -> None:
+    model = prototypical(2)
+    x, y = batch(model)
+    with pytest.raises(ValueError, match=r"The input x has shape .*; expected \(B, "):
+        estimator.gradient(model, COST, x.unsqueeze(1), y)
+    with pytest.raises(ValueError, match=r"The input x is torch.float32 .*expected torch.float64"):
+        estimator.gradient(model, COST, x.float(), y)
+
+
 @pytest.mark.parametrize("make", [EP, HolomorphicEP, ContinualEP])
 def test_a_nudge_that_rounding_drowns_is_refused(make: Any) -> None:
     for model in (prototypical(2), energy_based(2, "tanh", clip=False)):
@@ -55,7 +81,8 @@ def test_a_nudge_that_rounding_drowns_is_refused(make: Any) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("estimator", ALL, ids=repr)
 def test_data_that_is_not_finite_is_refused(estimator: Estimator, bad: float) -> None:
-    model = energy_based(2, "hard-sigmoid")
+    forward = isinstance(estimator, Backprop)  # which has no energy
+    model = prototypical(2, "hard-sigmoid") if forward else energy_based(2, "hard-sigmoid")
     x, y = batch(model)
     for which in (0, 1):
         given = [x.clone(), y.clone()]

@@ -360,6 +360,20 @@ def test_the_concentration_is_that_of_the_gradients_of_single_samples(name: str)
         assert str(found).startswith("Of the squared updates, the largest sample contributes")
 
 
+@pytest.mark.parametrize("schedule", ["sweeps", "sweeps-same"])
+def test_the_concentration_follows_the_schedule_and_what_is_trained(schedule: Any) -> None:
+    model = prototypical(3)
+    model.get_parameter("W23").requires_grad_(False)
+    x, y = batch(model)
+    found = gdu.compare(model, COST, x, y, 201, 3, 0.2, Options(shown=0, schedule=schedule)).concentration
+    assert found is not None
+    squares = []
+    for n in range(len(x)):
+        _, gradient = EP(201, 3, beta=0.2, schedule=schedule).gradient(model, COST, x[n : n + 1], y[n : n + 1])
+        squares.append(sum(float(g.square().sum()) for g in gradient.values()))
+    assert found.few == pytest.approx(max(squares) / sum(squares), rel=1e-9)
+
+
 def test_few_samples_are_a_hundredth_and_a_model_without_a_primitive_has_no_concentration() -> None:
     model = toy()
     x, y = batch(model)

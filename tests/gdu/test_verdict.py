@@ -133,3 +133,35 @@ def test_the_same_words_come_from_the_doctor() -> None:
     case = AILING["beta_too_large"](5)
     asked = doctor(case.model, case.cost, case.x, case.y, EP(case.ep.T, 40, beta=case.ep.beta))
     assert asked.verdict in of("beta_too_large").verdict
+
+
+@pytest.mark.parametrize("with_primitive", [True, False])
+def test_a_net_without_a_signal_has_nothing_to_compare(with_primitive: bool) -> None:
+    """Neither a success nor a crash: at a target that the output meets, both gradients are zero."""
+
+    def step(x: Tensor, s: State, theta: Any) -> State:
+        return (torch.tanh(x @ theta["W"]),)
+
+    def phi(x: Tensor, s: State, theta: Any) -> Tensor:
+        return (s[0] * (x @ theta["W"])).sum(-1)
+
+    theta = {"W": torch.eye(2, dtype=torch.float64)}
+    model = (
+        from_primitive(phi, theta, (2,), squash=torch.tanh) if with_primitive else from_transition(step, theta, (2,))
+    )
+    x = Draw(0).uniform(SAMPLES, 2).double()
+    report = gdu.compare(model, COST, x, torch.tanh(x), T=20, K=5, beta=0.1)
+    assert report.budget.outcome == "silent"
+    assert report.verdict.startswith("No synapse carries a signal, so there is nothing to compare.")
+    assert "holds" not in report.verdict
+    assert "no synapse carries" in str(report).lower()
+
+
+def test_a_model_that_stays_in_float32_is_told_so() -> None:
+    """Rounding is measured in float64, which a tensor beside the parameters does not follow."""
+    beside = torch.rand(3, 2)
+    model = from_primitive(lambda x, s, theta: (s[0] * (x @ beside @ theta["W"])).sum(-1), {"W": torch.eye(2)}, (2,))
+    with pytest.raises(ValueError, match=r"SquaredError cannot be computed in float64.*register_buffer.*float64"):
+        gdu.compare(model, COST, torch.rand(4, 3), torch.rand(4, 2), T=20, K=5, beta=0.1)
+    beside = beside.double()
+    gdu.compare(model.double(), COST, torch.rand(4, 3).double(), torch.rand(4, 2).double(), T=20, K=5, beta=0.1)

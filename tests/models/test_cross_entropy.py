@@ -219,6 +219,20 @@ def test_stacked_readouts_are_the_single_ones() -> None:
     assert torch.equal(unstack_readout(stack_readouts(costs), 1).Wout, costs[1].Wout)
 
 
+def test_a_frozen_readout_stays_frozen_when_stacked() -> None:
+    costs = [readout(prototypical(2), seed=n) for n in range(2)]
+    for cost in costs:
+        cost.Wout.requires_grad_(False)
+    both = stack_readouts(costs)
+    for cost in (both, unstack_readout(both, 1)):
+        assert (cost.Wout.requires_grad, cost.bout.requires_grad) == (False, True)
+    costs[1].Wout.requires_grad_(True)
+    with pytest.raises(ValueError, match="The readouts differ in what they read or in what is trained"):
+        stack_readouts(costs)
+    with pytest.raises(ValueError, match="The readouts differ in what they read"):
+        stack_readouts([readout(prototypical(3), layer) for layer in (1, 2)])
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

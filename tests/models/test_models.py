@@ -304,7 +304,8 @@ def test_stacked_networks_learn_as_each_would_alone(kind: str, estimator: Estima
 @pytest.mark.parametrize("kind", STACKED)
 def test_unstack_gives_the_networks_back(kind: str) -> None:
     nets = [STACKED[kind](seed) for seed in range(2)]
-    nets[0].get_parameter(names(nets[0])[0]).requires_grad_(False)
+    for net in nets:
+        net.get_parameter(names(net)[0]).requires_grad_(False)
     together = stack(nets)
     for r, net in enumerate(nets):
         single = unstack(together, r)
@@ -316,6 +317,65 @@ def test_unstack_gives_the_networks_back(kind: str) -> None:
         with torch.no_grad():
             next(single.parameters()).add_(1.0)
     same(unstack(together, 0).state_dict(), nets[0].state_dict())  # a copy, not a view
+
+
+@pytest.mark.parametrize("samples", [1, 3, 5])
+def test_a_beta_of_its_own_for_each_network_serves_every_nudging(samples: int) -> None:
+    """Also where there are as many samples as networks, so that shapes alone would not tell."""
+    nets = [prototypical(2, seed=seed) for seed in range(3)]
+    pairs = [batch(net, samples=samples, seed=seed) for seed, net in enumerate(nets)]
+    x, y = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    betas = torch.tensor([0.1, 0.2, -0.4], dtype=F64)
+    for options in ({}, {"nudging": "symmetric"}, {"nudging": "symmetric", "side_by_side": False}):
+        _, found = EP(15, 6, betas, **options).gradient(stack(nets), SquaredError(), x, y)
+        for r, (net, (x_r, y_r)) in enumerate(zip(nets, pairs, strict=True)):
+            _, alone = EP(15, 6, float(betas[r]), **options).gradient(net, SquaredError(), x_r, y_r)
+            same([g[r] for g in found.values()], list(alone.values()))
+
+
+class Tied(PrimitiveDynamics):
+    """Two parts with one weight between them, and a mask that is not learned."""
+
+    input_shape = (3,)
+
+    def __init__(self, seed: int, mask: float = 1.0) -> None:
+        super().__init__()
+        source = torch.Generator().manual_seed(seed)
+        self.below, self.above = torch.nn.Module(), torch.nn.Module()
+        self.below.W = torch.nn.Parameter(torch.randn(3, 3, generator=source, dtype=F64))
+        self.above.W = self.below.W
+        self.register_buffer("mask", torch.full((3,), mask, dtype=F64))
+
+    def init_state(self, x: Tensor) -> State:
+        return (torch.zeros_like(x),)
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        seen = x @ self.below.W.mT * self.mask + torch.tanh(x) @ self.above.W.mT  # type: ignore[operator]
+        return (s[0] * seen).sum(-1)
+
+
+def test_weights_that_a_model_shares_stay_shared_when_stacked() -> None:
+    nets = [Tied(seed) for seed in range(3)]
+    x = torch.rand(3, 4, 3, dtype=F64)
+    together = stack(nets)
+    assert together.below.W is together.above.W
+    for r, net in enumerate(nets):
+        same(relax(together, x, 3).state[0][r], relax(net, x[r], 3).state[0])
+        same(relax(unstack(together, r), x[r], 3).state[0], relax(net, x[r], 3).state[0])
+
+
+def test_networks_with_other_buffers_or_other_frozen_parameters_are_not_stacked() -> None:
+    with pytest.raises(ValueError, match="differ in mask; only networks built alike"):
+        stack([Tied(0), Tied(1, mask=0.5)])
+    hidden = [Tied(0), Tied(1)]
+    for n, net in enumerate(hidden):
+        net.above._gain = float(n)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"differ in above\._gain; only networks built alike"):
+        stack(hidden)
+    nets = [prototypical(2, seed=seed) for seed in range(2)]
+    nets[1].get_parameter("W01").requires_grad_(False)
+    with pytest.raises(ValueError, match="differ in whether W01 is trained; only networks built alike"):
+        stack(nets)
 
 
 def test_alternating_serves_stacked_networks_too() -> None:

@@ -20,10 +20,12 @@ from matplotlib import image
 import eqprop
 from eqprop import SquaredError, gdu
 from eqprop.cost import Problem
+from eqprop.experiments.experiment import ESTIMATORS
 from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
 from eqprop.experiments.paper import named_experiment
-from eqprop.report.figures import COLOURS, save
+from eqprop.report.figures import COLOURS, Panel, error_curves, save
 from eqprop.report.gdu import processes, rmse_panels, rmse_single, saw_teeth, shown_rmse, symbol
+from eqprop.report.runs import Point
 
 K = 6
 
@@ -72,6 +74,14 @@ def test_bars_are_the_rmse(compared: Any) -> None:
     authors["convention"]["synapses_shown"] = "rmse_cumulative"
     assert shown_rmse(authors, "neurons", "s0") == found["neurons"]["s0"]["rmse"]
     assert shown_rmse(authors, "synapses", "W01") == found["synapses"]["W01"]["rmse_cumulative"]
+
+
+def test_a_group_without_a_signal_is_not_drawn_as_a_match(compared: Any) -> None:
+    found = copy.deepcopy(compared["P-1h"][0])
+    found["synapses"]["W01"]["rmse"] = None
+    texts = [text.get_text() for text in rmse_single(found).axes[0].texts]
+    assert texts[list(found["neurons"]).__len__() + list(found["synapses"]).index("W01")] == "–"
+    assert "0" not in texts
 
 
 def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
@@ -134,6 +144,12 @@ def test_colours_can_be_told_apart_in_grey_and_by_the_colour_blind() -> None:
     okabe_ito = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
     assert set(COLOURS) <= okabe_ito
     assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_curves_of_every_estimator_have_a_colour_of_their_own() -> None:
+    points = [Point(1, 5.0, None, 1), Point(2, 4.0, None, 1)]
+    (ax,) = error_curves([Panel("all", {(name, "test"): points for name in ESTIMATORS}, {})]).axes
+    assert len({line.get_color() for line in ax.get_lines()}) == len(ESTIMATORS)
 
 
 def test_modules_that_draw_load_matplotlib_late() -> None:

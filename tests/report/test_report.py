@@ -278,6 +278,27 @@ def test_a_row_is_reproduced_only_as_its_preset_says(tmp_path: Path) -> None:
     assert verdict(whole_run(tmp_path, 2.0, beta=0.2)) == ("other settings", False)
 
 
+def test_a_run_with_the_file_names_of_both_versions_counts_once(tmp_path: Path) -> None:
+    run = whole_run(tmp_path, 1.9)
+    (run.folder / "record.json").write_text((run.folder / "experiment.json").read_text())
+    assert len(collect(tmp_path).runs) == 1
+
+
+def test_a_row_is_unfinished_while_trials_are(tmp_path: Path) -> None:
+    """Trials that run one after the other: the first that ends does not speak for the rest."""
+    run = whole_run(tmp_path, 1.9)
+    five = replace(run.settings, trials=5)
+    run = replace(run, described=replace(run.described, settings=five))
+    (line,) = run.lines
+    assert verdict(run)[0] == "unfinished"
+    begun = [{**line, "trial": n, "epoch": 1, "test_error": 20.0} for n in range(1, 5)]
+    assert verdict(replace(run, lines=[line, *begun]))[0] == "unfinished"
+    ended = [{**line, "trial": n} for n in range(1, 5)]
+    assert verdict(replace(run, lines=[line, *ended]))[0] == "yes"
+    lost = [*ended[:3], {**ended[3], "epoch": 2, "diverged": {"reason": "nan"}}]
+    assert verdict(replace(run, lines=[line, *lost]))[0] == "no", "a paper's trials do not diverge"
+
+
 def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     page = read(text)

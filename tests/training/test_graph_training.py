@@ -184,6 +184,13 @@ def test_states_are_carried_by_place_in_the_mini_batch() -> None:
     assert_close(start.begin(x[:3], rows[:3]), mixed)
 
 
+def test_more_samples_than_are_carried_are_refused() -> None:
+    net = prototypical(2)
+    x, _ = batch(net, 7)
+    with pytest.raises(ValueError, match="4 samples.*states of 3.*batch=4"):
+        Carried(net, x, batch=3).begin(x[:4], torch.arange(4))
+
+
 def test_stacked_networks_carry_their_own() -> None:
     nets = [prototypical(2, seed=seed) for seed in range(2)]
     x, _ = batch(nets[0], 4)

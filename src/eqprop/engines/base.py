@@ -178,9 +178,13 @@ class Job:
         return Task(self.model, self.cost, self.estimator, self.optimizer, start, self.extras)
 
     def check_unchanged(self) -> None:
-        """Raise RuntimeError if the model has another type or device than its data: addresses would be wrong."""
-        expected = (self.targets.dtype, self.images.device)
+        """Raise RuntimeError if the model has another type or device than its data: addresses would be wrong.
+
+        Targets that are class numbers say nothing about the type.
+        """
+        number = self.targets.is_floating_point()
         for name, p in self.model.named_parameters():
+            expected = (self.targets.dtype if number else p.dtype, self.images.device)
             if (p.dtype, p.device) != expected:
                 raise RuntimeError(
                     f"The parameter {name} is {p.dtype} on {p.device}; it was {expected[0]} on {expected[1]} when the "

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class CannotCapture(Exception):
     """A step or its compilation cannot be captured; the message says why, as the end of a sentence."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """A step as two graphs: `fixed` of what does not depend on the state, and `moving` of the rest.
 
@@ -283,7 +284,8 @@ class _Writer:
 def _attribute(owner: Any, path: str) -> Tensor:
     for name in path.split("."):
         owner = getattr(owner, name)
-    assert isinstance(owner, Tensor), "a graph holds no other constants"
+    if not isinstance(owner, Tensor):
+        raise CannotCapture("its step branches or loops by an operator of torch, such as torch.cond")
     return owner.detach()
 
 
@@ -350,11 +352,16 @@ def compile_graph(
 ) -> Callable[..., Sequence[Tensor]]:
     """The graph as compiled code for inputs of these shapes, from memory or disk where it is there already."""
     layout = tuple((tuple(v.shape), v.stride(), v.dtype, str(v.device)) for v in inputs)
-    key = (graph.code, layout, torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    key = (graph.code, layout, *_compiled_for())
     if key not in _COMPILED:
         before()
         _COMPILED[key] = _compile(graph, inputs)
     return _COMPILED[key]
+
+
+def _compiled_for() -> tuple[int, bool]:
+    """What of torch's settings compiled code depends on: threads, and whether algorithms are fixed."""
+    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
 
 def _options(device: torch.device) -> dict[str, Any]:
@@ -432,6 +439,45 @@ def why_not_compiled(device: torch.device) -> str | None:
     return None if has_triton() else "it needs Triton, which does not serve this device."
 
 
+class Same:
+    """Stands for an object as part of a key: equal while it lives, and never to another that gets its address."""
+
+    def __init__(self, part: object) -> None:
+        self.number = id(part)
+        self.get: Callable[[], object]
+        try:
+            self.get = weakref.ref(part)
+        except TypeError:  # such as a dtype: keep it
+            self.get = lambda: part
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.get() is not None and self.get() is other.get()
+
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+DEEPEST, LONGEST = 3, 100
+"""How far `contents` looks into an object, and into containers of how many entries."""
+
+
+def contents(value: object, depth: int = 0) -> object:
+    """A key for what a model holds: numbers and words by value, in containers and objects too; the rest by identity."""
+    if isinstance(value, PLAIN):
+        return type(value), repr(value)  # 0.0 is not -0.0, and nan is nan
+    inside: list[tuple[object, object]] = []
+    if isinstance(value, Mapping):
+        inside = list(value.items())
+    elif isinstance(value, tuple | list):
+        inside = list(enumerate(value))
+    elif not (callable(value) or isinstance(value, Tensor)):
+        inside = list(getattr(value, "__dict__", {}).items())
+    if not inside or depth == DEEPEST or len(inside) > LONGEST:
+        return type(value) if isinstance(value, Mapping | tuple | list) and not value else Same(value)
+    return type(value), tuple((contents(name, depth + 1), contents(part, depth + 1)) for name, part in inside)
+
+
 @dataclass(frozen=True)
 class Given:
     """What a step reads besides the state, as tensors: parameters and buffers, x, and the nudge's y and beta."""
@@ -450,10 +496,10 @@ class Given:
 
     @functools.cached_property
     def settings(self) -> tuple[object, ...]:
-        """Numbers and words that the modules hold: a step traced with others is another step."""
-        held = [(n, vars(m)) for n, m in enumerate(m for part in self.modules for m in part.modules())]
-        plain = (bool, int, float, complex, str, type(None))
-        return tuple((n, name, v) for n, values in held for name, v in values.items() if isinstance(v, plain))
+        """What the modules hold besides parameters and buffers: a step traced with something else is another step."""
+        held = [vars(m) for part in self.modules for m in part.modules()]
+        own = ("_parameters", "_buffers", "_modules")
+        return tuple(tuple((name, contents(v)) for name, v in part.items() if name not in own) for part in held)
 
     def tensors(self) -> Arguments:
         """All of them as they are now, detached."""
@@ -525,7 +571,7 @@ class CompiledStepper(Stepper):
     @functools.cached_property
     def block(self) -> int:  # type: ignore[override]
         period = _period(self.given, self.phase)
-        s = laid_out(self.given.model.init_state(self.given.x), self.form)
+        s = self._laid_out(self.given.model.init_state(self.given.x))
         first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
         try:
             step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
@@ -552,13 +598,16 @@ class CompiledStepper(Stepper):
 
     def _block(self, s: State, updates: Sequence[Update]) -> tuple[Callable[..., Sequence[Tensor]], Arguments]:
         """These updates as compiled code, and its inputs."""
-        s = laid_out(tuple(layer if layer.dim() == 4 else layer.contiguous() for layer in s), self.form)
+        s = self._laid_out(s)
         kinds = list(dict.fromkeys(updates))
         splits = [self.steps.split(self.given, self.values, s, update) for update in kinds]
         for update, split in zip(kinds, splits, strict=True):
             self._learn(update, split)
         flat = (*(self.inputs[name] for name in all_inputs(splits)), *s)
-        return self.steps.block(splits, [kinds.index(u) for u in updates], flat, len(s)), flat
+        return self.steps.block(self.given.model, splits, [kinds.index(u) for u in updates], flat), flat
+
+    def _laid_out(self, s: State) -> State:
+        return laid_out(tuple(layer if layer.dim() == 4 else layer.contiguous() for layer in s), self.form)
 
     def _learn(self, update: Update, split: Split) -> None:
         """Compute what a kind of step needs besides the state, unless an earlier kind did."""
@@ -590,9 +639,11 @@ class CompiledSteps:
     def __init__(self, falls_back: bool, before: Callable[[], None]) -> None:
         self.falls_back, self.before = falls_back, before
         self._splits: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Split]] = WeakKeyDictionary()
-        self._blocks: dict[tuple[object, ...], Callable[..., Sequence[Tensor]]] = {}
+        # By the splits' addresses, which stay theirs as long as the model lives.
+        self._blocks: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Callable[..., Sequence[Tensor]]]]
+        self._blocks = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
-        self._formats: WeakKeyDictionary[Dynamics, dict[int | None, torch.memory_format]] = WeakKeyDictionary()
+        self._formats: WeakKeyDictionary[Dynamics, dict[Same | None, torch.memory_format]] = WeakKeyDictionary()
 
     def stepper(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         if model in self._refused:
@@ -602,7 +653,7 @@ class CompiledSteps:
     def memory_format(self, given: Given) -> torch.memory_format:
         """Channels last where a step convolves the state, as is fastest, if it can be traced so."""
         known = self._formats.setdefault(given.model, {})
-        cost = None if given.nudge is None else id(given.nudge.cost)
+        cost = None if given.nudge is None else Same(given.nudge.cost)
         if cost not in known:
             known[cost] = self._fastest_format(given)
         return known[cost]
@@ -631,23 +682,25 @@ class CompiledSteps:
 
     def split(self, given: Given, values: Arguments, s: State, update: Update) -> Split:
         beta = None if given.nudge is None else given.nudge.beta
-        cost = None if given.nudge is None else id(given.nudge.cost)
-        shapes = tuple((v.shape, v.dtype, v.device) for v in (*values, *s))
-        key = (update, cost, None if isinstance(beta, Tensor) else beta, shapes, given.settings)
+        cost = None if given.nudge is None else Same(given.nudge.cost)
+        layouts = tuple((v.shape, v.stride(), v.dtype, v.device) for v in (*values, *s))
+        key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, given.settings, self.precision)
         known = self._splits.setdefault(given.model, {})
         if key not in known:
             known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
         return known[key]
 
     def block(
-        self, splits: Sequence[Split], order: Sequence[int], flat: Arguments, layers: int
+        self, model: Dynamics, splits: Sequence[Split], order: Sequence[int], flat: Arguments
     ) -> Callable[..., Sequence[Tensor]]:
-        key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), torch.get_num_threads())
-        if key not in self._blocks:
+        key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), *_compiled_for())
+        known = self._blocks.setdefault(model, {})
+        if key not in known:
+            layers = len(flat) - len(all_inputs(splits))
             joined = join(splits, order, layers)
             keep_layout(joined, flat[-layers:])
-            self._blocks[key] = compile_graph(joined, flat, self.before)
-        return self._blocks[key]
+            known[key] = compile_graph(joined, flat, self.before)
+        return known[key]
 
     def stepping(self) -> AbstractContextManager[None]:
         return stepping(self.stepper)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision
+from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
 from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -182,9 +181,7 @@ def compare_precision(
 
 def compare_with_float64(problem: Problem, estimator: Estimator, begun: State | None = None) -> dict[str, Agreement]:
     """The update of a mini-batch in the model's own precision against that in float64."""
-    model, cost = copy.deepcopy(problem.model).double(), copy.deepcopy(problem.cost).double()
-    y = problem.y.double() if problem.y.is_floating_point() else problem.y
-    exact = Problem(model, cost, problem.x.double(), y)
+    exact = problem.double()
     start = None if begun is None else tuple(layer.double() for layer in begun)
     return agreements(update_in(problem, estimator, "float32", begun), update_in(exact, estimator, "float32", start))
 
@@ -272,15 +269,36 @@ class EagerRunner(Runner):
             self._guard(loss)
             if job.clip is not None:
                 self._clip(job.clip)
-        job.optimizer.step()
+        with self._frozen_kept():
+            job.optimizer.step()
         if job.after is not None:
             job.after()
         self.clock += 1.0
 
+    @contextmanager
+    def _frozen_kept(self) -> Iterator[None]:
+        """Keep the parameters of frozen networks: with momentum or decay a step moves them without a gradient too."""
+        if has_bare_sgd(self.job):
+            yield
+            return
+        before = [(p, p.detach().clone()) for p in self.learned()]
+        yield
+        with torch.no_grad():
+            for p, old in before:
+                p.copy_(torch.where(self._going(p), p, old))
+
+    def _going(self, like: Tensor) -> Tensor:
+        """Which networks are not frozen, shaped to choose from a parameter or its gradient."""
+        going = self.tally.bad < 0
+        return going.view(-1, *[1] * (like.dim() - 1)) if self.job.networks else going[0]
+
+    def learned(self) -> list[Tensor]:
+        """The optimizer's parameters that have a gradient."""
+        return [p for group in self.job.optimizer.param_groups for p in group["params"] if p.grad is not None]
+
     def gradients(self) -> list[Tensor]:
-        """The gradients of the optimizer's parameters, those that have one."""
-        groups = self.job.optimizer.param_groups
-        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        """Their gradients."""
+        return [p.grad for p in self.learned() if p.grad is not None]
 
     def _clip(self, most: float) -> None:
         """Scale each network's gradient down to norm `most`, as clip_grad_norm_ does, without reading it back."""
@@ -292,7 +310,7 @@ class EagerRunner(Runner):
             g.mul_(factor.view(-1, *[1] * (g.dim() - 1)).to(g.dtype) if self.job.networks else factor[0].to(g.dtype))
 
     def _guard(self, loss: Tensor) -> None:
-        """Freeze networks whose loss or gradient is not finite: with a zero gradient, SGD changes nothing."""
+        """Freeze networks whose loss or gradient is not finite: with a zero gradient, bare SGD changes nothing."""
         good = torch.isfinite(loss).all(1)
         grads = self.gradients()
         for grad in grads:
@@ -301,8 +319,7 @@ class EagerRunner(Runner):
         newly = ~good & (bad < 0)
         bad.copy_(torch.where(newly, self.clock, bad))
         for grad in grads:
-            keep = (bad < 0).view(-1, *[1] * (grad.dim() - 1)) if self.job.networks else (bad < 0)[0]
-            grad.copy_(torch.where(keep, grad, torch.zeros_like(grad)))
+            grad.copy_(torch.where(self._going(grad), grad, torch.zeros_like(grad)))
 
     def _count(self, free: Relaxation, loss: Tensor, labels: Tensor) -> None:
         tally, networks = self.tally, self.tally.bad.numel()

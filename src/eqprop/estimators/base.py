@@ -12,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import check_recordable
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
@@ -68,9 +69,11 @@ class Estimator(ABC):
                 f"{name} got beta={beta!r}; expected a number. Give the schedule by name: "
                 f"{name}({self.T}, {self.K}, schedule={beta!r})."
             )
-        if not isinstance(self.T, int) or self.T < 0:
+        if isinstance(beta, complex):
+            raise ValueError(f"{name} got beta={beta}; expected a real number. For complex ones use HolomorphicEP.")
+        if not isinstance(self.T, int) or isinstance(self.T, bool) or self.T < 0:
             raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")
-        if not isinstance(self.K, int) or self.K < 1:
+        if not isinstance(self.K, int) or isinstance(self.K, bool) or self.K < 1:
             raise ValueError(f"{name} got K={self.K!r}; expected the number of second-phase steps, 1 or more.")
         self.free_phase()
 
@@ -93,7 +96,7 @@ class Estimator(ABC):
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
-        _check_recordable()
+        check_recordable()
         if autocast_on(x):
             with torch.autocast(x.device.type, enabled=False):
                 return self.gradient(model, cost, x, y, state)
@@ -146,21 +149,13 @@ class Estimator(ABC):
 
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
         """All K steps at once, from a free phase run with `keep=K` (memory grows with K)."""
-        _check_recordable()
+        check_recordable()
         taken = list(self.steps(model, cost, x, y, free))
         neurons = tuple(torch.stack(layer) for layer in zip(*(step.neurons for step in taken), strict=True))
         synapses = {name: torch.stack([step.synapses[name] for step in taken]) for name in taken[0].synapses}
         names = {p: name for name, p in model.named_parameters()}
         direct = Problem(model, cost, x, y).direct_gradient(free.state)
         return Processes(neurons, synapses, {names[p]: self.orientation * g for p, g in direct.items() if p in names})
-
-
-def _check_recordable() -> None:
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "Gradients cannot be computed under torch.inference_mode(): autograd records nothing there. Leave that "
-            "mode for the call; estimators stop recording themselves where it is not needed."
-        )
 
 
 LOST_IN_ROUNDING = 100.0
@@ -175,6 +170,8 @@ def check_site(model: Dynamics, cost: Cost, y: Tensor) -> None:
 
 def check_resolved(beta: float | complex | Tensor, model: Dynamics, dtype: torch.dtype) -> None:
     """Raise ValueError if beta * eps is so small that rounding in this dtype drowns what the nudge moves."""
+    if isinstance(beta, Tensor) and not bool(torch.isfinite(beta).all()):
+        raise ValueError(f"beta is {beta.tolist()}; expected finite, non-zero numbers, one per network.")
     strength = (float(beta.abs().min()) if isinstance(beta, Tensor) else abs(beta)) * model.nudge_scale
     least = LOST_IN_ROUNDING * torch.finfo(dtype).eps
     if strength < least:

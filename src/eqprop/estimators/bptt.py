@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import check_recordable
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
@@ -21,7 +22,7 @@ from eqprop.estimators.base import (
     trainable,
     transition_vjp,
 )
-from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory, turns
+from eqprop.relax import Phase, Relaxation, autocast_on, check_finite, prepare, relax, trajectory, turns
 from eqprop.state import State, detach
 
 
@@ -101,7 +102,12 @@ class Backprop(Estimator):
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+        check_recordable()
+        if autocast_on(x):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.gradient(model, cost, x, y, state)
         problem = Problem(model, cost, x, y)
+        prepare(model, x, None, None)
         with torch.enable_grad():
             passed = model.feedforward(x)
         free = _at_rest(model, x, detach(passed))

@@ -15,6 +15,7 @@ from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, check_site, minus_sum, trainable, update
+from eqprop.messages import did_you_mean, is_number
 from eqprop.relax import Relaxation, check_finite, trajectory, turns
 from eqprop.state import State
 
@@ -42,7 +43,7 @@ class ContinualEP(Estimator):
         check_beta(self.beta)
         given = self.rates.values() if isinstance(self.rates, Mapping) else (self.rates,)
         for rate in given:
-            if not math.isfinite(rate) or rate < 0:
+            if not is_number(rate) or not math.isfinite(rate) or rate < 0:
                 raise ValueError(f"ContinualEP got rate {rate!r}; expected a learning rate, 0 or more.")
 
     def rates_of(self, model: Dynamics) -> dict[str, float]:
@@ -55,6 +56,13 @@ class ContinualEP(Estimator):
             raise ValueError(
                 f"ContinualEP has no rate for {', '.join(missing)}; got rates for {', '.join(self.rates) or 'none'}. "
                 "Give every trainable parameter its optimizer's rate, or one rate for all."
+            )
+        known = [name for name, _ in model.named_parameters()]
+        strange = next((name for name in self.rates if name not in known), None)
+        if strange is not None:
+            raise ValueError(
+                f"ContinualEP has a rate for {strange!r}, which is no parameter of {model.title}; expected rates for "
+                f"{', '.join(names)}.{did_you_mean(strange, names)}"
             )
         return {name: self.rates[name] for name in names}
 

@@ -36,7 +36,7 @@ class SideBySide:
 
     x       the inputs, repeated            nudge   towards the repeated targets, each copy with its own beta
 
-    A single beta does not copy the batch; it may then be a tensor with one value per network, (R,).
+    A single beta does not copy the batch. A beta may be a tensor with one value per network, (R,).
     """
 
     def __init__(self, problem: Problem, betas: Sequence[float | complex | Tensor]) -> None:
@@ -45,11 +45,10 @@ class SideBySide:
         self.dim = model.sample_dims(x) - 1
         self.x = self._repeat(x)
         if len(betas) == 1:
-            (beta,) = betas
-            self.nudge = Nudge(cost, y, beta.unsqueeze(-1) if isinstance(beta, Tensor) and beta.dim() else beta)
+            self.nudge = Nudge(cost, y, _over_batch(betas[0]))
         else:
             lead = x.shape[: self.dim + 1]
-            each = [x.new_ones(lead) * beta for beta in betas]
+            each = [(x.new_ones(lead) * _over_batch(beta)).reshape(lead) for beta in betas]
             self.nudge = Nudge(cost, self._repeat(y), torch.cat(each, self.dim))
 
     def repeat(self, s: State) -> State:
@@ -64,6 +63,11 @@ class SideBySide:
 
     def _repeat(self, v: Tensor) -> Tensor:
         return v if self.copies == 1 else torch.cat([v] * self.copies, self.dim)
+
+
+def _over_batch(beta: float | complex | Tensor) -> float | complex | Tensor:
+    """A beta per network, shaped to multiply values per sample: (R,) -> (R, 1)."""
+    return beta.unsqueeze(-1) if isinstance(beta, Tensor) and beta.dim() else beta
 
 
 BITS = 256
@@ -139,6 +143,8 @@ class EP(Estimator):
         super().__post_init__()
         if not isinstance(self.beta, Tensor):
             check_beta(self.beta)
+        if not isinstance(self.side_by_side, bool):
+            raise ValueError(f"side_by_side is {self.side_by_side!r}; expected True or False.")
         if self.nudging not in ("one-sided", "symmetric", "random-sign"):
             raise ValueError(
                 f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. For holomorphic and "

@@ -17,6 +17,7 @@ from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
+from eqprop.messages import is_number
 from eqprop.relax import NotFiniteError, Phase, Relaxation, Stepper, relax, trajectory, turns
 from eqprop.state import State
 
@@ -110,8 +111,8 @@ class HolomorphicEP(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.beta < float("inf"):
-            raise ValueError(f"beta is {self.beta}; expected the circle's radius, a positive number such as 0.1.")
+        if not is_number(self.beta) or not 0.0 < self.beta < float("inf"):
+            raise ValueError(f"beta is {self.beta!r}; expected the circle's radius, a positive number such as 0.1.")
         if not isinstance(self.points, int) or self.points < 2:
             raise ValueError(f"points is {self.points!r}; expected the number of points on the circle, 2 or more.")
 

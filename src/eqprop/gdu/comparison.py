@@ -339,14 +339,15 @@ def concentration(case: Comparison) -> Concentration | None:
 
 
 def squared_updates(model: PrimitiveDynamics, case: Comparison) -> Tensor:
-    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 per sample, over all parameters, (B,)."""
+    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 per sample, over all that are trained, (B,)."""
     x, start = case.x, case.free.state
-    end = relax(model, x, case.K, start, Nudge(case.cost, case.y, case.beta)).state
-    found = []
+    phase = EP(0, case.K, case.beta, schedule=case.schedule).nudged_phase()
+    end = relax(model, x, phase, start, Nudge(case.cost, case.y, case.beta)).state
+    learned, found = trainable(model), []
     for n in range(len(x)):
         one = slice(n, n + 1)
         late, early = (tuple(layer[one] for layer in s) for s in (end, start))
-        moved = model.contrast(x[one], late, early).values()
+        moved = [g for name, g in model.contrast(x[one], late, early).items() if name in learned]
         found.append(torch.stack([g.detach().double().square().sum() for g in moved]).sum())
     return torch.stack(found)
 

@@ -32,7 +32,6 @@ contract?
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -74,14 +73,7 @@ class Comparison(Problem):
         if self.x.dtype == torch.float64:
             return None
         state = tuple(layer.double() for layer in self.free.state)
-        return replace(
-            self,
-            model=copy.deepcopy(self.model).double(),
-            cost=copy.deepcopy(self.cost).double(),
-            x=self.x.double(),
-            y=self.y.double() if self.y.is_floating_point() else self.y,
-            free=replace(self.free, state=state, trail=()),
-        )
+        return replace(self.double(), free=replace(self.free, state=state, trail=()))
 
     def estimators(self) -> tuple[EP, BPTT, RBP]:
         steps = max(self.free.steps, self.K)

@@ -242,7 +242,7 @@ class Budget:
     asymmetry           of the Jacobian at the state reached, 0 ... 1 (see `eqprop.gdu.lockstep.asymmetry`)
     spectral_radius     of the Jacobian, the largest over the settled samples
     saturated           fraction of neurons with sigma' near zero
-    outcome             "holds", "holds approximately" or "fails"
+    outcome             "holds", "holds approximately", "fails", or "silent" where no synapse carries a signal
     verdict             one sentence
     """
 
@@ -282,7 +282,7 @@ def parts_of(
     rest = _mean([d.metrics(convention).rmse for g, d in settled.items() if g.kind == kind])
     shares = [d.parts_of_rmse(convention) for g, d in settled.items() if g.kind == kind]
     mean = {name: _mean([s.get(name) for s in shares]) for name in PARTS}
-    if kind == "synapses" and has_primitive and mean["output_slope"] is None:
+    if kind == "synapses" and has_primitive and rest is not None and mean["output_slope"] is None:
         mean["output_slope"] = 0.0
     unsettled = None if rmse is None or rest is None else rmse - rest
     return Parts(rmse, **mean, unsettled=unsettled)
@@ -297,6 +297,8 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
     live = [m for m in measured if m.rmse is not None]
     if left_at_zero(whole):
         return "fails"
+    if not live:
+        return "silent"
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
         return "holds"
     turned = any(m.cosine is None or m.cosine < ALIGNED or (m.rmse or 0.0) > FAR for m in live)
@@ -316,10 +318,13 @@ def sentence(outcome: str, neurons: Parts, synapses: Parts, diagnosis: Diagnosis
     `diagnosis` is the doctor's, of these phases on these samples; None where the property holds and nobody asked.
     """
     first, second = synapses.largest(), neurons.largest()
+    if outcome == "silent":
+        cause = "" if diagnosis is None or diagnosis.finding is None else f" {diagnosis.finding.text(diagnosis.voice)}"
+        return f"No synapse carries a signal, so there is nothing to compare.{cause}"
     if diagnosis is not None and diagnosis.finding is not None:
         limit = "" if first is None else f" For {_part('synapses', synapses, first, MEANING[first[0]])}."
         return f"The GDU property {outcome}. {diagnosis.finding.text(diagnosis.voice)}{limit}"
-    if first is None:
+    if first is None:  # what is measured is a bias that EP leaves at zero
         return f"The GDU property {outcome}; no synapse carries a signal, so there is no error to explain."
     text = f"The GDU property {outcome}: for {_part('synapses', synapses, first, MEANING[first[0]])}"
     if second is not None and second[0] != first[0]:

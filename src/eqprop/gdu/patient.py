@@ -12,7 +12,6 @@ Between the gradient that EP gives and the exact one stand five others, each dif
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -90,8 +89,7 @@ class Patient(Problem):
         """The same in float64."""
         if self.x.dtype == torch.float64:
             return self
-        y = self.y.double() if self.y.is_floating_point() else self.y
-        return Problem(copy.deepcopy(self.model).double(), copy.deepcopy(self.cost).double(), self.x.double(), y)
+        return Problem(self.model, self.cost, self.x, self.y).double()
 
     @cached_property
     def rest(self) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.messages import is_number
 from eqprop.models.activations import Activation
 from eqprop.models.connections import Connection, Ends, Init, Shape, Weight, add_parameters
 from eqprop.models.drawing import Drawing, drawing, table
@@ -78,7 +80,7 @@ class Graph(PrimitiveDynamics):
         self.activations, self.input_activation = wiring.activations, wiring.input_activation
         self.energy_based, self.clip, self.output_slope = wiring.eps is not None, wiring.clip, wiring.output_slope
         self.eps = self.nudge_scale = 1.0 if wiring.eps is None else wiring.eps
-        self.bias, self.bias_gain = wiring.bias, wiring.bias_gain
+        self.bias, self.bias_gain = wiring.bias, _check_gain("bias_gain", wiring.bias_gain)
         self._biases = tuple(self.bias_name(layer) for layer in self.layers)
         self._links = self._linked()
         self._inner = tuple(link for link in self._links if link.connection.pre != INPUT)
@@ -299,6 +301,7 @@ class Graph(PrimitiveDynamics):
         taken = set(self._biases)
         found = []
         for c in self.connections:
+            _check_gain(f"The gain of {c}", c.gain)
             shorts = c.weights(self.shape(c.pre), self.shape(c.post))
             names = {short: self.weight_name(c, short) for short in shorts}
             for name in names.values():
@@ -344,6 +347,12 @@ class Graph(PrimitiveDynamics):
     def draw(self) -> Drawing:
         """The graph as a picture, the input on the left, layers coloured by group. Shown in notebooks."""
         return drawing(self)
+
+
+def _check_gain(what: str, gain: float) -> float:
+    if not is_number(gain) or not math.isfinite(gain):
+        raise ValueError(f"{what} is {gain!r}; expected a finite number, a factor of the initial range.")
+    return float(gain)
 
 
 def _joins_parities(link: Link) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost
+from eqprop.cost import Cost, FunctionCost, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
@@ -99,6 +99,7 @@ class CrossEntropy(Cost):
                 f"The readout expects {self.inputs} neurons in layer {self.layer}; the layers are {got}. Give "
                 "CrossEntropy the number of neurons of the layer it reads."
             )
+        check_kind("readout", self.Wout, s[self.layer])
         expected = (*s[0].shape[: self.Wout.dim() - 1], self.classes)
         if tuple(y.shape) != expected or not (y.is_floating_point() or y.is_complex()):
             raise ValueError(
@@ -109,18 +110,27 @@ class CrossEntropy(Cost):
 
 def stack_readouts(costs: Sequence[CrossEntropy]) -> CrossEntropy:
     """Combine the readouts of stacked networks into one, whose parameters have a leading dimension."""
-    stacked = copy.deepcopy(costs[0])
-    for name in ("Wout", "bout"):
-        setattr(stacked, name, nn.Parameter(torch.stack([getattr(c, name).detach() for c in costs])))
-    return stacked
+    kinds = {(c.inputs, c.classes, c.layer, c.Wout.requires_grad, c.bout.requires_grad) for c in costs}
+    if not kinds:
+        raise ValueError("No readouts to stack; expected at least one.")
+    if len(kinds) != 1:
+        raise ValueError(
+            "The readouts differ in what they read or in what is trained; only readouts made alike can be stacked."
+        )
+    return _with_parameters(costs[0], lambda name: torch.stack([getattr(c, name).detach() for c in costs]))
 
 
 def unstack_readout(cost: CrossEntropy, r: int) -> CrossEntropy:
     """The readout of network r."""
-    single = copy.deepcopy(cost)
+    return _with_parameters(cost, lambda name: getattr(cost, name).detach()[r].clone())
+
+
+def _with_parameters(cost: CrossEntropy, value: Callable[[str], Tensor]) -> CrossEntropy:
+    """A copy with other values, trained where they were."""
+    made = copy.deepcopy(cost)
     for name in ("Wout", "bout"):
-        setattr(single, name, nn.Parameter(getattr(cost, name).detach()[r].clone()))
-    return single
+        setattr(made, name, nn.Parameter(value(name), requires_grad=getattr(cost, name).requires_grad))
+    return made
 
 
 def _log_sum_exp(z: Tensor) -> Tensor:

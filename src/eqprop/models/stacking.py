@@ -24,8 +24,8 @@ def stack(models: Sequence[Model]) -> Model:
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in models]
     if any(type(m) is not type(models[0]) or s != shapes[0] for m, s in zip(models, shapes, strict=True)):
         raise ValueError("The networks differ in type or shapes; only networks built alike can be stacked.")
+    first = _build(models[0])
     for m in models:
-        first = _build(models[0])
         unlike = [name for name, value in _build(m).items() if not _same(value, first.get(name))]
         if unlike:
             raise ValueError(f"The networks differ in {', '.join(unlike)}; only networks built alike can be stacked.")
@@ -57,8 +57,14 @@ def unstack(model: Model, r: int) -> Model:
 
 
 def _build(model: PrimitiveDynamics) -> dict[str, object]:
-    """How a model was built: its public attributes except the parameters."""
-    return {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    """How a model was built: what it and its parts hold, its buffers, and which of its parameters are trained."""
+    own = vars(nn.Module())
+    parts = ((f"{path}." if path else "", vars(m)) for path, m in model.named_modules())
+    built = {
+        path + name: v for path, held in parts for name, v in held.items() if name == "training" or name not in own
+    }
+    built |= dict(model.named_buffers())
+    return built | {f"whether {name} is trained": p.requires_grad for name, p in model.named_parameters()}
 
 
 def _same(a: object, b: object) -> bool:
@@ -66,8 +72,10 @@ def _same(a: object, b: object) -> bool:
 
 
 def _replace(model: PrimitiveDynamics, name: str, value: Tensor) -> None:
-    """Replace a parameter by a value of another shape, trainable if the parameter was."""
-    owner, _, leaf = name.rpartition(".")
-    setattr(
-        model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=model.get_parameter(name).requires_grad)
-    )
+    """Replace a parameter by a value of another shape, trainable if the parameter was, wherever it is shared."""
+    old = model.get_parameter(name)
+    new = nn.Parameter(value, requires_grad=old.requires_grad)
+    shared = [other for other, p in model.named_parameters(remove_duplicate=False) if p is old]
+    for other in shared:
+        owner, _, leaf = other.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, new)

@@ -29,6 +29,8 @@ P = ParamSpec("P")
 # Okabe and Ito's palette, safe for colour blindness; without its yellow, which is too light for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
+MANY = (*COLOURS, "#000000", GREY)
+"""As many as there are estimators; more share theirs."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -154,7 +156,7 @@ def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
     figure = new_figure(width * columns, HEIGHT * lines + 0.3)
     axes = figure.subplots(lines, columns, squeeze=False).flat
     estimators = list(dict.fromkeys(estimator for panel in panels for estimator, _ in panel.curves))
-    colours = dict(zip(estimators, COLOURS, strict=False))
+    colours = {estimator: MANY[n % len(MANY)] for n, estimator in enumerate(estimators)}
     for ax, panel in zip(axes, panels, strict=False):
         _draw(ax, panel, colours, width - MARGIN)
     for ax in list(figure.axes)[len(panels) :]:

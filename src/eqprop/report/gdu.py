@@ -135,14 +135,15 @@ def _draw_bars(ax: Axes, document: Document) -> None:
     position, ticks, labels = 0.0, [], []
     for kind, colour in (("neurons", BLUE), ("synapses", ORANGE)):
         for name in document[kind]:
-            value = shown_rmse(document, kind, name) or 0.0
+            shown = shown_rmse(document, kind, name)
             if document["settled"]:
-                ax.bar(position, value, width=0.78, facecolor="none", edgecolor=colour, linewidth=1.0)
-                value = shown_rmse(document, kind, name, settled=True) or 0.0
+                ax.bar(position, shown or 0.0, width=0.78, facecolor="none", edgecolor=colour, linewidth=1.0)
+                shown = shown_rmse(document, kind, name, settled=True)
+            value = shown or 0.0
             ax.bar(position, value, width=0.78, color=colour)
             ink = "white" if kind == "neurons" else "black"
             ax.annotate(
-                f"{value:.2g}",
+                "–" if shown is None else f"{shown:.2g}",
                 (position, LOWEST),
                 (0, 2),
                 textcoords="offset points",

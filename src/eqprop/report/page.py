@@ -276,8 +276,9 @@ def _table(table: list[Row]) -> str:
     body = "".join(_rows_of_run([row for row in table if id(row.run) == run]) for run in runs)
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
-        "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if its mean is "
-        "at most two of the paper’s standard deviations above the paper’s mean. The paper’s number stands only "
+        "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if every trial "
+        "ended, none diverged, and their mean is at most two of the paper’s standard deviations above the paper’s. The "
+        "paper’s number stands only "
         "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'
         "<th>ours</th><th>paper</th>"

@@ -218,8 +218,8 @@ def collect(folder: Path) -> Contents:
     """The runs and figures in a folder and below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or a folder of run folders.")
-    found = [p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name)]
-    read, left_out = _read_all(found)
+    found = dict.fromkeys(p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name))
+    read, left_out = _read_all(list(found))
     runs, pictures = sorted(read, key=_order), _pictures(folder)
     if left_out and not runs and not pictures:
         raise ValueError(left_out[0])
@@ -315,7 +315,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether full training with an unchanged preset reached the paper's number."""
+        """Whether full training of every trial with an unchanged preset reached the paper's number."""
         printed = printed_experiment(self.run.experiment)
         if printed is None or self.estimator not in printed.paper_results:
             return "none"
@@ -323,7 +323,9 @@ class Row:
             return "other settings" if is_paper_data(self.run.described.data, self.run.experiment) else "other data"
         if self.test is None or self.test.epoch < self.run.experiment.epochs:
             return "unfinished"
-        return "yes" if reproduced(self.test.mean, self.paper_result) else "no"
+        if self.test.trials + self.diverged < self.run.settings.trials:
+            return "unfinished"
+        return "yes" if not self.diverged and reproduced(self.test.mean, self.paper_result) else "no"
 
 
 def reproduced(test_error: float, paper: PaperResult) -> bool:

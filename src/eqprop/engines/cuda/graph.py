@@ -94,6 +94,15 @@ class GraphRunner(EagerRunner):
         self.done = done
         self.per_graph = max(1, STEPS_PER_GRAPH // (self.estimator.T + self.estimator.K))
         saved = self._snapshot()
+        try:
+            self._record(saved)
+        except BaseException:
+            self.order = None  # an older graph reads an older order
+            raise
+        finally:
+            self._restore(saved)
+
+    def _record(self, saved: list[tuple[Tensor, Tensor]]) -> None:
         self._warm_up(saved)
         self.graph, self.single = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         if self.job.exchange is not None:
@@ -101,13 +110,11 @@ class GraphRunner(EagerRunner):
                 self.loss = self._captured_half()
             with torch.cuda.graph(self.single, pool=self.graph.pool()):
                 self.update(self.loss)
-            self._restore(saved)
             return
         for graph, count in ((self.graph, self.per_graph), (self.single, 1)):
             with torch.cuda.graph(graph):
                 for _ in range(count):
                     self._captured_iteration()
-        self._restore(saved)
 
     def _warm_up(self, saved: list[tuple[Tensor, Tensor]]) -> None:
         """Run some iterations on a stream of their own, with less memory if they need more than there is."""
