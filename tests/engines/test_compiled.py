@@ -656,3 +656,15 @@ def test_fixed_algorithms_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> 
             engine.relaxation(model, torch.rand(3, 7, dtype=torch.float64), Phase(6))
     assert set(made[: len(made) // 2]) == {False}
     assert set(made[len(made) // 2 :]) == {True}
+
+
+def test_a_model_that_changes_at_every_phase_does_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch, interpreted: None
+) -> None:
+    monkeypatch.setattr("eqprop.engines.compiled.MOST", 4)
+    engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
+    model = Held(0.0)
+    for n in range(20):
+        model.held = 0.05 * n
+        assert same_as_the_reference(engine, model, x)
+        assert all(len(kept[model]) <= 8 for kept in (engine.steps._splits, engine.steps._blocks))

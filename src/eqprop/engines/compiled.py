@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -627,6 +627,17 @@ def _period(given: Given, phase: Phase) -> int:
     return len(given.model.sweep(len(given.model.init_state(given.x)))) if phase.schedule in SWEEPS else 1
 
 
+MOST = 100
+"""Steps kept per model; one that changes at every phase would fill the memory with its past."""
+
+
+class Block(NamedTuple):
+    """Several steps in a row as compiled code."""
+
+    run: Callable[..., Sequence[Tensor]]
+    steps: tuple[Split, ...]
+
+
 class CompiledSteps:
     """Makes compiled steppers; remembers what it traced and compiled, by model and shapes.
 
@@ -639,9 +650,8 @@ class CompiledSteps:
     def __init__(self, falls_back: bool, before: Callable[[], None]) -> None:
         self.falls_back, self.before = falls_back, before
         self._splits: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Split]] = WeakKeyDictionary()
-        # By the splits' addresses, which stay theirs as long as the model lives.
-        self._blocks: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Callable[..., Sequence[Tensor]]]]
-        self._blocks = WeakKeyDictionary()
+        # By the addresses of splits, which a block keeps so that they stay theirs.
+        self._blocks: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Block]] = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
         self._formats: WeakKeyDictionary[Dynamics, dict[Same | None, torch.memory_format]] = WeakKeyDictionary()
 
@@ -687,6 +697,9 @@ class CompiledSteps:
         key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, given.settings, self.precision)
         known = self._splits.setdefault(given.model, {})
         if key not in known:
+            if len(known) >= MOST:
+                known.clear()
+                self._blocks.pop(given.model, None)
             known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
         return known[key]
 
@@ -699,8 +712,8 @@ class CompiledSteps:
             layers = len(flat) - len(all_inputs(splits))
             joined = join(splits, order, layers)
             keep_layout(joined, flat[-layers:])
-            known[key] = compile_graph(joined, flat, self.before)
-        return known[key]
+            known[key] = Block(compile_graph(joined, flat, self.before), tuple(splits))
+        return known[key].run
 
     def stepping(self) -> AbstractContextManager[None]:
         return stepping(self.stepper)
