@@ -77,6 +77,8 @@ def run_document(folder: Path) -> Document:
         trial = own.setdefault(line["trial"], {"seed": line["seed"], **{name: [] for name in COLUMNS}})
         for name in COLUMNS:
             trial[name].append(line[name])
+        if guard := line.get("precision"):
+            trial.setdefault("cosine_with_float32", []).append(guard["with_float32"]["whole"]["cosine"])
     ran = sessions(folder)
     # Where a folder lay on the machine that made it concerns nobody.
     made = [{**s["provenance"], "command": re.sub(r"\S*/", "", s["provenance"]["command"])} for s in ran]
