@@ -214,6 +214,13 @@ def test_a_damaged_npz_file_is_refused_in_words(tmp_path: Path) -> None:
             data.open_set(tmp_path / f"{name}.npz")
 
 
+def test_a_path_that_is_no_directory_is_not_asked_for_the_files_of_mnist(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("1,2")
+    for name in ("mine.csv", "absent.npz"):
+        with pytest.raises(FileNotFoundError, match=r"no directory .*or an \.npz file with x, y"):
+            data.open_set(tmp_path / name)
+
+
 def stopped_run(folder: Path, given: Any) -> None:
     train(TINY, folder, data=given, estimators="ep,bptt", only=("ep",))
 

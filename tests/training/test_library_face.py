@@ -285,3 +285,18 @@ def test_a_device_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="Cannot use device 'cuda:77'"):
             eqprop.train(SMALL, tmp_path / "run", data=given, device="cuda:77")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_watch_measures_the_averaged_weights_that_are_evaluated_and_loaded(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": few_images(), "epochs": 2, "average": 0.99}
+    eqprop.train(SMALL, tmp_path / "run", watch=Norms(), **options)
+    expected = _norm(eqprop.load(tmp_path / "run").model)
+    assert read_metrics(tmp_path / "run")[-1]["norm"] == pytest.approx(expected, rel=1e-12)
+    eqprop.train(SMALL, tmp_path / "bare", **options)
+    saved = [read_checkpoint(tmp_path / run / "ep").weights for run in ("run", "bare")]
+    assert all(torch.equal(saved[0][name], weight) for name, weight in saved[1].items())
+
+
+def test_two_watches_do_not_measure_under_one_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Two watches measure 'norm'. Rename one"):
+        eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Several(Norms(), Norms()))

@@ -297,7 +297,8 @@ def open_set(
         return _from_outside(name, make).to(device)
     if Path(source).suffix == ".npz" and Path(source).is_file():
         return read_npz(Path(source)).to(device)
-    if not Path(source).is_dir() and "/" not in str(source):
+    is_folder = Path(source).is_dir() or ("/" in str(source) and not Path(source).suffix)
+    if not is_folder:
         raise FileNotFoundError(
             f"There is no data set and no directory {str(source)!r}; expected {', '.join(SETS)}, a directory of IDX "
             "files, of CIFAR's binary files or of images (train/CLASS/*.png and test/CLASS/*.png), or an .npz file "

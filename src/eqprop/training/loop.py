@@ -418,7 +418,8 @@ class Loop:
         """Add the watch's own metrics to the lines."""
         for trial in {line["trial"] for line in lines}:
             own = [line for line in lines if line["trial"] == trial]
-            found = self.watch.measure(*trainer.trial(trial), own[0])
+            with trainer.averaged():
+                found = self.watch.measure(*trainer.trial(trial), own[0])
             clash = next((name for name in found if name in own[0] or name in RESERVED), None)
             if clash is not None:
                 raise ValueError(f"The watch measures {clash!r}, a name that runs use themselves. Rename it.")

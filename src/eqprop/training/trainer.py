@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -403,6 +403,10 @@ class Trainer:
     def _iterations_done(self) -> int:
         return self.position.epoch * self.plan.iterations + self.position.iteration
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside the block the networks have their averaged weights, if there are."""
+        return nullcontext() if self.average is None else self.average.instead()
+
     def trial(self, trial: int) -> tuple[Dynamics, Cost]:
         """The network of a trial and its cost, with their weights as they are now."""
         r = self.leg.trials.index(trial)
@@ -546,7 +550,7 @@ class Trainer:
         if self.all_diverged:
             return Errors(nothing, nothing), nothing
         start = time.perf_counter()
-        with nullcontext() if self.average is None else self.average.instead():
+        with self.averaged():
             test, compiled = self._errors(self.test_measure, between)
             train, more = nothing, 0.0
             if self._train_error_due(epoch):

@@ -141,7 +141,13 @@ class Several(Watch):
             watch.epoch(lines, progress)
 
     def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
-        return {name: v for watch in self.watches for name, v in watch.measure(network, cost, line).items()}
+        found: dict[str, float] = {}
+        for watch in self.watches:
+            measured = watch.measure(network, cost, line)
+            if twice := next((name for name in measured if name in found), None):
+                raise ValueError(f"Two watches measure {twice!r}. Rename one.")
+            found.update(measured)
+        return found
 
     def stop(self, lines: Sequence[Line]) -> str | None:
         return next((reason for watch in self.watches if (reason := watch.stop(lines)) is not None), None)
