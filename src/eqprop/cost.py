@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from eqprop.autodiff import check_recordable, derivative
 from eqprop.dynamics import Dynamics
-from eqprop.messages import is_number
-from eqprop.state import LayerParameters, State, per_sample
+from eqprop.state import LayerParameters, State, is_number, per_sample
 
 
 class Cost(nn.Module):

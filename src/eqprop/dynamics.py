@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eqprop.autodiff import check_recordable, derivative
-from eqprop.messages import is_number
-from eqprop.state import LayerParameters, State, add
+from eqprop.state import LayerParameters, State, add, is_number
 
 Drive = Any
 """The part of a step that depends on x and the parameters but not on s; returned by `Dynamics.drive`."""

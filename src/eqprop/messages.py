@@ -5,15 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
-from numbers import Real
 
 EXPECTED_ERRORS = (ValueError, TypeError, OSError, ArithmeticError, ImportError)
 """Raised by bad input, a bad file or a diverging state; anything else is a bug and keeps its traceback."""
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a real number, of Python or numpy; True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def unknown(what: str, got: str, known: Iterable[str], other: str = "") -> str:

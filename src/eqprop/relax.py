@@ -15,8 +15,7 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
-from eqprop.messages import is_number
-from eqprop.state import State, detach, distance, first_bad_layer, layer_name
+from eqprop.state import State, detach, distance, first_bad_layer, is_number, layer_name
 
 Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

@@ -7,6 +7,7 @@ A layer has shape `(B, ...)`, samples first. Networks of the same shape can be s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -68,3 +69,8 @@ def layer_name(names: Sequence[str] | None, n: int) -> str:
 
 def zero_state(x: Tensor, shapes: Sequence[tuple[int, ...]], samples: Sequence[int]) -> State:
     return tuple(torch.zeros(*samples, *shape, dtype=x.dtype, device=x.device) for shape in shapes)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, of Python or numpy; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)

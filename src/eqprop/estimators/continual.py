@@ -15,9 +15,9 @@ from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, check_site, minus_sum, trainable, update
-from eqprop.messages import did_you_mean, is_number
+from eqprop.messages import did_you_mean
 from eqprop.relax import Relaxation, check_finite, trajectory, turns
-from eqprop.state import State
+from eqprop.state import State, is_number
 
 
 @final

@@ -17,9 +17,8 @@ from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
-from eqprop.messages import is_number
 from eqprop.relax import NotFiniteError, Phase, Relaxation, Stepper, relax, trajectory, turns
-from eqprop.state import State
+from eqprop.state import State, is_number
 
 ADVICE = (
     "Holomorphic EP needs an analytic model and cost: no clip, no hard sigmoid, no max-pooling, no max, abs or "

@@ -48,7 +48,7 @@ class Metrics:
     sign                the fraction of (element, t) pairs with g not zero where f has the same sign
     cosine              of the angle between f and g, all elements and steps as one vector
     norm                root mean square of g over elements and steps
-    left_out            number of elements whose two processes are both zero, up to rounding
+    left_out            number of elements whose two processes are both zero
     elements            number of all elements
 
     None if every element is left out.
@@ -64,7 +64,7 @@ class Metrics:
 
 
 ROUNDING = 64.0
-"""An element this many roundings of its group's largest or smaller is zero: it is what cancelled sums leave."""
+"""An element this many roundings of its group's largest or smaller is what cancelled sums leave."""
 
 
 class Distance:
@@ -133,14 +133,18 @@ class Distance:
         )
 
     def parts_of_rmse(self, convention: Convention) -> dict[str, float | None]:
-        """Each part of f - g in the measure of the RMSE, so that their sum is at least the RMSE."""
-        scale, dead = self._scale()
+        """Each part of f - g in the measure of the RMSE, so that their sum is at least the RMSE.
+
+        Elements that are rounding are left out: parts that cancel there are beyond all measure.
+        """
+        scale, _ = self._scale()
+        largest = scale.max() if scale.numel() else 0.0
+        dead = scale <= (ROUNDING * self.eps) ** 2 * largest
         return {name: self._mean(total, scale, dead, convention) for name, total in self.parts.items()}
 
     def _scale(self) -> tuple[Tensor, Tensor]:
         scale = torch.maximum(self.ff, self.gg)
-        largest = scale.max() if scale.numel() else 0.0
-        return scale, scale <= (ROUNDING * self.eps) ** 2 * largest
+        return scale, scale == 0
 
     def _mean(self, squares: Tensor, scale: Tensor, dead: Tensor, convention: Convention) -> float | None:
         counted = dead.numel() - (0 if convention.zeros_count else int(dead.sum()))

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
-from eqprop.messages import is_number
 from eqprop.models.activations import Activation
 from eqprop.models.connections import Connection, Ends, Init, Shape, Weight, add_parameters
 from eqprop.models.drawing import Drawing, drawing, table
-from eqprop.state import LayerParameters, State, zero_state
+from eqprop.state import LayerParameters, State, is_number, zero_state
 
 Setting = Literal["energy-based", "prototypical"]
 Result = TypeVar("Result")
