@@ -166,18 +166,19 @@ def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
         assert choose("auto", Task(network, SquaredError(), EP(T=5, K=2))).name == "eager"
 
 
-def test_auto_compiles_a_graph_with_convolutions_where_an_epoch_is_long() -> None:
-    maps = Network((1, 8, 8), {"out": 3, "h": (4, 8, 8)}, [Conv("x", "h", kernel=3, padding=1), Dense("h", "out")])
-    flat = Network(64, {"out": 3, "h": 9}, [Dense("x", "h"), Dense("h", "out")])
+def test_auto_compiles_a_graph_that_pools_where_an_epoch_is_long() -> None:
+    first = Conv("x", "h", kernel=3, padding=1, pool=2)
+    maps = Network((1, 8, 8), {"out": 3, "h": (4, 4, 4)}, [first, Dense("h", "out")])
+    flat = Network((1, 4, 4), {"out": 3, "h": (4, 4, 4)}, [replace(first, pool=1), Dense("h", "out")])
     task = Task(maps, SquaredError(), EP(T=5, K=2), work=LONG)
     chosen = {
         "long": task,
         "short": replace(task, work=0.9 * LONG),
-        "without convolutions": replace(task, model=flat),
+        "without pooling": replace(task, model=flat),
         "half": replace(task, precision="float16"),
     }
     found = {name: choose("auto", one).name for name, one in chosen.items()}
-    assert found == {"long": "compiled", "short": "eager", "without convolutions": "eager", "half": "eager"}
+    assert found == {"long": "compiled", "short": "eager", "without pooling": "eager", "half": "eager"}
 
 
 def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
@@ -364,6 +365,16 @@ def test_images_are_laid_out_with_their_channels_last_unless_a_step_takes_views_
         torch.testing.assert_close(state, relax(model, x, 8).state, rtol=0, atol=1e-14)
         found[name] = state[1].is_contiguous(memory_format=torch.channels_last)
     assert found == {"reshape": True, "view": False}
+
+
+def test_sizes_are_numbers_in_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor calls the sizes that it takes for variables ks0, ks1, ..."""
+    monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
+    net = Network((2, 11, 11), {"out": 3, "h": (5, 9, 9)}, [Conv("x", "h", kernel=3), Dense("h", "out")], seed=0)
+    Compiled().relaxation(net, torch.rand(7, 2, 11, 11), Phase(3))
+    code = [path.read_text() for path in tmp_path.rglob("*.py")]
+    assert any("assert_size_stride" in text for text in code)
+    assert not any("ks0" in text for text in code)
 
 
 def test_the_notice_comes_once_before_compiling() -> None:

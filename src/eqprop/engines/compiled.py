@@ -32,6 +32,7 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
 from eqprop.engines.eager import EagerRunner, PreciseStepper
+from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
 
@@ -378,13 +379,13 @@ def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence
     try:
         with (
             _code_kept_in(str(code_folder() / "inductor")),
-            _cacheable(),
+            _with_shapes_of(inputs) as shapes,
             torch.no_grad(),
             warnings.catch_warnings(),
         ):
             # Holomorphic EP's states are complex, and torch's operators serve those.
             warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")
-            made = torch._inductor.compile(graph, list(inputs), options=_options(inputs[0].device))
+            made = torch._inductor.compile(graph, shapes, options=_options(inputs[0].device))
             made(*inputs)  # loads the code, so that what is wrong with it is found here
     except CacheError as error:
         raise CannotCapture(str(error).rstrip(".")) from error
@@ -415,13 +416,19 @@ def _code_kept_in(folder: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _cacheable() -> AbstractContextManager[Any]:
-    """A context for tracing with symbolic shapes, although none are used: without it inductor's cache stands aside."""
+@contextmanager
+def _with_shapes_of(inputs: Arguments) -> Iterator[list[Any]]:
+    """The inputs without their values, in a context for tracing with symbolic shapes.
+
+    Without the context inductor's cache stands aside; with values in their place it would take sizes for variables.
+    """
     from torch._guards import TracingContext, tracing
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv())))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with tracing(TracingContext(mode)):
+        yield [mode.from_tensor(v, static_shapes=True) for v in inputs]
 
 
 def why_not_compiled(device: torch.device) -> str | None:
@@ -529,8 +536,8 @@ LARGE = 1_000_000
 """Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
 
 LONG = 1e12
-"""Operations of an epoch of EP from which "auto" compiles a graph with convolutions: half a minute on two cores by the
-eager engine, half of that compiled, and compiling takes half a minute, once."""
+"""Operations of an epoch of EP from which "auto" compiles a graph that pools: half a minute on two cores by the eager
+engine, half of that compiled, and compiling takes half a minute, once. Without pooling little is gained."""
 
 BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
 """Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
@@ -803,8 +810,9 @@ class Compiled(Engine):
             return None
         by_autodiff = isinstance(model, PrimitiveDynamics) and type(model).contrast is PrimitiveDynamics.contrast
         large = by_autodiff and sum(p.numel() for p in model.parameters()) >= LARGE
-        images = not by_autodiff and any(p.dim() == 4 for p in model.parameters()) and task.work >= LONG
-        return Compiled(falls_back=True) if large or images else None
+        pooled = isinstance(model, Graph) and any(getattr(c, "pool", 1) > 1 for c, _ in model.weights_of())
+        long = pooled and model.networks is None and task.work >= LONG
+        return Compiled(falls_back=True) if large or long else None
 
     def refuses_more(self, task: Task) -> str | None:
         if task.device.type == "cpu" and task.precision != "float32":
