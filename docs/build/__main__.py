@@ -57,6 +57,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "cifar10-curves": cifar10.curves,
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
     "scaling": performance.scaling,
+    "scaling-conv": partial(performance.scaling, "conv"),
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 FOLDER = ROOT / "docs" / "pictures"

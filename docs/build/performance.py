@@ -115,9 +115,9 @@ def floors_block(found: Sequence[Document] | None = None) -> str:
 
 
 @drawn
-def scaling(found: Document | None = None) -> Figure:
+def scaling(net: str = "layered") -> Figure:
     """Microseconds per iteration over each size, a line per engine."""
-    found = next(d for d in documents("bench") if "scaling" in d) if found is None else found
+    found = next(d for d in documents("bench") if "scaling" in d and d.get("net", "layered") == net)
     axes, figure = list(found["base"]), new_figure(10.0, 2.6)
     panels = figure.subplots(1, len(axes), sharey=True)
     for axis, panel in zip(axes, panels, strict=True):
