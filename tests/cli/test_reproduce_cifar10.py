@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 from helpers.commands import Call
+from helpers.nets import pooled_net
 from helpers.training_runs import assert_same_bits, write_cifar
 
 from eqprop.cli.reproduce import UNFINISHED
-from eqprop.experiments.architecture import GraphNet
 from eqprop.experiments.literature import CIFAR_ROWS, SMALL, PublishedRow
 from eqprop.experiments.paper import RUN_WITH
 from eqprop.report.runs import published_cells
 
-NET = GraphNet(
-    (3, 32, 32),
-    (("s0", 10), ("s1", (4, 8, 8))),
-    (
-        {"kind": "dense", "pre": "s1", "post": "s0"},
-        {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
-    ),
-    activation={"s0": "identity", "*": "hard-sigmoid"},
-    groups=(("s1",), ("s0",)),
-)
-TINY = replace(SMALL, architecture=NET, T=4, K=2, batch=10, epochs=2)
+TINY = replace(SMALL, architecture=pooled_net((3, 32, 32), 8), T=4, K=2, batch=10, epochs=2)
 
 
 @pytest.fixture(scope="module")

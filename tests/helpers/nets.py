@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eqprop import BPTT, EP, Dynamics, Phase, Processes, Relaxation, SquaredError, from_transition, limit_steps, relax
 from eqprop.estimators import Step
+from eqprop.experiments.architecture import GraphNet
 from eqprop.models import Convolutional, Layered, Toy
 from eqprop.state import State
 from helpers.tolerances import STEADY
@@ -138,3 +139,17 @@ def named(model: Dynamics, grads: dict[torch.nn.Parameter, Tensor]) -> dict[str,
 def at_rest(free: Relaxation, K: int) -> Relaxation:
     """The same end with K copies of it as its trail, as if the phase had rested there."""
     return replace(free, trail=(free.state,) * K)
+
+
+def pooled_net(input_shape: tuple[int, int, int], sides: int) -> GraphNet:
+    """Four maps, pooled by 4, and ten linear outputs, in two groups."""
+    return GraphNet(
+        input_shape,
+        (("s0", 10), ("s1", (4, sides, sides))),
+        (
+            {"kind": "dense", "pre": "s1", "post": "s0"},
+            {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
+        ),
+        activation={"s0": "identity", "*": "hard-sigmoid"},
+        groups=(("s1",), ("s0",)),
+    )

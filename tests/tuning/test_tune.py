@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.nets import asymmetric, batch, convolutional, energy_based, prototypical, toy
+from helpers.nets import asymmetric, batch, convolutional, energy_based, pooled_net, prototypical, toy
 from helpers.training_runs import SMALL, call_main, few_images, write_idx, write_small_toml
 from torch import Tensor
 
 from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, State, from_energy, from_primitive, relax
-from eqprop.experiments.architecture import ConvolutionalNet, GraphNet, LayeredNet, Own, OwnNet
+from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, Own, OwnNet
 from eqprop.experiments.experiment import Experiment, own_experiment
 from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.experiments.literature import EXPERIMENTS
@@ -514,19 +514,9 @@ def test_ep_is_looked_at_in_the_form_it_is_trained(form: Any) -> None:
 
 def sweeping() -> Experiment:
     """A pooled net with an implicit nudge, which is taken both ways."""
-    net = GraphNet(
-        (1, 28, 28),
-        (("s0", 10), ("s1", (4, 7, 7))),
-        (
-            {"kind": "dense", "pre": "s1", "post": "s0"},
-            {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
-        ),
-        activation={"s0": "identity", "*": "hard-sigmoid"},
-        groups=(("s1",), ("s0",)),
-    )
     return replace(
         SMALL,
-        architecture=net,
+        architecture=pooled_net((1, 28, 28), 7),
         learning_rates={"*": 0.05},
         schedule="sweeps-same",
         nudge_site="implicit",
