@@ -37,9 +37,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
-	  echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer, or say where it is: make PYTHON=/path/to/python3"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), but eqprop needs Python 3.10 or newer. Choose another: make PYTHON=python3.12"; exit 1; }
+	  echo "make: '$(PYTHON)' was not found. Install Python 3.11 or newer, or say where it is: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), but eqprop needs Python 3.11 or newer. Choose another: make PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "make: '$(PYTHON)' cannot create virtual environments (its venv or ensurepip module is missing). On Debian and Ubuntu: apt install python3-venv"; exit 1; }; \

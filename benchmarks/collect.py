@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from eqprop.files import write_text
-from eqprop.training.folder import EXPERIMENT, read_json, sessions
-from eqprop.training.metrics import read_metrics
+from eqprop.run.folder import EXPERIMENT, read_json, sessions
+from eqprop.run.metrics import read_metrics
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 TRACES = "traces.json"

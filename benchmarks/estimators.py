@@ -33,8 +33,8 @@ from eqprop.experiments.io import OLD_ESTIMATORS
 from eqprop.experiments.paper import PAPER
 from eqprop.provenance import provenance
 from eqprop.report.figures import COLOURS, GREY, drawn, new_figure
-from eqprop.training import train
-from eqprop.training.extras import make_optimizer
+from eqprop.run import train
+from eqprop.run.extras import make_optimizer
 
 OUT = RESULTS / "estimators"
 NETS: tuple[tuple[str, NudgeSite], ...] = (("P-2h", "outside"), ("P-2h", "inside"), ("EB-2h", "outside"))

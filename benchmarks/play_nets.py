@@ -26,8 +26,8 @@ from eqprop.models import Layered
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, relax
 from eqprop.report.play import NETS, dequantised
-from eqprop.training import train
-from eqprop.training.evaluate import load
+from eqprop.run import train
+from eqprop.run.evaluate import load
 
 EXPERIMENTS = {
     "energy-based": Experiment(

@@ -44,9 +44,9 @@ from eqprop.experiments.literature import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
+from eqprop.run import load
+from eqprop.run.metrics import read_metrics
 from eqprop.state import State
-from eqprop.training import load
-from eqprop.training.metrics import read_metrics
 
 NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}
 """Nets and samples."""

@@ -179,7 +179,7 @@ def show(found: Sequence[Mapping[str, Any]]) -> str:
 
 def measure_here(rounds: int, iterations: int) -> dict[str, Any]:
     """Run in every rank of a torchrun job: seconds per iteration of P-1h, and of the exchange of its gradient alone."""
-    from eqprop.training import distributed
+    from eqprop.run import distributed
 
     torch.set_num_threads(1)
     ranks, images = distributed.join(), mnist()
@@ -246,9 +246,9 @@ def measure_one_here(rounds: int) -> dict[str, Any]:
 
     An upper bound of what the code for ranks costs: the looks for divergence between chunks are in it as well.
     """
-    from eqprop.training import distributed
-    from eqprop.training.plan import Settings, make_plan
-    from eqprop.training.trainer import Position, Trainer
+    from eqprop.run import distributed
+    from eqprop.run.plan import Settings, make_plan
+    from eqprop.run.trainer import Position, Trainer
 
     torch.set_num_threads(1)
     found, images, ranks = {}, mnist(), distributed.join()
@@ -299,7 +299,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.here:
         found = measure_here(*given.here) if len(given.here) > 1 else measure_one_here(*given.here)
-        from eqprop.training import distributed
+        from eqprop.run import distributed
 
         if distributed.rank() == 0:
             print(json.dumps(found))

@@ -12,7 +12,7 @@ from eqprop.data import Images
 from eqprop.engines import Engine
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import PAPER, named_experiment
-from eqprop.training.evaluate import BATCH, Measure
+from eqprop.run.evaluate import BATCH, Measure
 
 ITERATIONS = 3000
 """Iterations per epoch: 60,000 samples in mini-batches of 20."""

@@ -14,7 +14,7 @@ from eqprop.experiments.experiment import Experiment, PaperResult, label
 from eqprop.experiments.literature import EXPERIMENTS, experiment_names
 from eqprop.experiments.paper import PAPER, RUN_WITH, named_experiment
 from eqprop.report.runs import BUSY, machine, reproduced
-from eqprop.training.metrics import deviation
+from eqprop.run.metrics import deviation
 
 INTRODUCTION = """# Zoo
 

@@ -53,7 +53,7 @@ assert max(whole.test_error(estimator) for estimator in ("ep", "bptt")) < (85 if
 # %%
 import signal
 
-from eqprop.training import Stopped
+from eqprop.run import Stopped
 
 
 class Impatient(eqprop.Watch):

@@ -35,12 +35,12 @@ from eqprop.state import State
 if TYPE_CHECKING:
     from eqprop import report
     from eqprop.gdu.doctor import doctor
-    from eqprop.training import EarlyStopping, Watch, evaluate, load, predict, resume, train
-    from eqprop.training import distributed as distributed
+    from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.run import distributed as distributed
 
 _OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
-_ROOMS = {"report": "eqprop.report", "distributed": "eqprop.training.distributed"}
-_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.training")}
+_ROOMS = {"report": "eqprop.report", "distributed": "eqprop.run.distributed"}
+_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.run")}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy
@@ -30,7 +30,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "device": device_name(device),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -13,7 +13,7 @@ from benchmarks import collect
 from benchmarks.rest import at_rest
 from eqprop.models import Layered
 from eqprop.relax import Schedule
-from eqprop.training import train
+from eqprop.run import train
 
 
 def test_runs_are_collected_by_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -451,7 +451,7 @@ def _link_parent(path: Path, folder: Path) -> None:
 def prepare(root: Path) -> None:
     """The files every case begins with: small data, experiments, models, two runs, and files to be left alone."""
     from eqprop.experiments.io import find_experiment
-    from eqprop.training import train
+    from eqprop.run import train
 
     keep, named = root / "template" / "keep", root / "template" / "named"
     for path in (keep / "data", keep / "others", keep / "published" / "paper", named):

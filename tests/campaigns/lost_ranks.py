@@ -40,10 +40,10 @@ import eqprop
 from eqprop.experiments.architecture import ConvolutionalNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.provenance import provenance
-from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.evaluate import Measure
-from eqprop.training.folder import is_run
-from eqprop.training.trainer import Trainer
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.evaluate import Measure
+from eqprop.run.folder import is_run
+from eqprop.run.trainer import Trainer
 
 NET = Experiment(
     name="conv",

@@ -40,10 +40,10 @@ from helpers.forked import Child, fork
 
 from eqprop.cli import load_commands, main
 from eqprop.provenance import commit, provenance
-from eqprop.training import train
-from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.folder import LOCK, is_run
-from eqprop.training.metrics import WALL_TIME, read_metrics
+from eqprop.run import train
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.folder import LOCK, is_run
+from eqprop.run.metrics import WALL_TIME, read_metrics
 
 LEGS = ("ep", "bptt")
 LIMIT = 60.0

@@ -11,7 +11,7 @@ from helpers.training_runs import SMALL
 from typer.testing import CliRunner
 
 from eqprop.cli import load_commands
-from eqprop.training import train
+from eqprop.run import train
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 

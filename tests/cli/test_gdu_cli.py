@@ -29,8 +29,8 @@ from eqprop.engines.eager import compare_precision
 from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
 from eqprop.experiments.io import to_toml
 from eqprop.gdu import NeverSettlesError, Options
-from eqprop.training import Settings, load, train
-from eqprop.training.plan import read_images
+from eqprop.run import Settings, load, train
+from eqprop.run.plan import read_images
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eqprop.data import Augmentation, Normalisation
 from eqprop.data.augment import MAGNITUDES, OPERATIONS, draws, operate, philox, whole_number
-from eqprop.training.extras import Preparation
+from eqprop.run.extras import Preparation
 
 EVERYTHING = Augmentation(flip=True, crop=4, padding="reflect", cutout=8, randaugment=2, magnitude=12, fill=120)
 SETTINGS = {

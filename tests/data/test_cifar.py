@@ -20,7 +20,7 @@ from eqprop.data import cifar, sources
 from eqprop.data.cifar import CIFAR10, CIFAR100, Published
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
-from eqprop.training import evaluate
+from eqprop.run import evaluate
 
 ROWS = 6
 

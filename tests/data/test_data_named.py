@@ -23,7 +23,7 @@ from eqprop import data, train
 from eqprop.data import sources
 from eqprop.data.images import FILES
 from eqprop.report.runs import read_run
-from eqprop.training import evaluate, resume
+from eqprop.run import evaluate, resume
 
 pytest.importorskip("pooch")
 

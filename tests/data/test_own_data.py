@@ -19,8 +19,8 @@ from eqprop import data, predict, train
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.report.page import write_report
-from eqprop.training import evaluate, plan, resume
-from eqprop.training.plan import describe
+from eqprop.run import evaluate, plan, resume
+from eqprop.run.plan import describe
 
 RATES = {"W12": 0.1, "W01": 0.05}
 TINY = Experiment("tiny", LayeredNet((3, 6, 8)), T=6, K=3, epochs=2, learning_rates=RATES, batch=5)

@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.folder import last_session, sessions
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.folder import last_session, sessions
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 BIN = Path(sys.executable).parent

@@ -46,11 +46,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "data": {"cache", "messages", "plugins"},
     "experiments": LIBRARY | SHARED,
-    "training": LIBRARY | SHARED | {"experiments"},
-    "report": LIBRARY | SHARED | {"experiments", "training"},
-    "tuning": LIBRARY | SHARED | {"experiments", "training"},
-    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "training", "report"},
-    "cli": LIBRARY | SHARED | {"experiments", "training", "report", "tuning", "eqprop"},
+    "run": LIBRARY | SHARED | {"experiments"},
+    "report": LIBRARY | SHARED | {"experiments", "run"},
+    "tuning": LIBRARY | SHARED | {"experiments", "run"},
+    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run", "report"},
+    "cli": LIBRARY | SHARED | {"experiments", "run", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }
 
@@ -125,7 +125,7 @@ def test_the_table_of_layers_has_no_cycle() -> None:
         ("relax.py", "def f():\n    from eqprop.engines import graph", "relax must not import engines"),
         ("estimators/ep.py", "from ..models.layered import Toy", "estimators must not import models"),
         ("estimators/__init__.py", "from ..gdu import compare", "estimators must not import gdu"),
-        ("data/images.py", "import eqprop.training.loop as loop", "data must not import training"),
+        ("data/images.py", "import eqprop.run.loop as loop", "data must not import run"),
         ("helpers.py", "", "helpers has no place in the table of layers"),
     ],
 )

@@ -16,7 +16,7 @@ from docs.build.runs import trials
 from eqprop.experiments.io import from_dict
 from eqprop.experiments.literature import CIFAR_ROWS
 from eqprop.experiments.paper import MISSED
-from eqprop.training.metrics import stored_trials
+from eqprop.run.metrics import stored_trials
 
 ORDERS = {"one-sided": 1, "random-sign": 1, "symmetric": 2, "holomorphic, 4 points": 4, "holomorphic, 8 points": 8}
 SETTINGS = ("name", "preset", "T", "K", "beta", "dtype", "batch", "seed", "schedule", "nudge_site", "cost", "trained")

@@ -38,8 +38,8 @@ from eqprop.engines.eager import Eager, PreciseStepper
 from eqprop.experiments import literature
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
-from eqprop.training.plan import Settings, make_plan
-from eqprop.training.watch import Progress, Watch
+from eqprop.run.plan import Settings, make_plan
+from eqprop.run.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
     Case,
@@ -412,7 +412,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(tmp_path: Pat
                 os.kill(os.getpid(), signal.SIGINT)
 
     eqprop.train("P-1h", tmp_path / "whole", engine="compiled", threads=1, deterministic=True, **options)
-    with pytest.raises(eqprop.training.Stopped):
+    with pytest.raises(eqprop.run.Stopped):
         eqprop.train("P-1h", tmp_path / "parts", engine="compiled", threads=1, watch=Stop(), **options)
     eqprop.resume(tmp_path / "parts")
     ours, theirs = (eqprop.load(tmp_path / name).model.state_dict() for name in ("whole", "parts"))

@@ -32,9 +32,9 @@ from eqprop.engines.eager import (
 from eqprop.models import Conv, Dense, Layered, Network
 from eqprop.relax import relax
 from eqprop.report.page import write_report
-from eqprop.training.loop import GUARD
-from eqprop.training.metrics import read_metrics
-from eqprop.training.watch import Watch
+from eqprop.run.loop import GUARD
+from eqprop.run.metrics import read_metrics
+from eqprop.run.watch import Watch
 
 LOWER: tuple[Precision, ...] = ("tf32", "float16", "bfloat16")
 BITS = {"tf32": 10, "float16": 10, "bfloat16": 7}
@@ -201,7 +201,7 @@ def test_a_run_is_resumed_in_another_precision(tmp_path: Path) -> None:
         def epoch(self, *_: Any) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(eqprop.training.Stopped):
+    with pytest.raises(eqprop.run.Stopped):
         eqprop.train("P-1h", tmp_path / "run", beta=0.5, watch=Stop(), **OPTIONS)
     with pytest.raises(ValueError, match="Unknown precision 'half'"):
         eqprop.resume(tmp_path / "run", precision="half")
@@ -225,7 +225,7 @@ def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
 )
 def test_the_guard_warns_and_stops(cosine: float, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"": Agreement(cosine, 1.0), "W01": Agreement(cosine - 0.05, 1.0)}
-    monkeypatch.setattr("eqprop.training.trainer.compare_precision", lambda *_: found)
+    monkeypatch.setattr("eqprop.run.trainer.compare_precision", lambda *_: found)
     warned = Warned()
     if cosine > 0:
         eqprop.train("P-1h", tmp_path / "run", precision="bfloat16", watch=warned, **{**OPTIONS, "epochs": 1})

@@ -15,7 +15,7 @@ from helpers.training_runs import SMALL, call_main, few_images
 
 from eqprop.engines import threads_for, using_threads
 from eqprop.models import Convolutional, Layered, Toy
-from eqprop.training import train
+from eqprop.run import train
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ from eqprop.engines import Job, load_engine
 from eqprop.engines.cuda import nvrtc
 from eqprop.experiments.paper import named_experiment
 from eqprop.models import stack
-from eqprop.training.extras import make_optimizer
+from eqprop.run.extras import make_optimizer
 
 RECORD = Path(__file__).with_name("device-code.json")
 ENGINES = {

@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 
 import eqprop
 from eqprop.provenance import provenance
-from eqprop.training import Settings, train
+from eqprop.run import Settings, train
 
 HERE = Path(__file__).resolve().parent
 RENAMED = HERE / "renamed.json"

@@ -30,9 +30,9 @@ from eqprop.dynamics import Dynamics
 from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.paper import named_experiment
-from eqprop.training import distributed
-from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.metrics import WALL_TIME, read_metrics
+from eqprop.run import distributed
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.metrics import WALL_TIME, read_metrics
 from helpers import ranks
 from helpers.training_runs import few_images, whole_mnist, write_idx, write_small_toml
 
@@ -361,7 +361,7 @@ def again(folder: Path) -> dict[str, Any]:
         given = {"data": images(torch.float64, 200, 40), "watch": watch, "start": "persistent"}
         try:
             eqprop.train(experiment, out, **given)
-        except eqprop.training.Stopped as left:
+        except eqprop.run.Stopped as left:
             raise SystemExit(left.exit_code) from left
 
     def finish(rank: int, out: Path) -> None:

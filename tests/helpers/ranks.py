@@ -16,7 +16,7 @@ import torch
 from eqprop.cli import load_commands, main
 from eqprop.engines import load_engine
 from eqprop.provenance import commit
-from eqprop.training import distributed
+from eqprop.run import distributed
 from helpers.forked import Child, Ended, fork
 
 LIMIT = 120.0

@@ -22,11 +22,11 @@ from eqprop.cli import main
 from eqprop.data import Images, mnist
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
-from eqprop.training import Stopped, resume, train
-from eqprop.training.checkpoint import read_checkpoint
-from eqprop.training.loop import Interruption
-from eqprop.training.metrics import WALL_TIME, read_metrics
-from eqprop.training.watch import Watch
+from eqprop.run import Stopped, resume, train
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.loop import Interruption
+from eqprop.run.metrics import WALL_TIME, read_metrics
+from eqprop.run.watch import Watch
 
 SMALL = Experiment(
     name="small",

@@ -53,8 +53,8 @@ from eqprop.experiments.gdu import Setup, gdu_experiment, run, same_settings
 from eqprop.experiments.io import from_dict, read_toml, to_dict
 from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
+from eqprop.run import evaluate, resume
 from eqprop.state import State
-from eqprop.training import evaluate, resume
 
 K = 12
 CLASSES = 4

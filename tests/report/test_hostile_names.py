@@ -26,8 +26,8 @@ from eqprop.report.figures import as_text, error_curves, panel_of, save
 from eqprop.report.gdu import _heading
 from eqprop.report.page import render
 from eqprop.report.runs import Run, collect, rows, to_csv, to_latex
-from eqprop.training import train
-from eqprop.training.plan import Settings, make_plan
+from eqprop.run import train
+from eqprop.run.plan import Settings, make_plan
 
 PIECES = (
     *("<script>alert(1)</script>", "</script>", "<img src=x onerror=alert(1)>", '"><b>', "&lt;", "'", "`"),

@@ -18,7 +18,7 @@ from eqprop.report.figures import Panel, decisions, error_curves, percent_ticks
 from eqprop.report.gdu import processes, rmse_single
 from eqprop.report.page import Series, axes, draw, write_report
 from eqprop.report.runs import Point
-from eqprop.training import train
+from eqprop.run import train
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LONG = "A-WIDE-NAME-WITHOUT-A-BREAK-" * 3 + "of an experiment"

@@ -11,7 +11,7 @@ import pytest
 from helpers.training_runs import SMALL, call_main, few_images
 
 from eqprop.report.page import write_report
-from eqprop.training import train
+from eqprop.run import train
 
 
 @pytest.fixture(scope="module")

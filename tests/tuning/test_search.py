@@ -23,7 +23,7 @@ from eqprop.cli.tune import _without
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment
-from eqprop.training.loop import Stopped
+from eqprop.run.loop import Stopped
 from eqprop.tuning.search import (
     ATTEMPTS,
     WORKER,

@@ -22,8 +22,8 @@ from eqprop.experiments.io import find_experiment, to_dict, to_toml
 from eqprop.experiments.literature import EXPERIMENTS
 from eqprop.experiments.paper import named_experiment
 from eqprop.models import Layered
-from eqprop.training import train
-from eqprop.training.plan import Settings, make_plan
+from eqprop.run import train
+from eqprop.run.plan import Settings, make_plan
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
 from eqprop.tuning.probe import (

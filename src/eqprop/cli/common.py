@@ -26,7 +26,7 @@ from eqprop.messages import EXPECTED_ERRORS, command
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
     from eqprop.experiments.architecture import Own
-    from eqprop.training import Result, Watch
+    from eqprop.run import Result, Watch
 
 MOST_THREADS = 1024
 """More threads than any one machine runs well; OpenMP dies of millions."""
@@ -154,7 +154,7 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 
     Loggers from outside, by name, hear every event as well.
     """
-    from eqprop.training.watch import Events, Lines, Several, named_watch
+    from eqprop.run.watch import Events, Lines, Several, named_watch
 
     asked = dict.fromkeys(loggers or ())
     events = named_watch("tensorboard") if "tensorboard" in asked else Events.if_installed()
@@ -166,8 +166,8 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 
 def _shown() -> Watch:
     """What reports progress on standard error."""
-    from eqprop.training.distributed import rank, world_size
-    from eqprop.training.watch import Lines
+    from eqprop.run.distributed import rank, world_size
+    from eqprop.run.watch import Lines
 
     if world_size() > 1:
         # Several processes cannot share a live display; all but one omit the heading.
@@ -183,8 +183,8 @@ def _shown() -> Watch:
 @contextmanager
 def stopping() -> Iterator[None]:
     """Exit with the shell's code for the signal when a run is stopped."""
-    from eqprop.training import Stopped
-    from eqprop.training.distributed import rank, world_size
+    from eqprop.run import Stopped
+    from eqprop.run.distributed import rank, world_size
 
     try:
         yield
@@ -217,7 +217,7 @@ def _say_last(text: str) -> None:
 
 def one_process(command: str) -> None:
     """Raise if torchrun started several processes for a command that uses one."""
-    from eqprop.training.distributed import world_size
+    from eqprop.run.distributed import world_size
 
     if world_size() > 1:
         raise ValueError(
@@ -292,7 +292,7 @@ def _is_stream(path: Path, descriptor: int) -> bool:
 
 def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
     """Show and write the result, in one process of several."""
-    from eqprop.training.distributed import rank
+    from eqprop.run.distributed import rank
 
     first = rank() == 0
     if first:

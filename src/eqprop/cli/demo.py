@@ -12,8 +12,8 @@ import typer
 from eqprop.cli import app
 from eqprop.cli.common import Engine, Quiet, Threads, new_console, stopping, watcher
 from eqprop.experiments.paper import PAPER
-from eqprop.training.api import begin_or_resume
-from eqprop.training.folder import is_run
+from eqprop.run.api import begin_or_resume
+from eqprop.run.folder import is_run
 
 SAMPLES, EPOCHS = 20_000, 3
 """A third of MNIST, three times: enough to see that EP and BPTT learn alike."""

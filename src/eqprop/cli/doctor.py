@@ -80,8 +80,8 @@ def doctor(
 
 def _rates_of(chosen: Setup, target: str) -> Rates:
     """The optimizer of a run, without its history."""
-    from eqprop.training.extras import make_optimizer
-    from eqprop.training.plan import read_description
+    from eqprop.run.extras import make_optimizer
+    from eqprop.run.plan import read_description
 
     if chosen.trained is None:
         return None

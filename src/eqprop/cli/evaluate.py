@@ -21,7 +21,7 @@ from eqprop.cli.common import (
     new_console,
 )
 from eqprop.experiments.architecture import own_code
-from eqprop.training import evaluate
+from eqprop.run import evaluate
 
 
 @app.command("evaluate")

@@ -164,10 +164,10 @@ def _fitted(found: Setup, asked: Asked) -> Setup:
 
 def _trained(folder: Path, asked: Asked) -> Setup:
     """Trained weights of one trial and estimator, with the run's T, K and beta, on its training images."""
-    from eqprop.training import load
-    from eqprop.training.evaluate import normalised
-    from eqprop.training.folder import is_run
-    from eqprop.training.plan import data_again, read_description, read_images
+    from eqprop.run import load
+    from eqprop.run.evaluate import normalised
+    from eqprop.run.folder import is_run
+    from eqprop.run.plan import data_again, read_description, read_images
 
     if not is_run(folder):
         raise FileNotFoundError(
@@ -205,8 +205,8 @@ def _trained(folder: Path, asked: Asked) -> Setup:
 def _described(path: Path, asked: Asked) -> Setup:
     """The untrained network of an experiment's file, on training images."""
     from eqprop.experiments.io import find_experiment
-    from eqprop.training.evaluate import normalised
-    from eqprop.training.plan import Settings, read_images
+    from eqprop.run.evaluate import normalised
+    from eqprop.run.plan import Settings, read_images
 
     names = ("T", "K", "beta", "init", "nudge_site", "cost", "seed", "schedule")
     experiment = find_experiment(path).override(**{name: getattr(asked, name) for name in names})

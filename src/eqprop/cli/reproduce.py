@@ -43,11 +43,11 @@ from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
-from eqprop.training.api import begin_or_resume, begin_or_resume_all, resolve
-from eqprop.training.distributed import rank, world_size
-from eqprop.training.folder import is_run, read_json
-from eqprop.training.loop import Stopped
-from eqprop.training.metrics import (
+from eqprop.run.api import begin_or_resume, begin_or_resume_all, resolve
+from eqprop.run.distributed import rank, world_size
+from eqprop.run.folder import is_run, read_json
+from eqprop.run.loop import Stopped
+from eqprop.run.metrics import (
     Line,
     Published,
     Result,
@@ -60,7 +60,7 @@ from eqprop.training.metrics import (
     summarise_trials,
     trial_of,
 )
-from eqprop.training.plan import (
+from eqprop.run.plan import (
     Leg,
     Plan,
     arithmetic,
@@ -70,7 +70,7 @@ from eqprop.training.plan import (
     read_images,
     split_estimators,
 )
-from eqprop.training.watch import Progress, Several, Watch, counted
+from eqprop.run.watch import Progress, Several, Watch, counted
 
 if TYPE_CHECKING:
     from eqprop.experiments.literature import PublishedRow

@@ -25,7 +25,7 @@ from eqprop.cli.common import (
     watcher,
 )
 from eqprop.experiments.architecture import own_code
-from eqprop.training import resume
+from eqprop.run import resume
 
 
 @app.command("resume")

@@ -28,8 +28,8 @@ from eqprop.cli.common import (
 from eqprop.experiments.architecture import own_code
 from eqprop.experiments.experiment import ESTIMATORS, Experiment
 from eqprop.experiments.paper import PAPER, PRESETS, caution, named_experiment
-from eqprop.training import train
-from eqprop.training.plan import Settings
+from eqprop.run import train
+from eqprop.run.plan import Settings
 
 GROUPS = {
     "What to train": ("estimator", "preset", "model"),

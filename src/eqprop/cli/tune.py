@@ -42,10 +42,10 @@ from eqprop.experiments.architecture import Own, is_own, own_code
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, to_toml
 from eqprop.files import write_json, write_text
-from eqprop.training import Stopped
-from eqprop.training.distributed import alone, in_torchrun
-from eqprop.training.folder import file_name, locked
-from eqprop.training.plan import Settings, describe, given_data, read_images
+from eqprop.run import Stopped
+from eqprop.run.distributed import alone, in_torchrun
+from eqprop.run.folder import file_name, locked
+from eqprop.run.plan import Settings, describe, given_data, read_images
 from eqprop.tuning.effort import Machine, prepare_folder
 
 if TYPE_CHECKING:

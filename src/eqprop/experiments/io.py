@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,11 +15,6 @@ from eqprop.experiments.architecture import KINDS, Architecture, Factory, Own, a
 from eqprop.experiments.experiment import OWN_ESTIMATOR, Experiment, PaperResult, own_experiment
 from eqprop.experiments.paper import named_experiment
 from eqprop.messages import shown, unknown
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

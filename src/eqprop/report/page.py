@@ -19,9 +19,9 @@ from eqprop.files import read_bytes, write_text
 from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
-from eqprop.training.folder import AUGMENTED
-from eqprop.training.metrics import Line, cosines
-from eqprop.training.watch import duration
+from eqprop.run.folder import AUGMENTED
+from eqprop.run.metrics import Line, cosines
+from eqprop.run.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 36.0, 54.0

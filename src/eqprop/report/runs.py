@@ -25,10 +25,10 @@ from eqprop.experiments.paper import (
 )
 from eqprop.files import read_bytes
 from eqprop.models.readout import OWN_COST
-from eqprop.training.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
-from eqprop.training.metrics import Line, check_lines, deviation, mean, read_metrics
-from eqprop.training.plan import TARGETS, Described, Settings, data_name, read_description
-from eqprop.training.watch import duration
+from eqprop.run.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
+from eqprop.run.metrics import Line, check_lines, deviation, mean, read_metrics
+from eqprop.run.plan import TARGETS, Described, Settings, data_name, read_description
+from eqprop.run.watch import duration
 
 if TYPE_CHECKING:
     from eqprop.experiments.literature import PublishedRow

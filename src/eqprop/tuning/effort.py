@@ -20,12 +20,12 @@ from eqprop.experiments.architecture import Factory
 from eqprop.experiments.experiment import Experiment
 from eqprop.files import write_json
 from eqprop.models.graph import Graph
-from eqprop.training.api import begin_or_resume
-from eqprop.training.evaluate import load
-from eqprop.training.folder import LOCK, read_json
-from eqprop.training.metrics import read_metrics
-from eqprop.training.plan import Plan
-from eqprop.training.watch import Progress, Watch
+from eqprop.run.api import begin_or_resume
+from eqprop.run.evaluate import load
+from eqprop.run.folder import LOCK, read_json
+from eqprop.run.metrics import read_metrics
+from eqprop.run.plan import Plan
+from eqprop.run.watch import Progress, Watch
 from eqprop.tuning.probe import looked_through
 
 TRAININGS = 16

@@ -19,7 +19,7 @@ from eqprop.experiments.experiment import EVERY_OTHER, Experiment
 from eqprop.experiments.io import to_dict
 from eqprop.experiments.paper import printed_experiment
 from eqprop.provenance import provenance
-from eqprop.training.plan import Plan, Settings, describe, make_plan, read_images
+from eqprop.run.plan import Plan, Settings, describe, make_plan, read_images
 from eqprop.tuning.effort import Effort, Machine, Outcome, Trainings, check_budget, held_out, short_training
 from eqprop.tuning.probe import (
     Agreement,

@@ -27,13 +27,13 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import to_dict
 from eqprop.files import open_lock, take_lock
 from eqprop.provenance import provenance
-from eqprop.training.api import begin_or_resume
-from eqprop.training.checkpoint import digest
-from eqprop.training.folder import LOCK
-from eqprop.training.loop import Stopped
-from eqprop.training.metrics import Line, read_metrics
-from eqprop.training.plan import Settings, describe, make_plan, read_images
-from eqprop.training.watch import Progress, Watch
+from eqprop.run.api import begin_or_resume
+from eqprop.run.checkpoint import digest
+from eqprop.run.folder import LOCK
+from eqprop.run.loop import Stopped
+from eqprop.run.metrics import Line, read_metrics
+from eqprop.run.plan import Settings, describe, make_plan, read_images
+from eqprop.run.watch import Progress, Watch
 from eqprop.tuning.effort import Effort, Machine, held_out, short_training
 from eqprop.tuning.probe import weight_names
 from eqprop.tuning.recipe import BETA_RANGE, largest_beta

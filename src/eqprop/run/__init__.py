@@ -1,0 +1,10 @@
+"""Training: experiments in, run folders out. Runs can be stopped, resumed, loaded and evaluated again."""
+
+from eqprop.run.api import resume, train
+from eqprop.run.evaluate import evaluate, load, predict
+from eqprop.run.loop import Stopped
+from eqprop.run.metrics import Result
+from eqprop.run.plan import Settings
+from eqprop.run.watch import EarlyStopping, Watch
+
+__all__ = ["EarlyStopping", "Result", "Settings", "Stopped", "Watch", "evaluate", "load", "predict", "resume", "train"]

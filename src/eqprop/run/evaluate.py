@@ -1,0 +1,559 @@
+"""Error rates on whole sets; load a trained network from a run folder, predict, evaluate again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eqprop.cost import Cost, SquaredError
+from eqprop.data import Data, Images, Streamed, open_set
+from eqprop.dynamics import Dynamics
+from eqprop.engines import Engine, Job, Runner, Task, choose
+from eqprop.estimators import EP
+from eqprop.experiments.architecture import Factory, Own, own_of
+from eqprop.experiments.experiment import BACKPROP, Experiment
+from eqprop.messages import command, unknown
+from eqprop.relax import Phase, relax
+from eqprop.run.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
+from eqprop.run.distributed import ALONE, Ranks
+from eqprop.run.plan import (
+    TARGETS,
+    Described,
+    Plan,
+    Settings,
+    check_inputs,
+    data_again,
+    is_channels_last,
+    make_start,
+    read_description,
+    read_images,
+)
+from eqprop.run.watch import counted
+from eqprop.starts import Start
+from eqprop.state import State
+
+BATCH = 1000
+"""Samples relaxed at once on a CPU; fixed, so that the same weights give the same bits."""
+
+NEURONS = 1 << 26
+"""Neurons relaxed at once on another device, where large batches cost fewer launches."""
+
+
+def evaluation_phase(experiment: Experiment) -> Phase:
+    """The free phase for measuring errors; stops early once no bit changes."""
+    return Phase(experiment.evaluation_T or experiment.T, experiment.schedule, stop="settled", checked=False)
+
+
+class Errors(NamedTuple):
+    """Percentage of wrong answers per network: the label is not the largest output; not among the five largest.
+
+    The latter is None unless the experiment asks for it (`top5`) and there are six classes or more.
+    """
+
+    top1: list[float | None]
+    top5: list[float | None]
+
+
+def outside_top5(outputs: Tensor, y: Tensor) -> Tensor:
+    """Whether five outputs or more come before the label's; of equal ones the first comes first."""
+    place = torch.arange(outputs.shape[-1], device=outputs.device)
+    y = y.expand(outputs.shape[:-1]).unsqueeze(-1)
+    own = outputs.gather(-1, y.clamp(max=outputs.shape[-1] - 1))
+    before = (outputs > own) | ((outputs == own) & (place < y))
+    return ~((before.sum(-1) < 5) & torch.isfinite(own).squeeze(-1) & (y < outputs.shape[-1]).squeeze(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """Measures errors on one set (see `evaluation_phase`).
+
+    x, y        the set, (N, ...) and (N,); stacked networks all see the same samples
+    networks    number of networks stacked in the model; None for a single one
+    cost        decides what the prediction is read from
+    start       where free phases start; an initialiser serves any sample, persistent states only their own
+    ranks       each measures its part of the set
+    read        reads the set in its order instead of x and y, which are then none
+    forward     whether the net is its feed-forward twin, passed once
+    inputs      makes the model's inputs of samples x as they are stored, batch by batch; None: they are inputs
+    """
+
+    engine: Engine
+    model: Dynamics
+    experiment: Experiment
+    x: Tensor
+    y: Tensor
+    networks: int | None = None
+    start: Start | None = None
+    cost: Cost = field(default_factory=SquaredError)
+    ranks: Ranks = ALONE
+    inputs: Callable[[Tensor], Tensor] | None = None
+    forward: bool = False
+    read: InOrder | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.x) if self.read is None else self.read.samples
+
+    def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
+        """Percentage of samples whose largest output is not the label, per network.
+
+        For targets, the percentage of their variance that is not explained. `between` is called between batches.
+        """
+        return [error for error in self.errors(between).top1 if error is not None]
+
+    def errors(self, between: Callable[[], None] = lambda: None) -> Errors:
+        """`error_rates`, and the percentage of samples whose label is not among the five largest outputs."""
+        nothing: list[float | None] = [None] * (self.networks or 1)
+        if self.y.is_floating_point():
+            return Errors([*self._unexplained(between)], nothing)
+        runner = self._runner
+        done, wrong = (0, [0.0] * (self.networks or 1)) if runner is None else self._counted(runner, between)
+        rest, beyond = self._relaxed(done, between)
+        top1: list[float | None] = [100.0 * (a + b) / self.samples for a, b in zip(wrong, rest, strict=True)]
+        return Errors(top1, nothing if beyond is None else [100.0 * n / self.samples for n in beyond])
+
+    def _relaxed(self, begin: int, between: Callable[[], None]) -> tuple[list[int], list[int] | None]:
+        """Count errors among the samples from `begin` on, relaxed in large batches: top-1, top-5 of six or more."""
+        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.x.device)
+        beyond, ranked = torch.zeros_like(wrong), False
+        for outputs, y in self._outputs(begin, between):
+            wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
+            if ranked := self.experiment.top5 and outputs.shape[-1] > 5:
+                beyond += outside_top5(outputs, y).reshape(wrong.numel(), -1).sum(1)
+        counts = [self.ranks.total(n).tolist() for n in (wrong, beyond)]
+        return counts[0], counts[1] if ranked else None
+
+    def _unexplained(self, between: Callable[[], None]) -> list[float]:
+        """100 |outputs - y|^2 / |y - mean|^2 over the set, per network; of |y|^2 where all targets are equal."""
+        missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.x.device)
+        seen = []
+        for outputs, y in self._outputs(0, between):
+            seen.append(y)
+            missed += (outputs - y).double().square().reshape(missed.numel(), -1).sum(1)
+        self.ranks.total(missed)
+        spread = _spread(self.y, ALONE) if self.read is None else _spread(torch.cat([self.y, *seen]), self.ranks)
+        return (100.0 * missed / spread.clamp(min=1e-300)).tolist()
+
+    @torch.no_grad()
+    def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
+        batch, phase = self._batch(), evaluation_phase(self.experiment)
+        begin, end, most = self.ranks.bounds(begin, self.samples)
+        reading = None if self.read is None else self.read(begin, end, batch)
+        # As many turns on every rank: `between` may be a meeting.
+        for first in range(begin, begin + most, batch):
+            between()
+            last = min(first + batch, end)
+            if last <= first:
+                continue
+            x, y = (self.x[first:last], self.y[first:last]) if reading is None else next(reading)
+            yield self._answers(self._made(x), phase), y
+
+    def _answers(self, x: Tensor, phase: Phase) -> Tensor:
+        """The outputs of inputs (B, ...), which all networks see."""
+        x = x if self.networks is None else x.expand(self.networks, *x.shape)
+        if self.forward:
+            return self.cost.scores(self.model.feedforward(x))
+        begun = None if self.start is None else self.start.unseen(x)
+        return self.cost.scores(self.engine.relaxation(self.model, x, phase, begun).state)
+
+    def _batch(self) -> int:
+        if self.x.device.type == "cpu":
+            return BATCH
+        neurons = sum(layer.numel() for layer in self.model.init_state(self._one()))
+        return min(max(NEURONS // neurons, BATCH), 10 * BATCH)
+
+    def _made(self, x: Tensor) -> Tensor:
+        return x if self.inputs is None else self.inputs(x)
+
+    def _one(self) -> Tensor:
+        """One sample per network."""
+        one = self._made(self.x[:1] if self.read is None else self.x.new_zeros(1, *self.x.shape[1:]))
+        return one if self.networks is None else one.expand(self.networks, *one.shape)
+
+    def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
+        """The number of samples in whole mini-batches, and the errors the runner counts among them."""
+        batch = self.experiment.batch
+        done = len(self.x) // batch * batch
+        order = torch.arange(done, device=self.x.device).view(-1, batch)
+        if self.networks is not None:
+            order = order.unsqueeze(1).expand(-1, self.networks, -1)
+        runner.reset()
+        wrong = [0.0] * (self.networks or 1)
+        for part in order.split(max(10 * BATCH // batch, 1)):
+            between()
+            # A runner freezes a network that diverges; clear the flag so that it is still counted.
+            runner.tally.bad.zero_()
+            runner.run(part)
+            wrong = runner.tally.read()["errors"]
+        return done, wrong
+
+    @cached_property
+    def _runner(self) -> Runner | None:
+        """A runner with learning rate 0, made once: it reads the model's current parameters at each run.
+
+        None if the engine has none faster than `relaxation`, if free phases do not start at zero or are one forward
+        pass, or if top-5 errors are wanted, which runners do not count.
+        """
+        batch = self.experiment.batch
+        fast = self.engine.evaluates(batch * (self.networks or 1))
+        slow = self.forward or self.read is not None or self.experiment.top5 or self.ranks.several
+        if not fast or slow or self.start is not None or len(self.x) < batch:
+            return None
+        phase = evaluation_phase(self.experiment)
+        estimator = EP(T=phase.T, K=1, schedule=phase.schedule, stop=phase.stop, checked=False)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        if (
+            self.engine.refuses(Task(self.model, self.cost, estimator, optimizer, precision=self.engine.precision))
+            is not None
+        ):
+            return None
+        # A label without an output is an error, whatever its target.
+        outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=self.x.device)
+        x = self._made(self.x)
+        targets = (self.y.unsqueeze(1) == outputs).to(x.dtype)
+        job = Job(self.model, self.cost, estimator, optimizer, x, targets, self.y, self.networks)
+        return self.engine.runner(job)
+
+
+def _spread(y: Tensor, ranks: Ranks) -> Tensor:
+    """|y - mean|^2 over the targets of all ranks; |y|^2 where all are equal."""
+    y = y.double()
+    count = ranks.total(torch.tensor(float(len(y)), dtype=torch.float64))
+    mean = ranks.total(y.sum(0)) / count.to(y.device)
+    around, square = ranks.total(torch.stack([(y - mean).square().sum(), y.square().sum()]))
+    return around if around > 0 else square
+
+
+@dataclass(frozen=True, eq=False)
+class InOrder:
+    """Reads one part of a streamed set in its order."""
+
+    images: Streamed
+    part: Literal["train", "test"]
+
+    @property
+    def samples(self) -> int:
+        return self.images.train_samples if self.part == "train" else self.images.test_samples
+
+    def __call__(self, first: int, last: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """x and y of the samples from `first` to `last`, in mini-batches."""
+        return ((found.x.flatten(1), found.y) for found in self.images.in_order(self.part, batch, first, last))
+
+
+def measured_set(images: Images | Streamed, part: Literal["train", "test"]) -> tuple[Tensor, Tensor, InOrder | None]:
+    """x, y and `read` of a Measure on one part of a data set."""
+    if isinstance(images, Images):
+        return (images.train_x, images.train_y, None) if part == "train" else (images.test_x, images.test_y, None)
+    none = torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
+    answers = none[:, 0].long() if images.labelled else none.new_empty(0, images.classes)
+    return none, answers, InOrder(images, part)
+
+
+UNTIL_SETTLED = 1000
+"""Most free steps for a bare model, whose T is not known; it stops once nothing changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network from a run folder, with everything needed to use it.
+
+    model       the network, with the weights of its last checkpoint
+    cost        the training cost, including its readout if it has one
+    start       the feed-forward net that initialises its free phases, if it was trained with one
+    epoch       number of epochs trained
+    class_names what the classes are called, if the data says so
+    estimator   what trained it; by backprop it is a feed-forward net
+    labelled    whether its answers are classes; False if it was trained on numbers
+    """
+
+    model: Dynamics
+    cost: Cost
+    experiment: Experiment
+    start: Start | None
+    epoch: int
+    class_names: tuple[str, ...] = ()
+    estimator: str = ""
+    labelled: bool = True
+
+    def __repr__(self) -> str:
+        by = f", trained by {self.estimator}" if self.estimator else ""
+        return f"Trained({self.experiment.name}, {self.experiment.architecture}{by} for {counted(self.epoch, 'epoch')})"
+
+    def state(self, x: Tensor, phase: Phase) -> State:
+        """The state that answers are read from: after the free phase, or of the feed-forward net."""
+        if self.estimator == BACKPROP:
+            return self.model.feedforward(x)
+        return relax(self.model, x, phase, None if self.start is None else self.start.unseen(x)).state
+
+
+def load(
+    folder: str | Path,
+    estimator: str | None = None,
+    trial: int = 0,
+    *,
+    at: int | Literal["best"] | None = None,
+    model: Factory | None = None,
+    device: str = "cpu",
+) -> Trained:
+    """Load the network of one trial, with the weights of its last checkpoint, averaged if the experiment says so.
+
+    estimator   the run's first by default
+    at          "best", or the number of an epoch, for weights kept by keep_best or keep_every
+    model       the function that builds your own network
+    """
+    folder = Path(folder)
+    described = read_description(folder)
+    experiment = described.experiment
+    place = folder / _leg_folder(described, estimator, trial, folder)
+    if not place.is_dir():
+        name = estimator or described.settings.estimators[0]
+        raise FileNotFoundError(
+            f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: "
+            f"{command('resume', folder)}"
+        )
+    own = own_of(model, experiment.architecture)
+    network = experiment.build(trial, torch.float32, own)
+    checkpoint = read_checkpoint(place if at is None else _kept_place(place, at))
+    cost = _readout(experiment, checkpoint, trial, own)
+    for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
+        saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
+        if saved is None or saved.shape != p.shape:
+            raise ValueError(
+                f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). Another network "
+                "was trained: give the function that built it."
+            )
+        with torch.no_grad():
+            p.copy_(saved)
+    network, cost = network.to(device), cost.to(device)
+    name = estimator or described.settings.estimators[0]
+    initialised = experiment.start == "initialised" and name != BACKPROP
+    start = _initialiser(experiment, network, checkpoint, trial) if initialised else None
+    names = tuple(map(str, described.data.get("class_names") or ()))
+    labelled = not described.data.get(TARGETS)
+    return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name, labelled)
+
+
+def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
+    if at == BEST:
+        place = leg / BEST
+    elif isinstance(at, int) and not isinstance(at, bool):
+        place = leg / kept(at)
+    else:
+        raise ValueError(f"at is {at!r}; expected 'best' or the number of an epoch.")
+    if not place.is_dir():
+        there = sorted(p.name for p in leg.iterdir() if p.is_dir())
+        raise FileNotFoundError(
+            f"{leg} has no weights kept as {place.name}; it holds {', '.join(there) or 'only the last'}. Train with "
+            "keep_best or keep_every to keep others."
+        )
+    return place
+
+
+def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
+    """The cost of a trial, sized from its saved weights."""
+    saved = checkpoint.weights.get(f"{trial}.cost.Wout")
+    classes, inputs = (2, 1) if saved is None else saved.shape
+    return experiment.make_cost(trial, inputs, classes, torch.float32, own)
+
+
+def _number(name: str) -> int:
+    """ "0.V12" -> 12."""
+    return int(name.rpartition("V")[2])
+
+
+def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
+    """The feed-forward net that initialises the network's free phases, as trained."""
+    first = max((name for name in checkpoint.start if name.startswith(f"{trial}.V")), key=_number)
+    shape = network.input_shape or (checkpoint.start[first].shape[1],)
+    start = make_start(experiment, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
+    restore_start(start, (trial,), checkpoint)
+    return start
+
+
+def _as_input(x: Any, model: Dynamics) -> Tensor:
+    """Samples as a tensor of the model's type on its device; a single sample gets a leading dimension."""
+    if _is_picture(x):
+        x = _read_picture(x, model)
+    elif isinstance(x, list | tuple) and x and all(map(_is_picture, x)):
+        x = np.stack([_read_picture(picture, model) for picture in x])
+    tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
+    like = next(model.parameters(), torch.empty(0))
+    tensor = tensor.to(like.dtype).div(255) if tensor.dtype == torch.uint8 else tensor.to(like.dtype)
+    if is_channels_last(tensor.shape[-3:], model.input_shape):
+        raise ValueError(
+            f"The input x has shape {tuple(tensor.shape)}, channels last; expected {model.input_shape} per sample. "
+            "Give it channels first, such as x.transpose(0, 3, 1, 2)."
+        )
+    numbers = None if model.input_shape is None else math.prod(model.input_shape)
+    if tensor.numel() == numbers and math.prod(tensor.shape[1:]) != numbers:
+        tensor = tensor[None]
+    return tensor.to(like.device)
+
+
+def _is_picture(x: Any) -> bool:
+    """Whether x is the path of a picture, or one of Pillow."""
+    return isinstance(x, str | Path) or hasattr(x, "getbands")
+
+
+def _read_picture(source: Any, model: Dynamics) -> Any:
+    """A picture as the model's data is, (C, height, width) of uint8: in colour, or grey and light on dark."""
+    from PIL import Image, UnidentifiedImageError
+
+    shape = model.input_shape or ()
+    numbers = math.prod(shape)
+    channels = shape[0] if len(shape) == 3 else 1 if math.isqrt(numbers) ** 2 == numbers else 3
+    side = math.isqrt(numbers // channels)
+    height, width = (shape[-2], shape[-1]) if len(shape) > 1 else (side, side)
+    if not shape or channels not in (1, 3) or channels * height * width != numbers:
+        raise ValueError(f"{model.title} takes inputs of shape {shape or 'any'}, not a picture. Give an array.")
+    try:
+        with Image.open(source) if isinstance(source, str | Path) else nullcontext(source) as picture:
+            held = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        raise ValueError(f"{source} is not a picture; expected a file such as PNG or JPEG.") from error
+    if picture.mode.startswith(("I", "F")):
+        # Pillow cuts what is above 255.
+        raise ValueError(f"{source} has the mode {picture.mode}; expected 8 bits of grey or of RGB. Convert it.")
+    pixels = np.asarray(held)
+    if channels == 3:
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    # Data sets such as MNIST are light on dark; a scan or a photograph is the other way round.
+    return (255 - pixels if pixels.mean() > 127.5 else pixels)[None]
+
+
+def normalised(x: Tensor, experiment: Experiment) -> Tensor:
+    """Samples from 0 to 1, (B, ...), as the experiment normalises them: channels come first in every sample."""
+    normalisation = experiment.normalisation
+    if normalisation is None:
+        return x
+    channels = max(len(normalisation.mean), len(normalisation.std))
+    if x[0].numel() % channels:
+        return x  # refused for its shape
+    return normalisation(x.reshape(len(x), channels, 1, -1), x.dtype).view_as(x)
+
+
+@torch.no_grad()
+def predict(
+    network: Trained | Dynamics | str | Path, x: Any, T: int | None = None, *, outputs: bool | None = None
+) -> Tensor:
+    """The class of each input, (B,): the largest output, or readout, after the free phase.
+
+    network     from `load`, a run folder, or a bare model, which relaxes until nothing changes
+    x           (B, ...) of the model's input shape, or anything that reshapes to it, such as (B, 28, 28); one sample;
+                or an image of Pillow or the path of one, or several, which get the model's size and colours; if grey,
+                light on dark. Pixels are uint8, or from 0 to 1, and normalised as in training.
+    T           free steps; by default the experiment's
+    outputs     return the outputs themselves, (B, n): by default for a run that was trained on numbers, not classes
+    """
+    network = load(network) if isinstance(network, str | Path) else network
+    trained = network if isinstance(network, Trained) else None
+    model = network.model if isinstance(network, Trained) else network
+    x = _as_input(x, model)
+    x = x if trained is None else normalised(x, trained.experiment)
+    if trained is not None:
+        phase = replace(evaluation_phase(trained.experiment), checked=True)
+        phase = phase if T is None else replace(phase, T=T)
+    else:
+        phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
+    if model.input_shape is not None and x.shape[1:] != model.input_shape:
+        pixels = math.prod(model.input_shape)
+        if x.dim() < 2 or math.prod(x.shape[1:]) != pixels:
+            raise ValueError(
+                f"The input x has shape {tuple(x.shape)}; expected (B, ...) with {pixels} numbers per sample, as the "
+                f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
+            )
+        x = x.reshape(len(x), *model.input_shape)
+    assert isinstance(x, Tensor), "made by _as_input"
+    found = relax(model, x, phase).state[0] if trained is None else trained.cost.scores(trained.state(x, phase))
+    wanted = outputs if outputs is not None else trained is not None and not trained.labelled
+    return found if wanted else found.argmax(-1)
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    data: Data = None,
+    model: Factory | None = None,
+    device: str | None = None,
+    engine: str = "auto",
+    precision: str | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """The test error in percent of every trial at its last checkpoint, by estimator.
+
+    Uses the run's own test set, or the whole one of other `data`. Omits trials that have not started. `precision` is
+    that of the products, in place of the run's.
+    """
+    folder = Path(folder)
+    described = read_description(folder)
+    settings = replace(described.settings, device=device or described.settings.device)
+    given = data_again(described, data, own_of(model, described.experiment.architecture))
+    images = read_images(given, settings) if data is None else _test_set(given, described, settings)
+    out: dict[str, list[dict[str, Any]]] = {}
+    for name in settings.estimators:
+        for trial in range(settings.trials):
+            place = folder / described.folder_of(name, trial)
+            if place.is_dir():
+                found = load(folder, name, trial, model=model, device=settings.device)
+                plan = Plan(described.experiment, settings, images)
+                check_inputs(plan, found.model)
+                errors = _test_errors(found, plan, engine, precision)
+                lost = str(trial) in read_checkpoint(place).diverged
+                seed = described.experiment.seed + trial
+                entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
+                out.setdefault(name, []).append(entry)
+    return out
+
+
+def _test_set(
+    given: Images | Streamed | str | Path | None, described: Described, settings: Settings
+) -> Images | Streamed:
+    """Data for an evaluation: cut as in training if it is the run's own, else with its whole test set."""
+    found = given if isinstance(given, Images | Streamed) else open_set(given)
+    recorded = described.data
+    same = found.sha256 == recorded.get("sha256")
+    if found.fingerprint and "fingerprint" in recorded:
+        same = found.fingerprint == recorded["fingerprint"]
+    whole = replace(settings, validation=0, samples=None, test_samples=None)
+    return read_images(found, settings if same else whole)
+
+
+def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None) -> dict[str, float | None]:
+    experiment = found.experiment if precision is None else found.experiment.override(precision=precision)
+    chosen = choose(engine, Task(found.model, precision=experiment.precision))
+    x, y, read = measured_set(plan.images, "test")
+    measure = Measure(
+        chosen,
+        found.model,
+        found.experiment,
+        x,
+        y,
+        start=found.start,
+        cost=found.cost,
+        inputs=partial(plan.inputs, model=found.model),
+        forward=found.estimator == BACKPROP,
+        read=read,
+    )
+    errors = measure.errors()
+    return {"test_error": errors.top1[0]} | ({} if errors.top5[0] is None else {"test_error_top5": errors.top5[0]})
+
+
+def _leg_folder(described: Described, estimator: str | None, trial: int, folder: Path) -> str:
+    settings = described.settings
+    name = settings.estimators[0] if estimator is None else estimator
+    if name not in settings.estimators:
+        raise ValueError(f"{folder}: {unknown('estimator', name, settings.estimators)}")
+    if not 0 <= trial < settings.trials:
+        raise ValueError(f"{folder} has trials 0 to {settings.trials - 1}; there is no trial {trial}.")
+    return described.folder_of(name, trial)

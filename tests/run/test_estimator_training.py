@@ -1,0 +1,364 @@
+"""Training with each form of EP: experiments, run folders, pages and resumed runs know which one it was."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tolerances import SAME_FORMULA
+from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, weights, write_idx, write_small_toml
+from torch.testing import assert_close
+
+from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
+from eqprop.data import Images, mnist
+from eqprop.engines import Engine, Job, Task
+from eqprop.engines.cpu.engine import Cpu
+from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.deep import Deep
+from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.one_hidden import OneHidden
+from eqprop.engines.eager import Eager
+from eqprop.estimators import Backprop, Signs
+from eqprop.experiments.architecture import LayeredNet
+from eqprop.experiments.experiment import ESTIMATORS, Experiment, label
+from eqprop.experiments.io import from_dict, to_dict
+from eqprop.experiments.paper import named_experiment
+from eqprop.models import Convolutional, Layered, stack
+from eqprop.report.page import write_report
+from eqprop.run import Stopped, resume, train
+from eqprop.run.api import continual_warning, resolve
+from eqprop.run.plan import make_plan
+from eqprop.run.watch import Progress, Watch
+
+FORMS = list(ESTIMATORS)
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return few_images()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
+    """A run with each form, from the same weights and batches."""
+    place = tmp_path_factory.mktemp("forms")
+    for form in FORMS:
+        train(SMALL, place / form, data=images, estimator=form, threads=1)
+    return place
+
+
+def first_lines(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_form_learns_and_the_folder_says_which_it_was(runs: Path) -> None:
+    ends = []
+    for form in FORMS:
+        assert json.loads((runs / form / "experiment.json").read_text())["settings"]["estimators"] == [form]
+        summary = json.loads((runs / form / "result.json").read_text())
+        assert list(summary["estimators"]) == [form]
+        losses = first_lines(runs / form)
+        assert losses[-1] < 0.85 * losses[0], form
+        ends.append(weights(runs / form, form)["0.W01"])
+    for n, one in enumerate(ends):
+        for other in ends[n + 1 :]:
+            assert not torch.equal(one, other), "two forms gave the same bits: one of them did not run"
+
+
+def test_the_page_and_the_tables_say_which_form_it_was(runs: Path, tmp_path: Path) -> None:
+    written = write_report(runs, tmp_path)
+    page, latex = written.page.read_text(encoding="utf-8"), written.latex.read_text()
+    found = list(csv.DictReader(io.StringIO(written.csv.read_text())))
+    assert sorted(row["estimator"] for row in found) == sorted(FORMS)
+    for form in FORMS[1:]:
+        assert f'<td class="text">{label(form)}</td>' in page
+        assert f"{label(form)} &" in latex
+    assert '<td class="text">EP</td>' in page
+
+
+class StopAfter(Watch):
+    """Interrupts a run inside an epoch, as Ctrl-C does."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch_wanted = epoch
+
+    def progress(self, progress: Progress) -> None:
+        if progress.epoch == self.epoch_wanted and progress.iteration > 4:
+            self.epoch_wanted = -1
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Told(Watch):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_path: Path, images: Images) -> None:
+    fast, slow = Told(), Told()
+    options: dict[str, Any] = {"data": images, "estimator": "continual", "epochs": 1, "samples": 40, "T": 20, "K": 10}
+    train(SMALL, tmp_path / "fast", watch=fast, **options)
+    train(SMALL, tmp_path / "slow", watch=slow, learning_rates={"*": 1e-4}, **options)
+    assert any(
+        "times the largest known to work" in text and "divide the learning rates by" in text for text in fast.warnings
+    )
+    assert not any("known to work" in text for text in slow.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "factor"),
+    [
+        ("continual-ep-1h", "paper", None),
+        ("continual-ep-1h", "authors", None),
+        ("continual-ep-2h", "paper", None),
+        ("P-1h", "paper", "27 times"),
+        ("P-2h", "paper", "13 times"),
+    ],
+)
+def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_do(
+    name: str, preset: str, factor: str | None
+) -> None:
+    experiment, settings = resolve(name, {"preset": preset, "estimators": "ep-continual"})
+    warning = continual_warning(make_plan(experiment, settings, mnist()))
+    assert (warning is None) if factor is None else (warning is not None and factor in warning), warning
+
+
+def test_the_experiments_of_continual_ep_have_the_published_settings() -> None:
+    one, two = named_experiment("continual-ep-1h"), named_experiment("continual-ep-2h")
+    assert (one.T, one.K, one.beta, one.epochs, one.batch) == (40, 15, 0.2, 100, 20)
+    assert (two.T, two.K, two.beta, two.epochs, two.batch) == (100, 20, 0.5, 150, 20)
+    assert dict(one.learning_rates) == {"W12": 0.0056, "W01": 0.0028}
+    assert dict(two.learning_rates) == {"W23": 0.01, "W12": 0.0018, "W01": 0.00018}
+    assert (str(one.architecture), str(two.architecture)) == ("784-512-10", "784-512-512-10")
+    assert one.estimator == two.estimator == "ep-continual"
+    assert not one.paper_results, "no error is known that could be set beside a run"
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
+    runs: Path, tmp_path: Path, images: Images, form: str
+) -> None:
+    with pytest.raises(Stopped):
+        train(SMALL, tmp_path / "run", data=images, estimator=form, threads=1, watch=StopAfter(1))
+    result = resume(tmp_path / "run", data=images)
+    assert list(result.summary["estimators"]) == [form]
+    assert_same_bits(runs / form, tmp_path / "run", (form,))
+
+
+def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> None:
+    with pytest.raises(ValueError, match="estimator cannot be changed on resume"):
+        resume(runs / "ep-symmetric", data=images, estimator="ep")
+
+
+def test_a_record_of_before_the_forms_is_one_sided(runs: Path) -> None:
+    plain = to_dict(SMALL)
+    del plain["estimator"], plain["points"]
+    assert from_dict(plain, "old").make_estimator("ep") == EP(8, 4, beta=0.2)
+
+
+def test_records_make_each_form() -> None:
+    experiment = replace(SMALL, points=6)
+    made = {form: experiment.make_estimator(form, experiment.build(0)) for form in FORMS}
+    assert made == {
+        "ep": EP(8, 4, beta=0.2),
+        "ep-symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
+        "ep-random-sign": EP(8, 4, beta=0.2, nudging="random-sign"),
+        "ep-holomorphic": HolomorphicEP(8, 4, beta=0.2, points=6),
+        "ep-continual": ContinualEP(8, 4, beta=0.2, rates={"W01": 0.05, "b0": 0.05, "W12": 0.1, "b1": 0.1}),
+        "bptt": BPTT(8, 4),
+        "rbp": RBP(8, 4),
+        "backprop": Backprop(),
+    }
+    changed = [str(c) for c in replace(experiment, estimator="ep-holomorphic").changes(SMALL)]
+    assert changed == ["estimator ep-holomorphic instead of ep", "points 6 instead of 4"]
+
+
+def test_trials_side_by_side_draw_the_signs_they_draw_alone(tmp_path: Path, images: Images) -> None:
+    options: dict[str, Any] = {"data": images, "estimator": "ep-random-sign", "engine": "eager", "epochs": 1}
+    train(SMALL, tmp_path / "both", trials=2, stacked=True, **options)
+    for trial in range(2):
+        train(SMALL, tmp_path / str(trial), seed=trial, **options)
+        for name in ("W01", "W12", "b0"):
+            together, alone = (
+                weights(tmp_path / place, "ep-random-sign")[f"{number}.{name}"]
+                for place, number in (("both", trial), (str(trial), 0))
+            )
+            assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def small_job(networks: int | None, signs: Signs | None, form: Estimator, device: str = "cpu") -> Job:
+    nets = [Layered((3, 6, 4), dtype=torch.float64, seed=seed) for seed in range(networks or 1)]
+    model = (nets[0] if networks is None else stack(nets)).to(device)
+    source = torch.Generator().manual_seed(0)
+    x, labels = torch.rand(12, 4, generator=source, dtype=torch.float64), torch.arange(12) % 3
+    y = torch.nn.functional.one_hot(labels, 3).to(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y, labels = (v.to(device) for v in (x, y, labels))
+    return Job(model, SquaredError(), form, optimizer, x, y, labels, networks, signs=signs)
+
+
+@pytest.mark.parametrize("networks", [None, 3])
+def test_an_engine_takes_the_signs_of_the_iterations_numbers(networks: int | None) -> None:
+    """Every iteration, on every network, is the one-sided one of its sign; also from the middle of a training on."""
+    form = EP(10, 3, beta=0.4, nudging="random-sign")
+    signs = Signs((5, 6, 7)[: networks or 1], first=250)
+    order = torch.randint(12, (9, 4), generator=torch.Generator().manual_seed(1))
+    order = order if networks is None else order[:, None].expand(9, networks, 4)
+    jobs = [small_job(networks, signs, form) for _ in range(2)]
+    engines = [Eager()] + [Cpu()] * (Cpu().refuses(Task(jobs[0].model)) is None)
+    for engine, job in zip(engines, jobs, strict=False):
+        assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
+        runner = engine.runner(job)
+        runner.run(order[:4])
+        runner.run(order[4:])
+    expected = small_job(networks, signs, form)
+    for i, rows in enumerate(order):
+        expected.optimizer.zero_grad()
+        sign = torch.tensor([random_sign(seed, 250 + i) for seed in signs.seeds], dtype=torch.float64)
+        form.with_sign(sign).backward(expected.model, expected.cost, expected.images[rows], expected.targets[rows])
+        expected.optimizer.step()
+    for job in jobs[: len(engines)]:
+        for (name, p), q in zip(job.model.named_parameters(), expected.model.parameters(), strict=True):
+            assert_close(p.detach(), q.detach(), rtol=0.0, atol=SAME_FORMULA, msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("networks", [None, 3])
+@pytest.mark.parametrize(
+    "form",
+    [
+        EP(10, 3, beta=0.4, nudging="symmetric"),
+        EP(10, 3, beta=0.4, nudging="random-sign"),
+        HolomorphicEP(10, 3, beta=0.4, points=5),
+        ContinualEP(10, 3, beta=0.4, rates=0.1),
+    ],
+    ids=lambda form: getattr(form, "nudging", type(form).__name__),
+)
+def test_the_graph_engine_does_what_the_reference_does(networks: int | None, form: Estimator) -> None:
+    signs = Signs((5, 6, 7)[: networks or 1], first=250)
+    order = torch.randint(12, (70, 4), generator=torch.Generator().manual_seed(1))
+    order = order if networks is None else order[:, None].expand(70, networks, 4)
+    ends = []
+    for engine, device in ((Graph(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
+        job = small_job(networks, signs, form, device)
+        assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
+        runner = engine.runner(job)
+        for part in order.split((31, 39)):
+            runner.run(part)
+        ends.append([p.detach().cpu() for p in job.model.parameters()])
+    assert_close(ends[0], ends[1], rtol=0.0, atol=1e-10)
+    assert_close(ends[1], ends[2], rtol=0.0, atol=1e-10)
+
+
+KERNELS: dict[type[Engine], Callable[[], Dynamics]] = {
+    OneHidden: lambda: Layered((10, 64, 784), seed=0),
+    Deep: lambda: Layered((10, 64, 64, 784), seed=0),
+    Conv: lambda: Convolutional(seed=0),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", KERNELS, ids=lambda engine: engine.name)
+def test_the_kernels_refuse_the_forms_they_do_not_know(engine: type[Engine]) -> None:
+    """Where the one-sided form is served, so that the reason is the form and not the machine or the net."""
+    net = KERNELS[engine]().cuda()
+    reason = engine().refuses(Task(net, SquaredError(), EP(20, 4)))
+    if reason is not None:
+        pytest.skip(reason)
+    for form in (EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4), ContinualEP(20, 4)):
+        known = isinstance(form, EP) and form.nudging in engine.nudgings
+        assert (engine().refuses(Task(net, SquaredError(), form)) is None) == known
+        assert Graph().refuses(Task(net, SquaredError(), form)) is None
+
+
+def test_signs_are_bits_of_a_hash() -> None:
+    digest = hashlib.sha256(b"eqprop signs 3 1").digest()
+    bits = "".join(f"{byte:08b}" for byte in digest)
+    expected = [1 if bit == "1" else -1 for bit in bits]
+    assert [random_sign(3, 256 + i) for i in range(256)] == expected
+    rows = Signs((3, 4), first=200).rows(56, 300)
+    assert rows.shape == (300, 2)
+    assert rows[:256, 0].tolist() == expected
+    assert rows[256:, 0].tolist() == [random_sign(3, i) for i in range(512, 556)]
+    assert rows[:, 1].tolist() == [random_sign(4, i) for i in range(256, 556)]
+    many = Signs(tuple(range(40))).rows(0, 1000)
+    assert abs(float(many.mean())) < 5 / 200  # five standard deviations of the mean of 40,000 fair signs
+
+
+def test_written_out_engines_refuse_the_forms_they_do_not_know() -> None:
+    net = Layered((3, 6, 4), dtype=torch.float64)
+    for form in (HolomorphicEP(3, 2), ContinualEP(3, 2)):
+        reason = Cpu().refuses(Task(net, SquaredError(), form))
+        assert reason is not None
+        assert Eager().refuses(Task(net, SquaredError(), form)) is None
+
+
+ENERGY_BASED = replace(
+    SMALL, name="eb", architecture=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options", "problem"),
+    [
+        (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
+        ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
+        (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the circle's radius"),
+        (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected the number of points"),
+        (
+            SMALL,
+            {"estimator": "symetric"},
+            "Unknown estimator 'symetric'; expected one of .*Did you mean 'ep-symmetric'?",
+        ),
+        (
+            SMALL,
+            {"estimator": "continual", "optimizer": "Adam"},
+            "The optimizer is Adam, but continual EP.*like SGD without options. Omit the optimizer",
+        ),
+        (
+            SMALL,
+            {"estimator": "continual", "optimizer_options": {"momentum": 0.9}},
+            "The optimizer is SGD with momentum=0.9",
+        ),
+        (SMALL, {"estimator": "symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
+        (
+            SMALL,
+            {"estimator": "holomorphic", "engine": "cpu"},
+            "it computes EP and BPTT, and the estimator is HolomorphicEP",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_written(
+    experiment: str | Experiment, options: dict[str, Any], problem: str, tmp_path: Path, images: Images
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        train(experiment, tmp_path / "run", data=images, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_takes_and_refuses_forms(tmp_path: Path, images: Images) -> None:
+    data = write_idx(tmp_path / "data", images)
+    small = write_small_toml(tmp_path / "small.toml", 1)
+    words = ("train", small, "--data", data, "--threads", 1, "--estimator")
+    done = finish(*words, "holomorphic", "--points", 6, "--out", tmp_path / "run", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["estimators"].keys() == {"ep-holomorphic"}
+    assert "EP holomorphic, trial 0, engine eager" in done.stderr
+    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["points"] == 6
+    refused = finish(*words, "holomorfic", "--out", tmp_path / "other")
+    assert refused.returncode == 2
+    assert "Did you mean 'ep-holomorphic'?" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,242 @@
+"""Graphs from files: read, written back, trained, resumed; states carried from one mini-batch to the next."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.nets import F64, batch, prototypical
+from helpers.pages import ROOT, code_blocks
+from helpers.training_runs import Asking, assert_same_bits, few_images, write_idx
+from torch.testing import assert_close
+
+from eqprop import EP, SquaredError, load, relax
+from eqprop.cli.gdu import Asked, setup
+from eqprop.data import Images
+from eqprop.engines import Task, choose
+from eqprop.experiments.architecture import GraphNet
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.gdu import run
+from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict, to_toml
+from eqprop.models import Network, stack
+from eqprop.report.page import write_report
+from eqprop.run import Stopped, resume, train
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.watch import Lines
+from eqprop.starts import Carried
+
+TOML = """
+T = 12
+K = 6
+beta = 0.2
+epochs = 1
+schedule = "sweeps"
+nudge_site = "implicit"
+init = "default"
+start = "carried"
+estimator = "ep-symmetric"
+batch = 30
+
+[learning_rates]
+"*" = 0.05
+W_out_h2 = 0.02
+
+[architecture]
+kind = "graph"
+input_shape = [1, 28, 28]
+activation = { out = "identity", "*" = "hard-sigmoid" }
+connections = [
+    { kind = "conv", pre = "x", post = "h1", kernel = 5, padding = 2, stride = 2, pool = 2, gain = 0.5 },
+    { kind = "conv", pre = "h1", post = "h2", kernel = 3, padding = 1 },
+    { kind = "skip", pre = "h1", post = "h2", name = "skip" },
+    { kind = "dense", pre = "h2", post = "out" },
+]
+
+[architecture.layers]
+out = 10
+h2 = [4, 7, 7]
+h1 = [4, 7, 7]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_net.toml"
+    path.write_text(TOML, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return few_images(100, 40)
+
+
+def test_a_graph_from_a_file(file: Path) -> None:
+    experiment = find_experiment(file)
+    assert isinstance(experiment.architecture, GraphNet)
+    net = experiment.build(0, F64)
+    assert isinstance(net, Network)
+    assert net.names == ("out", "h2", "h1")
+    assert [sigma.name for sigma in net.activations] == ["identity", "hard-sigmoid", "hard-sigmoid"]
+    assert net.nudge_site == "implicit"
+    assert [name for name, _ in net.named_parameters()] == [
+        *("W_out_h2", "b_out", "W_h2_h1", "skip", "b_h2", "W_h1_x", "b_h1")
+    ]
+    assert str(experiment.architecture) == "graph 4-4-10, 4 connections"
+    rates = experiment.rates([name for name, _ in net.named_parameters()], net.layer_parameters)
+    assert (rates["b_out"], rates["skip"]) == (0.02, 0.05)
+
+
+def test_a_run_counts_updates_and_sweeps(file: Path, images: Images, tmp_path: Path) -> None:
+    said = io.StringIO()
+    train(file, tmp_path / "run", data=images, watch=Lines(said))
+    assert "T 12 (6 sweeps), K 6 (3 sweeps)" in said.getvalue()
+    train(file, tmp_path / "all", data=images, watch=Lines(said := io.StringIO()), schedule="synchronous")
+    assert "sweeps" not in said.getvalue()
+
+
+def test_a_graph_is_nudged_symmetrically_unless_its_file_says_otherwise(file: Path) -> None:
+    for line, estimator in (("", "ep-symmetric"), ('estimator = "ep"', "ep")):
+        file.write_text(TOML.replace('estimator = "ep-symmetric"', line), encoding="utf-8")
+        assert find_experiment(file).estimator == estimator
+
+
+def test_it_is_written_back_as_it_was_read(file: Path, tmp_path: Path) -> None:
+    experiment = read_toml(file)
+    again = tmp_path / "again" / "my_net.toml"
+    again.parent.mkdir()
+    again.write_text(to_toml(experiment), encoding="utf-8")
+    assert read_toml(again) == experiment
+    sorted_json = json.dumps(to_dict(experiment), sort_keys=True)
+    assert from_dict(json.loads(sorted_json), "a file") == experiment
+
+
+def test_a_readout_takes_the_place_of_the_output(file: Path) -> None:
+    read_out = read_toml(file).override(cost="cross-entropy", nudge_site="inside")
+    net = read_out.build(0, F64)
+    assert isinstance(net, Network)
+    assert net.names == ("h2", "h1")
+    assert read_out.learning_rates["Wout"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "skip"', 'kind = "skipp"', "architecture: Unknown kind of connection 'skipp'.*Did you mean 'skip'"),
+        ("kernel = 5", "kernal = 5", "A connection of kind conv: Unknown field 'kernal'.*Did you mean 'kernel'"),
+        ('pre = "h2", post', "post", "A connection of kind dense lacks pre, the names"),
+        ("T = 12", 'schedules = "x"\nT = 12', "Unknown field 'schedules'"),
+    ],
+)
+def test_a_bad_file_is_refused_in_words(file: Path, old: str, new: str, message: str) -> None:
+    assert old in TOML
+    file.write_text(TOML.replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"my_net.toml.*{message}"):
+        read_toml(file)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_graph_is_trained_and_resumed_to_the_same_bits(
+    file: Path, tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, trials: int
+) -> None:
+    """100 samples in mini-batches of 30: the last has 10, and its states are carried too."""
+    experiment = replace(read_toml(file), epochs=2)
+    options: dict[str, Any] = {"data": images, "trials": trials}
+    train(experiment, tmp_path / "whole", **options)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train(experiment, tmp_path / "cut", watch=Asking(patch, 3), **options)
+    resume(tmp_path / "cut", data=images)
+    leg = "ep-symmetric"
+    assert_same_bits(tmp_path / "whole", tmp_path / "cut", (leg,))
+    states = [read_checkpoint(tmp_path / name / leg).start for name in ("whole", "cut")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert states[0]["0.s0"].shape == (30, 10)
+    assert float(states[0]["0.s0"].abs().max()) > 0.0
+    found = load(tmp_path / "whole", leg)
+    assert isinstance(found.model, Network)
+    written = write_report(tmp_path / "whole", with_curves=False)
+    assert str(found.model.draw()) in written.page.read_text(encoding="utf-8")
+
+
+def test_states_are_carried_by_place_in_the_mini_batch() -> None:
+    net = prototypical(2)
+    x, _ = batch(net, 7)
+    start = Carried(net, x, batch=3)
+    rows = torch.arange(7)
+    first = start.begin(x[:3], rows[:3])
+    assert all(float(v.abs().max()) == 0.0 for v in first)
+    reached = relax(net, x[:3], 20, first).state
+    start.end(x[:3], rows[:3], first, reached)
+    assert_close(start.begin(x[3:6], rows[3:6]), reached)
+    smaller = start.begin(x[6:], rows[6:])
+    assert_close(smaller, tuple(v[:1] for v in reached))
+    last = relax(net, x[6:], 20, smaller).state
+    start.end(x[6:], rows[6:], smaller, last)
+    mixed = start.begin(x[:3], rows[:3])
+    assert_close(mixed, tuple(torch.cat([a, b[1:]]) for a, b in zip(last, reached, strict=True)))
+    broken = tuple(torch.full_like(v, torch.nan) for v in reached)
+    start.end(x[:3], rows[:3], mixed, broken)
+    assert_close(start.begin(x[:3], rows[:3]), mixed)
+
+
+def test_more_samples_than_are_carried_are_refused() -> None:
+    net = prototypical(2)
+    x, _ = batch(net, 7)
+    with pytest.raises(ValueError, match="4 samples.*states of 3.*batch=4"):
+        Carried(net, x, batch=3).begin(x[:4], torch.arange(4))
+
+
+def test_stacked_networks_carry_their_own() -> None:
+    nets = [prototypical(2, seed=seed) for seed in range(2)]
+    x, _ = batch(nets[0], 4)
+    together, rows = Carried(stack(nets), x, batch=4), torch.arange(4).expand(2, 4)
+    wide = x.expand(2, *x.shape)
+    begun = together.begin(wide, rows)
+    reached = relax(stack(nets), wide, 9, begun).state
+    together.end(wide, rows, begun, reached)
+    for r, net in enumerate(nets):
+        alone = relax(net, x, 9).state
+        assert_close(tuple(v[r] for v in together.begin(wide, rows)), alone)
+
+
+def test_engines_that_know_the_start_are_asked() -> None:
+    net = prototypical(2)
+    assert choose("auto", Task(net, SquaredError(), EP(3, 2), start="carried")).name in ("cpu", "eager")
+
+
+def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
+    net = GraphNet(
+        (1, 28, 28),
+        (("out", 10), ("h", 20)),
+        ({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
+        groups=(("h",), ("out",)),
+    )
+    experiment = Experiment("own", net, T=10, K=4, epochs=2, learning_rates={"*": 0.1}, init="default")
+    result = train(experiment, tmp_path / "run", data=images)
+    assert result is not None
+    assert (tmp_path / "run" / "experiment.json").is_file()
+
+
+def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
+    data = write_idx(tmp_path / "idx", images)
+    asked = Asked(T=400, K=8, beta=1e-5, batch=3, data=str(data))
+    found = setup(str(file), asked)
+    assert (found.schedule, found.name, found.init) == ("sweeps", "my_net", "default")
+    document, _ = run(found)
+    assert document["nudge_site"] == "implicit"
+    assert max(group["rmse"] for group in document["synapses"].values()) < 1e-2
+    assert document["budget"]["outcome"] == "holds"
+
+
+def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
+    (text,) = code_blocks(ROOT / "docs" / "graphs.md", "toml")
+    path = tmp_path / "my_net.toml"
+    path.write_text(text, encoding="utf-8")
+    net = read_toml(path).build(0, F64)
+    assert isinstance(net, Network)
+    assert net.groups == (("h2",), ("out", "h1"))

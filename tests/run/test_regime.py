@@ -1,0 +1,225 @@
+"""How weights are moved: rates over time, decay of weights, clipping, smoothing, averaging; as torch has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training_runs import SMALL, Asking, assert_same_bits, few_images, weights
+from torch import Tensor
+
+import eqprop
+from eqprop import SquaredError
+from eqprop.data import Images, one_hot
+from eqprop.data.images import stacked_order
+from eqprop.experiments.experiment import Experiment
+from eqprop.experiments.io import from_dict, read_toml, to_dict, to_toml
+from eqprop.run import resume, train
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.evaluate import outside_top5
+from eqprop.run.extras import Average, make_optimizer
+from eqprop.run.loop import Stopped
+from eqprop.run.metrics import read_metrics
+
+LONG = replace(SMALL, epochs=6, decay="cosine", decay_epochs=4, decay_floor=0.01, warmup=0.5)
+EVERYTHING = replace(
+    SMALL,
+    epochs=3,
+    decay="cosine",
+    decay_epochs=2,
+    decay_floor=0.01,
+    warmup=0.5,
+    weight_decay=1e-3,
+    weight_decay_kind="decoupled",
+    weight_decay_biases=False,
+    clip_norm=0.05,
+    label_smoothing=0.1,
+    average=0.9,
+    optimizer_options={"momentum": 0.9, "nesterov": True},
+)
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return few_images()
+
+
+def by_hand(experiment: Experiment, images: Images, epochs: int, averaged: bool = False) -> dict[str, Tensor]:
+    """Weights of trial 0 after a loop written out with torch's own tools."""
+    model, estimator = experiment.build(0), experiment.make_estimator("ep")
+    named = dict(model.named_parameters())
+    rates = experiment.rates(named, model.layer_parameters)
+    optimizer = torch.optim.SGD(
+        [{"params": [p], "lr": rates[name]} for name, p in named.items()], **experiment.optimizer_options
+    )
+    share = experiment.label_smoothing
+    y = one_hot(images.train_y, 10) * (1 - share) + share / 10
+    per_epoch, seen = len(y) // experiment.batch, []
+    for epoch in range(epochs):
+        for n, (rows,) in enumerate(stacked_order((experiment.seed,), epoch, len(y), experiment.batch)):
+            warm = min((epoch * per_epoch + n + 1) / (experiment.warmup * per_epoch), 1.0) if experiment.warmup else 1.0
+            for group, first in zip(optimizer.param_groups, rates.values(), strict=True):
+                down = 0.5 * (1 + torch.cos(torch.tensor(min(epoch / experiment.decay_epochs, 1.0) * torch.pi)).item())
+                group["lr"] = warm * (experiment.decay_floor + (first - experiment.decay_floor) * down)
+            _, gradient = estimator.gradient(model, SquaredError(), images.train_x[rows], y[rows])
+            for p, value in gradient.items():
+                p.grad = value
+            if experiment.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.clip_norm)
+            with torch.no_grad():
+                for (name, p), group in zip(named.items(), optimizer.param_groups, strict=True):
+                    if not (name.startswith("b") and not experiment.weight_decay_biases):
+                        p.mul_(1 - group["lr"] * experiment.weight_decay)
+            optimizer.step()
+            seen.append({name: p.detach().clone() for name, p in named.items()})
+    if not averaged:
+        return {f"0.{name}": value for name, value in seen[-1].items()}
+    factors = [experiment.average ** (len(seen) - 1 - k) for k in range(len(seen))]
+    return {
+        f"0.{name}": sum(f * s[name] for f, s in zip(factors, seen, strict=True)) / sum(factors) for name in seen[0]
+    }
+
+
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 1e-4) -> None:
+    start = dict(SMALL.build(0).named_parameters())
+    for name, value in expected.items():
+        way = (value - start[name.removeprefix("0.")].detach()).norm()
+        assert (found[name] - value).norm() < within * way, name
+
+
+def test_rates_rise_fall_to_a_floor_and_stay(tmp_path: Path, images: Images) -> None:
+    assert [LONG.rate_in(epoch, 0.1) for epoch in range(6)] == pytest.approx(
+        [0.1, 0.0868198, 0.055, 0.0231802, 0.01, 0.01], abs=1e-6
+    )
+    assert LONG.rate_in(5, 0.001) == 0.001, "a rate below the floor stays"
+    assert LONG.rate_in(0, 0.1, warmth=0.25) == 0.025
+    train(LONG, tmp_path / "run", data=images)
+    assert_near(weights(tmp_path / "run"), by_hand(LONG, images, 6))
+    train(replace(LONG, warmup=0.0), tmp_path / "cold", data=images)
+    with pytest.raises(AssertionError):
+        assert_near(weights(tmp_path / "cold"), by_hand(LONG, images, 6), 1e-2)
+
+
+def test_everything_together_is_what_torch_computes(tmp_path: Path, images: Images) -> None:
+    train(EVERYTHING, tmp_path / "run", data=images)
+    assert_near(weights(tmp_path / "run"), by_hand(EVERYTHING, images, 3), 1e-3)
+    averaged = read_checkpoint(tmp_path / "run" / "ep").average
+    assert_near(averaged, by_hand(EVERYTHING, images, 3, averaged=True), 1e-3)
+    for name in ("weight_decay", "clip_norm", "label_smoothing"):
+        other = replace(EVERYTHING, **{name: None if name == "clip_norm" else 0.0})
+        train(other, tmp_path / name, data=images)
+        with pytest.raises(AssertionError):
+            assert_near(weights(tmp_path / name), weights(tmp_path / "run"), 1e-3)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_stopped_run_with_everything_resumes_bit_for_bit(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, trials: int
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(EVERYTHING, whole, data=images, trials=trials, engine="eager")
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train(EVERYTHING, stopped, data=images, trials=trials, engine="eager", watch=Asking(patch, 4))
+    leg = next(stopped.glob("ep*")).name
+    assert read_checkpoint(stopped / leg).position.iteration > 0
+    resume(stopped, data=images)
+    assert_same_bits(whole, stopped, (leg,))
+    one, other = (read_checkpoint(folder / leg).average for folder in (whole, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_averaged_weights_are_what_is_evaluated_and_loaded(tmp_path: Path, images: Images) -> None:
+    run = tmp_path / "run"
+    train(replace(EVERYTHING, average=0.98), run, data=images)
+    saved = read_checkpoint(run / "ep")
+    loaded = dict(eqprop.load(run).model.named_parameters())
+    assert all(torch.equal(p, saved.average[f"0.{name}"]) for name, p in loaded.items())
+    assert not torch.equal(saved.average["0.W01"], saved.weights["0.W01"])
+    last = read_metrics(run)[-1]["test_error"]
+    wrong = eqprop.predict(run, images.test_x) != images.test_y
+    assert last == pytest.approx(100 * wrong.double().mean().item())
+    assert eqprop.evaluate(run, data=images)["ep"][0]["test_error"] == last
+
+
+def test_an_average_forgets_the_initial_weights_and_gives_them_back() -> None:
+    p = torch.nn.Parameter(torch.full((3,), 5.0))
+    average = Average([p], 0.5)
+    for value in (1.0, 4.0):
+        with torch.no_grad():
+            p.fill_(value)
+        average()
+    with average.instead():
+        assert p.tolist() == [3.0] * 3  # (0.5 * 1 + 4) / 1.5
+    assert p.tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_coupled_decay_is_the_optimizers_own(images: Images, biases: bool) -> None:
+    experiment = replace(SMALL, weight_decay=0.01, weight_decay_biases=biases)
+    groups = make_optimizer(experiment, experiment.build(0)).param_groups
+    names = [name for name, _ in experiment.build(0).named_parameters()]
+    decay = {name: group["weight_decay"] for name, group in zip(names, groups, strict=True)}
+    assert decay == {name: 0.01 if biases or name.startswith("W") else 0.0 for name in names}
+
+
+def test_top_five() -> None:
+    outputs = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]).expand(6, 6)
+    assert outside_top5(outputs, torch.arange(6)).tolist() == [False] * 5 + [True]
+    silent = torch.zeros(7, 7)
+    assert outside_top5(silent, torch.arange(7)).sum() == 2, "of equal outputs five come first"
+    assert outside_top5(torch.full((1, 6), torch.nan), torch.tensor([0])).all()
+    assert outside_top5(outputs[:1], torch.tensor([9])).all(), "a label without an output"
+
+
+def test_both_errors_are_in_metrics_and_result(tmp_path: Path, images: Images) -> None:
+    result = train(replace(SMALL, epochs=1, top5=True), tmp_path / "run", data=images)
+    line = read_metrics(tmp_path / "run")[-1]
+    assert 0 <= line["test_error_top5"] < line["test_error"]
+    scores = eqprop.load(tmp_path / "run")
+    free = eqprop.relax(scores.model, images.test_x, SMALL.T).state[0]
+    top5 = free.topk(5, dim=-1).indices
+    expected = 100 * (1 - (top5 == images.test_y[:, None]).any(-1).double().mean().item())
+    assert line["test_error_top5"] == pytest.approx(expected)
+    assert result.summary["estimators"]["ep"]["test_error_top5_mean"] == line["test_error_top5"]
+    train(replace(SMALL, epochs=1), tmp_path / "top1", data=images)
+    assert "test_error_top5" not in read_metrics(tmp_path / "top1")[-1]
+
+
+def test_files_hold_every_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(EVERYTHING))
+    assert replace(read_toml(path), name=EVERYTHING.name) == EVERYTHING
+    assert from_dict(to_dict(EVERYTHING), "test") == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"decay_floor": -1.0}, "decay_floor is -1.0; expected a number, 0 or more"),
+        ({"decay_epochs": 0}, "decay_epochs is 0; expected an integer from 1"),
+        ({"average": 1.0}, "average is 1.0; expected a number from 0 to below 1"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0; expected a number above 0"),
+        ({"weight_decay": 0.1, "optimizer_options": {"weight_decay": 0.1}}, "weight_decay is set twice"),
+        ({"weight_decay_kind": "loose"}, "weight_decay_kind"),
+        ({"estimator": "ep-continual", "clip_norm": 1.0}, "clip_norm is 1.0, but continual EP moves"),
+    ],
+)
+def test_bad_settings_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(SMALL, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": "AdamW"}, "AdamW decays weights apart"),
+        ({"optimizer": "Rprop"}, "has no weight decay of its own"),
+    ],
+)
+def test_optimizers_without_coupled_decay_are_refused(fields: dict[str, Any], words: str) -> None:
+    experiment = replace(SMALL, weight_decay=0.1, **fields)
+    with pytest.raises(ValueError, match=words):
+        make_optimizer(experiment, experiment.build(0))
