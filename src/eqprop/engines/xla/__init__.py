@@ -1,0 +1,1 @@
+"""The engine `xla`: both phases and the gradient of any model as one program of the compiler XLA."""

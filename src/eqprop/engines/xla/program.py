@@ -1,0 +1,389 @@
+"""An estimator's whole gradient as one program: the free phase, the second phase, and the update.
+
+The pieces, a step of each kind and the contrast, are traced from the model's own methods, with parameters, buffers, x,
+y, the nudge's strength and the state as inputs, and joined by XLA's loops. How many steps are taken and how strong the
+nudge is are inputs too, so a program of other lengths is no new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch import Tensor, nn
+
+from eqprop.autodiff import with_values
+from eqprop.cost import Nudge, Problem
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.engines.traced import CannotTrace, trace
+from eqprop.engines.xla.lowering import Lowered, operations
+from eqprop.engines.xla.windows import Array
+from eqprop.estimators import EP, Estimator
+from eqprop.estimators.base import by_network, trainable, update
+from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, turn
+from eqprop.state import State, distance
+
+Arrays = tuple[Array, ...]
+Name = tuple[int, str]
+"""A parameter: 0 for the model's or 1 for the cost's, and its name."""
+
+
+class Held(NamedTuple):
+    """A parameter or buffer where its module holds it, so that it is found after it was replaced."""
+
+    store: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        found: Tensor = self.store[self.key]
+        return found
+
+
+def held_by(module: nn.Module) -> dict[str, Held]:
+    """The parameters and buffers of a module by name."""
+    found: dict[str, Held] = {}
+    for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
+        owner, _, key = name.rpartition(".")
+        part = module.get_submodule(owner)
+        found[name] = Held(part._parameters if key in part._parameters else part._buffers, key)
+    return found
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The updates of a phase: `pattern` over and over, `rest` steps of it at the end.
+
+    pattern     which layers each update of a period changes
+    rest        how many updates follow the last whole period
+    """
+
+    pattern: tuple[Update, ...]
+    rest: int
+
+    @classmethod
+    def of(cls, model: Dynamics, layers: int, estimator: Estimator, T: int, first: int) -> Turns:
+        """The T updates from `first` on, counted from the end of the free phase."""
+        schedule = estimator.schedule
+        if schedule == "alternating" and first < 0:
+            return cls(((first + 1) % 2, first % 2), T % 2)  # the last update, -1, is of the even layers
+        groups = model.sweep(layers) if schedule in SWEEPS else ()
+        period = len(groups) or 1
+        return cls(tuple(turn(groups, first + t, schedule) for t in range(period)), T % period)
+
+    def periods(self, T: int) -> int:
+        """How many whole periods T updates have."""
+        return T // len(self.pattern)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a program depends on besides the model, the cost and the shapes."""
+
+    free: Turns
+    second: Turns
+    symmetric: bool
+    settles: bool
+
+    @classmethod
+    def of(cls, model: Dynamics, layers: int, estimator: EP) -> Kind:
+        free = Turns.of(model, layers, estimator, estimator.T, -estimator.T)
+        second = Turns.of(model, layers, estimator, estimator.K, 0)
+        return cls(free, second, estimator.nudging == "symmetric", estimator.stop == "settled")
+
+
+class Pieces:
+    """The pieces of a gradient as functions of arrays, each traced when first asked for.
+
+    given   what they take first: parameters and buffers, x, y, beta and the unit of the updates
+    """
+
+    def __init__(self, problem: Problem, s: State, beta: Tensor, unit: Tensor) -> None:
+        self.model, self.cost, self.layers = problem.model, problem.cost, len(s)
+        self.modules: tuple[nn.Module, ...] = (problem.model, problem.cost)
+        self.held = [held_by(module) for module in self.modules]
+        theta = [place.tensor.detach() for held in self.held for place in held.values()]
+        self.given, self.s = (*theta, problem.x, problem.y, beta, unit), s
+        self.constants: list[Tensor] = []
+        self._known: dict[object, _Piece] = {}
+
+    def step(self, nudged: bool, update: Update = None) -> _Piece:
+        """s -> the next state."""
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+            with torch.no_grad():
+                return Stepper(self.model, self.model.drive(x), nudge if nudged else None)(s, update)
+
+        return self._piece(("step", nudged, update), run, self.s)
+
+    def residual(self) -> _Piece:
+        """s -> how far a free step would move each sample."""
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+            with torch.no_grad():
+                new = Stepper(self.model, self.model.drive(x), None)(s)
+                return (distance(new, s, self.model.sample_dims(x)),)
+
+        return self._piece("residual", run, self.s)
+
+    def contrast(self) -> tuple[_Piece, list[Name]]:
+        """s_plus, s_minus -> the gradient of each parameter of Phi."""
+        model = self.model
+        assert isinstance(model, PrimitiveDynamics)
+        names: list[Name] = []
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
+            found = model.contrast(x, both[: self.layers], both[self.layers :])
+            learned = [name for name in trainable(model) if name in found]
+            names[:] = [(0, name) for name in learned]
+            lost = next((name for name in found if name not in dict(model.named_parameters())), None)
+            if lost is not None:
+                raise CannotTrace(f"it computes a gradient for {lost}, which is no longer one of its parameters")
+            return tuple(by_network(-unit, found[name]) * found[name].detach() for name in learned)
+
+        return self._piece("contrast", run, (*self.s, *self.s)), names
+
+    def update(self, update_of: Update) -> tuple[_Piece, list[Name]]:
+        """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
+        names: list[Name] = []
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+            with torch.no_grad():
+                new = Stepper(self.model, self.model.drive(x), nudge)(s, update_of)
+            step = update(self.model, x, s, new, -unit)
+            names[:] = [(0, name) for name in step.synapses]
+            return (*new, *step.synapses.values())
+
+        return self._piece(("update", update_of), run, self.s), names
+
+    def direct(self) -> tuple[_Piece, list[Name]]:
+        """s -> the gradient of the cost at that state, for parameters it depends on."""
+        names: list[Name] = []
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+            found = self.cost.direct_gradient(s, nudge.y, dict(self.model.named_parameters()))
+            known = {p: (k, name) for k in (1, 0) for name, p in self.modules[k].named_parameters()}
+            names[:] = [known[p] for p in found]
+            return tuple(found.values())
+
+        return self._piece("direct", run, self.s), names
+
+    def place(self, name: Name) -> int:
+        """Where a parameter is among the given tensors."""
+        k, path = name
+        return k * len(self.held[0]) + list(self.held[k]).index(path)
+
+    def _piece(self, key: object, run: Callable[..., State], moving: State) -> _Piece:
+        if key not in self._known:
+            function = partial(self._with_given, run)
+            lowered = Lowered(trace(function, (*self.given, *moving), operations()), len(moving))
+            self._known[key] = _Piece(lowered, self._places(list(lowered.constants.values())))
+        return self._known[key]
+
+    def _with_given(self, run: Callable[..., State], *values: Tensor) -> State:
+        """run(x, nudge, unit, moving) with the given values in the place of the parameters and buffers."""
+        count = len(self.given)
+        left = iter(values[: count - 4])
+        theta = [{name: _leaf(place.tensor, next(left)) for name, place in held.items()} for held in self.held]
+        x, y, beta, unit = values[count - 4 : count]
+        nudge = Nudge(self.cost, y, beta, checked=False)
+        return with_values(self.modules, theta, lambda: run(x, nudge, unit, values[count:]))
+
+    def _places(self, tensors: list[Tensor]) -> list[int]:
+        """Where these tensors are among the constants of all pieces, added where they are new."""
+        known = {_memory(v): n for n, v in enumerate(self.constants)}
+        for v in tensors:
+            if _memory(v) not in known:
+                known[_memory(v)] = len(self.constants)
+                self.constants.append(v)
+        return [known[_memory(v)] for v in tensors]
+
+
+def _leaf(like: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, requires_grad=like.requires_grad) if isinstance(like, nn.Parameter) else value
+
+
+def _memory(v: Tensor) -> object:
+    return v.data_ptr(), v.shape, v.stride(), v.dtype
+
+
+class _Piece(NamedTuple):
+    """A lowered graph, and where its constants are among those of the program."""
+
+    lowered: Lowered
+    places: list[int]
+
+    def at(self, inputs: Inputs) -> Callable[..., Arrays]:
+        """The piece as a function of what moves, all else computed."""
+        constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
+        prepared = self.lowered.prepare((*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit), constants)
+        return lambda *moving: self.lowered(prepared, moving)
+
+
+class Inputs(NamedTuple):
+    """What a program takes.
+
+    theta, constants    parameters and buffers, and other tensors that the model or the cost reads
+    beta, unit          of the nudge, and the factor of its updates
+    periods             whole periods of the free and of the second phase
+    """
+
+    theta: Sequence[Array]
+    constants: Sequence[Array]
+    x: Array
+    y: Array
+    s: Arrays
+    beta: Array
+    unit: Array
+    periods: Array
+
+
+class Outputs(NamedTuple):
+    """What a program returns: the free phase, the gradients, and whether all numbers in it are finite."""
+
+    state: Arrays
+    steps: Array
+    residual: Array
+    grads: Arrays
+    fine: Array
+
+
+class Gradient:
+    """EP's gradient as one jitted program for one model, cost and kind of estimator.
+
+    names   the parameters of its gradients, in order; one may come twice, for the sum of both
+    """
+
+    def __init__(self, pieces: Pieces, kind: Kind) -> None:
+        self.kind = kind
+        self._free = {u: pieces.step(False, u) for u in kind.free.pattern}
+        self._residual = pieces.residual()
+        telescoped = isinstance(pieces.model, PrimitiveDynamics)
+        self._nudged = {u: pieces.step(True, u) for u in kind.second.pattern} if telescoped else {}
+        self._contrast: _Piece | None = None
+        names: list[Name] = []
+        if telescoped:
+            self._contrast, names = pieces.contrast()
+        self._updates: dict[Update, _Piece] = {}
+        for u in () if telescoped else kind.second.pattern:
+            self._updates[u], names = pieces.update(u)
+        self._direct, direct = pieces.direct()
+        self.names: list[Name] = [*names, *direct]
+        self._places = [pieces.place(name) for name in names]
+        self.run = jax.jit(self._whole)
+
+    def _whole(self, given: Inputs) -> Outputs:
+        free, steps = self._relaxed(given)
+        (residual,) = self._residual.at(given)(*free)
+        grads, ends = self._telescoped(given, free) if self._contrast else self._summed(given, free)
+        direct = self._direct.at(given)(*free)
+        fine = _finite((given.x, given.y, *free, *ends))
+        return Outputs(free, steps, residual, (*grads, *direct), fine)
+
+    def _relaxed(self, given: Inputs) -> tuple[Arrays, Array]:
+        """The free phase, and how many steps it took."""
+        steps = {update: piece.at(given) for update, piece in self._free.items()}
+        count, period = given.periods[0], len(self.kind.free.pattern)
+        total = count * period + self.kind.free.rest
+        if not self.kind.settles:
+            return _phase(steps, self.kind.free, count, given.s), total
+        return _until_still(steps, self.kind.free, count, given.s)
+
+    def _telescoped(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
+        """The gradient from the two ends of the second phase, or of both  [eq:ep-grad]."""
+
+        def end(inputs: Inputs) -> Arrays:
+            steps = {u: piece.at(inputs) for u, piece in self._nudged.items()}
+            return _phase(steps, self.kind.second, inputs.periods[1], free)
+
+        assert self._contrast is not None
+        plus = end(given)
+        minus = end(given._replace(beta=-given.beta)) if self.kind.symmetric else free
+        return self._contrast.at(given)(*plus, *minus), (*plus, *minus)
+
+    def _summed(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
+        """The gradient as the sum of the updates of all steps  [eq:ep-weight-update]."""
+
+        def total(inputs: Inputs) -> Arrays:
+            steps = {u: _adding(piece.at(inputs), len(free)) for u, piece in self._updates.items()}
+            zeros = tuple(jnp.zeros_like(inputs.theta[n]) for n in self._places)
+            return _phase(steps, self.kind.second, inputs.periods[1], (*free, *zeros))
+
+        plus = total(given)
+        if not self.kind.symmetric:
+            return plus[len(free) :], plus[: len(free)]
+        minus = total(given._replace(beta=-given.beta))
+        grads = tuple(a - b for a, b in zip(plus[len(free) :], minus[len(free) :], strict=True))
+        return grads, (*plus[: len(free)], *minus[: len(free)])
+
+
+def _adding(step: Callable[..., Arrays], layers: int) -> Callable[..., Arrays]:
+    """A step that adds its updates to those before."""
+
+    def run(*carried: Array) -> Arrays:
+        found = step(*carried[:layers])
+        return (*found[:layers], *(a + b for a, b in zip(carried[layers:], found[layers:], strict=True)))
+
+    return run
+
+
+Steps = dict[Update, Callable[..., Arrays]]
+
+
+def _period(steps: Steps, pattern: Sequence[Update], s: Arrays) -> Arrays:
+    for kind in pattern:
+        s = tuple(steps[kind](*s))
+    return s
+
+
+def _phase(steps: Steps, turns: Turns, count: Array, s: Arrays) -> Arrays:
+    """`count` whole periods, and the rest."""
+    s = lax.fori_loop(0, count, lambda _, s: _period(steps, turns.pattern, s), tuple(s))
+    return _period(steps, turns.pattern[: turns.rest], s)
+
+
+def _until_still(steps: Steps, turns: Turns, count: Array, s: Arrays) -> tuple[Arrays, Array]:
+    """The same, or fewer steps if a period changes no bit; looked at every few periods, after one that is the last."""
+    pattern, period = turns.pattern, len(turns.pattern)
+    stride = max(1, -(-CHECK_EVERY // period))
+
+    def go(carried: tuple[Array, Array, Arrays]) -> tuple[Array, Array, Arrays]:
+        done, _, s = carried
+        before = lax.fori_loop(0, stride - 1, lambda _, s: _period(steps, pattern, s), s)
+        after = _period(steps, pattern, before)
+        still = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(before, after, strict=True)]))
+        return done + stride, still, after
+
+    def more(carried: tuple[Array, Array, Arrays]) -> Array:
+        done, still, _ = carried
+        return (done + stride <= count) & ~still
+
+    start = (jnp.zeros((), count.dtype), jnp.asarray(False), tuple(s))
+    done, still, s = lax.while_loop(more, go, start)
+    left = jnp.where(still, 0, count - done)
+    s = lax.fori_loop(0, left, lambda _, s: _period(steps, pattern, s), s)
+    s = lax.cond(still, lambda s: s, lambda s: _period(steps, pattern[: turns.rest], s), s)
+    return s, jnp.where(still, done * period, count * period + turns.rest)
+
+
+def _finite(values: Sequence[Array]) -> Array:
+    numbers = [v for v in values if jnp.issubdtype(v.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(v)) for v in numbers]))
+
+
+def as_array(v: Tensor) -> np.ndarray[Any, Any]:
+    """A view of a tensor's memory."""
+    v = v.detach()
+    return (v.resolve_conj().resolve_neg() if v.is_complex() else v).numpy()
+
+
+def as_tensor(v: Array) -> Tensor:
+    """A copy, which may be written to."""
+    return torch.from_numpy(np.array(v))
