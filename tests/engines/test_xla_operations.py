@@ -83,7 +83,7 @@ def elementwise() -> list[Case]:
         Case("elu, selu, celu", lambda x: F.elu(x) + F.selu(x) + F.celu(x), (A,)),
         Case("softplus, silu, mish", lambda x: F.softplus(x) + F.silu(x) + F.mish(x), (A,)),
         Case("gelu", lambda x: F.gelu(x) + F.gelu(x, approximate="tanh"), (A,)),
-        Case("hardsigmoid, hardswish", lambda x: F.hardsigmoid(x) + F.hardswish(3 * x), (A,)),
+        Case("hardsigmoid, hardswish", lambda x: F.hardsigmoid(x) + F.hardswish(3 * x), (A,), REAL[:1]),
         Case("logsigmoid, softsign", lambda x: F.logsigmoid(x) + F.softsign(x), (A,)),
         Case(
             "tanhshrink, softshrink", lambda x: F.tanhshrink(x) + F.softshrink(x) + F.hardshrink(x), (A,), slopes=False
@@ -296,8 +296,8 @@ def images() -> list[Case]:
 
 
 def pooled_back(x: Tensor, h: Tensor) -> Tensor:
-    _, places = F.max_pool2d(x.detach(), 2, return_indices=True)
-    return F.max_unpool2d(h, places, 2, output_size=x.shape[-2:])
+    values, places = F.max_pool2d(x, 2, return_indices=True)
+    return F.max_unpool2d(h * values, places, 2, output_size=x.shape[-2:])
 
 
 def placed(h: Tensor) -> Tensor:
@@ -347,6 +347,8 @@ def values_and_slopes(case: Case, kind: torch.dtype, inputs: Sequence[Tensor]) -
         total = torch.zeros((), dtype=kind.to_real())
         for v in found:
             part = v.real + 0.5 * v.imag if v.is_complex() else v
+            if not v.requires_grad:
+                continue
             weights = torch.arange(v.numel(), dtype=part.dtype).reshape(v.shape) * 0.1 + 0.3
             total = total + (part * weights).sum()
         return [*(v.detach() for v in found), *torch.autograd.grad(total, leaves)]

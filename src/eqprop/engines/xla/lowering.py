@@ -64,7 +64,7 @@ class Lowered:
     def __call__(self, prepared: Values, moving: Sequence[Array] = ()) -> tuple[Array, ...]:
         values = prepared | dict(zip(self.inputs[self.split :], moving, strict=True))
         _evaluate(self.moving_nodes, values)
-        return tuple(_typed(values[node], node) for node in self.output)
+        return tuple([_typed(_plain(values[node]), node) for node in self.output])
 
 
 def _attribute(graph: fx.GraphModule, path: str) -> Tensor:
@@ -91,13 +91,16 @@ def _evaluate(nodes: Sequence[fx.Node], values: Values) -> None:
         keep = node.target in _OF_PLACES or _is_item(node)
 
         def value(n: fx.Node, keep: bool = keep) -> Array:
-            found = values[n]
-            return found.places if isinstance(found, Zones) and not keep else found
+            return values[n] if keep else _plain(values[n])
 
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
         function: Callable[..., Any] = operator.getitem if _is_item(node) else TABLE[node.target]
         found = function(*args, **kwargs)
         values[node] = _typed(found, node)
+
+
+def _plain(found: Any) -> Any:
+    return found.places if isinstance(found, Zones) else found
 
 
 def _typed(found: Any, node: fx.Node) -> Any:

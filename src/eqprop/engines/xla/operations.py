@@ -260,6 +260,20 @@ def _diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     return jnp.diagonal(x, offset, dim1, dim2)
 
 
+def _diagonal_scatter(x: Array, new: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    places = np.arange(new.shape[-1])
+    last = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    last = last.at[..., places + max(0, -offset), places + max(0, offset)].set(new)
+    return jnp.moveaxis(last, (-2, -1), (dim1, dim2))
+
+
+def _unfold(x: Array, dim: int, size: int, step: int) -> Array:
+    """Windows along a dimension, their places last."""
+    starts = np.arange(0, x.shape[dim] - size + 1, step)
+    windows = jnp.take(x, starts[:, None] + np.arange(size), axis=dim)
+    return jnp.moveaxis(windows, dim % x.ndim + 1, -1)
+
+
 def _trilinear(a: Array, b: Array, c: Array, *dims: Any) -> Array:
     """The sum over some dimensions of a product of three, each given new dimensions first."""
     product: Array = 1
@@ -400,6 +414,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.diagonal.default: _diagonal,
     _aten.select_scatter.default: lambda x, new, dim, index: x.at[_at(x, dim, index)].set(new),
     _aten.slice_scatter.default: _slice_scatter,
+    _aten.diagonal_scatter.default: _diagonal_scatter,
+    _aten.unfold.default: _unfold,
     _aten.index.Tensor: _index,
     _aten.index_put.default: _index_put,
     _aten.index_select.default: lambda x, dim, places: jnp.take(x, places, axis=dim),
@@ -429,9 +445,9 @@ TABLE: dict[Any, Callable[..., Any]] = {
 }
 """torch's operations by what computes them."""
 
-KEPT = (_aten.max_unpool2d.default,)
-"""Operations that torch would write by slower ones."""
+KEPT = (_aten.max_unpool2d.default, _aten.diagonal_scatter.default, _aten.unfold.default)
+"""Operations that torch would write by slower ones, or by changes in place."""
 
-_MORE = "elu linalg_vector_norm native_batch_norm unfold upsample_nearest2d diagonal_scatter"
+_MORE = "elu linalg_vector_norm native_batch_norm upsample_nearest2d diagonal_scatter"
 WRITTEN = tuple(getattr(_aten, name) for name in _MORE.split())
 """Operations outside the core set that torch can write by others."""
