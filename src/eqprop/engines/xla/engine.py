@@ -175,15 +175,16 @@ class Programs:
         kind, ones = known.program.kind, torch.ones_like(torch.as_tensor(estimator.beta))
         T, K = (min(n, len(t.pattern) + t.rest) for n, t in ((estimator.T, kind.free), (estimator.K, kind.second)))
         short = replace(estimator, T=T, K=K, stop="never", checked=False, beta=ones if ones.dim() else 1.0)
-        ours = _numbers(*known(problem, short, s)[:2])
-        theirs = _numbers(*reference(problem, short, s))
+        free, grads, _ = known(problem, short, s)
+        order = list(grads)
+        ours, theirs = _numbers(free, grads, order), _numbers(*reference(problem, short, s), order)
         # A layer that the nudge has not reached yet has a gradient of rounding alone, hence the largest of all.
         most = 0.1 * max(map(_size, theirs), default=0.0)
         allowed = [AGREE[s[0].dtype] * max(_size(v), most) for v in theirs]
         if not _apart(ours, theirs, allowed):
             return
         nearby = tuple(layer * (1.0 + 2.0 * torch.finfo(layer.dtype).eps) for layer in s)
-        shaken = _numbers(*reference(problem, short, nearby))
+        shaken = _numbers(*reference(problem, short, nearby), order)
         noise = [NOISE * _size(a - b) + least for a, b, least in zip(theirs, shaken, allowed, strict=True)]
         if not _apart(ours, theirs, noise):
             return
@@ -196,8 +197,9 @@ class Programs:
         warnings.warn(f"The step of {problem.model.title} had changed unseen; it was compiled again.", stacklevel=5)
 
 
-def _numbers(free: Relaxation, grads: Grads) -> list[Tensor]:
-    return [*free.state, *grads.values()]
+def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:
+    """All that is compared; nothing where the gradients are of other parameters."""
+    return [*free.state, *(grads[p] for p in order)] if set(grads) == set(order) else []
 
 
 def _size(v: Tensor) -> float:
