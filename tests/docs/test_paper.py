@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -183,9 +184,7 @@ def test_every_command_has_its_time_or_trains() -> None:
 
 def run(command: str, folder: Path) -> None:
     words = shlex.split(command)
-    if words[0] == "eqprop":
-        words = ["python", "-m", *words]
-    run_here(folder, *words)
+    run_here(folder, sys.executable, "-m", *(words[2:] if words[0] == "python" else words))
 
 
 @pytest.mark.parametrize("command", commands(quick=True))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from typing import Any
 
+import torch
+
 from docs.build.gdu import compared, traces
 from docs.build.results import RESULTS, Document, documents
+from eqprop.dynamics import Dynamics
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.experiments.paper import LITERATURE, TEST_SAMPLES, TRAINING_SAMPLES, named_experiment
 
@@ -78,3 +81,13 @@ def _field(document: Document, name: str) -> Any:
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def training_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
+    """The network of a training experiment at its first weights."""
+    return replace(named_experiment(name), init=init).build(seed, dtype)
+
+
+def gdu_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
+    """The network of an experiment of the laboratory at its first weights."""
+    return gdu_experiment(name).override(init=init, seed=seed).build(dtype)
