@@ -18,7 +18,7 @@ from docs.build.claims.pages import KINDS, SECTIONS, every, pages, seconds
 from docs.build.claims.rules import UNMEASURED, Leaf, Row, judge, leaves, rows, verdict
 
 PAPER = Path(os.environ.get("EQPROP_PAPER", ROOT.parent / "shared" / "paper"))
-QUICK = 10.0
+QUICK = 5.0
 """Seconds up to which a command of the pages runs in the suite."""
 
 ALL = [
