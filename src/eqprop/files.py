@@ -62,7 +62,7 @@ def append_text(path: Path, content: str) -> None:
         os.fsync(file.fileno())
 
 
-UNFINISHED = ".*.part"
+UNFINISHED = ".*.????????.part"
 """Temporary files of `write_bytes`; one that is left belongs to a process that was killed while writing."""
 
 

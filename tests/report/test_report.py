@@ -30,7 +30,7 @@ from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
 from eqprop.report.runs import Run, collect, read_run, rows, to_csv, to_latex
 from eqprop.run import train
-from eqprop.run.metrics import read_metrics
+from eqprop.run.log import read_metrics
 
 
 def as_mnist(images: Images) -> Images:

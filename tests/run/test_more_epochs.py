@@ -56,7 +56,7 @@ def without_measured(folder: Path) -> list[dict[str, Any]]:
 
 def assert_as_if_asked_at_first(longer: Path, whole: Path) -> None:
     assert without_measured(longer) == without_measured(whole)
-    legs = [path.parent.name for path in whole.glob("*/checkpoint.json")]
+    legs = [path.parent.name for path in whole.glob("*/checkpoint.safetensors")]
     assert legs
     for leg in legs:
         for name, value in weights(whole, leg).items():

@@ -74,26 +74,21 @@ class Log:
             write_text(self.path, whole, parents=False)
 
     def _check_whole(self, leg: Leg, head: Head) -> None:
-        counts = Counter((line["trial"], line["epoch"]) for line in self.of(leg, head.position.epoch))
-        expected = Counter((trial, epoch) for trial in leg.trials for epoch in _epochs(trial, head))
-        if counts != expected:
-            missing, extra = (expected - counts).total(), (counts - expected).total()
-            raise ValueError(
-                f"{self.path} does not match the checkpoint of {leg.folder}: {missing} of its {expected.total()} lines "
-                f"are missing, {extra} too many. Restore it from a copy, or delete {self.path.parent / leg.folder} to "
-                "train that estimator again."
-            )
+        """Raise unless there are the lines up to the checkpoint, or until a trial diverged."""
+        there = Counter(line["trial"] for line in self.of(leg, head.position.epoch))
+        for trial in leg.trials:
+            stopped = head.diverged.get(trial)
+            expected = head.position.epoch if stopped is None else min(stopped.epoch, head.position.epoch)
+            if there[trial] != expected:
+                raise ValueError(
+                    f"{self.path} does not match the checkpoint of {leg.folder}: trial {trial} has {there[trial]} "
+                    f"lines, expected {expected}. Restore it from a copy, or delete {self.path.parent / leg.folder} to "
+                    "train that estimator again."
+                )
 
     def of(self, leg: Leg, until: int) -> list[Line]:
         """A leg's lines up to this epoch."""
         return [line for line in self.lines if _belongs(line, leg) and line["epoch"] <= until]
-
-
-def _epochs(trial: int, head: Head) -> range:
-    """The epochs of which a trial has a line: all that its leg has reached, or those until it diverged."""
-    stopped = head.diverged.get(trial)
-    reached = head.position.epoch
-    return range(1, 1 + (reached if stopped is None else min(reached, stopped.epoch)))
 
 
 def _text(line: Line) -> str:
@@ -113,7 +108,23 @@ def read_metrics(folder: Path) -> list[Line]:
         *texts, _ = read_bytes(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged ({error}); expected JSON lines. Restore it from a copy.") from error
-    return [_parsed(text, f"{path}, line {number},") for number, text in enumerate(texts, start=1)]
+    lines = [_parsed(text, f"{path}, line {number},") for number, text in enumerate(texts, start=1)]
+    _check_order(lines, path)
+    return lines
+
+
+def _check_order(lines: Iterable[Line], path: Path) -> None:
+    """Raise unless the epochs of every trial follow one another: lines that are lost or twice would go unseen."""
+    reached: Counter[tuple[str, int]] = Counter()
+    for line in lines:
+        one = line["estimator"], line["trial"]
+        reached[one] += 1
+        if line["epoch"] != reached[one]:
+            raise ValueError(
+                f"{path} is damaged: {one[0]}, trial {one[1]} goes on with epoch {line['epoch']} where {reached[one]} "
+                f"is expected. Restore it from a copy, or delete its lines of {one[0]} and {path.parent / one[0]} to "
+                "train that estimator again."
+            )
 
 
 def _parsed(text: str, where: str) -> Line:
