@@ -259,7 +259,7 @@ def test_evaluate_on_other_data_takes_its_whole_test_set(tmp_path: Path) -> None
     assert found == pytest.approx(100.0 * float(wrong.double().mean()))
 
 
-@pytest.mark.parametrize("name", ["precision", "test_error_top5", "method", "loss"])
+@pytest.mark.parametrize("name", ["precision", "test_error_top5", "loss"])
 def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_path: Path) -> None:
     class Own(eqprop.Watch):
         def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:
