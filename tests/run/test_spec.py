@@ -99,7 +99,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("message", "flat"), [(m, f) for m, f in BAD.items()], ids=list(BAD))
+@pytest.mark.parametrize(("message", "flat"), list(BAD.items()), ids=list(BAD))
 def test_an_error_names_the_setting_and_what_is_expected(message: str, flat: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=message):
         SMALL.override(**flat)

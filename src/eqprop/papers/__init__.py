@@ -3,12 +3,12 @@
 A table per experiment holds its settings, its source and the published results; tables in it are presets, each with
 what differs from the experiment, or from the preset that it names as its base:
 
-    [P-1h]
+    ["P-1h"]
     source = "Ernoult et al. 2019, Table 1"
     phases = { T = 30, K = 10, beta = 0.1 }
-    [P-1h.authors]
+    ["P-1h".authors]
     phases = { T = 40, K = 15 }
-    [P-1h.tuned]
+    ["P-1h".tuned]
     base = "authors"
 """
 

@@ -216,7 +216,7 @@ def section_type(section: str, values: Mapping[str, Any]) -> type[Section]:
             raise ValueError(unknown("model.kind", str(kind), MODEL_KINDS))
         function = values.get("function")
         outside = kind == "own" and isinstance(function, str) and function in MODELS
-        return extended(OwnNet, MODELS[function]) if outside else MODEL_KINDS[kind]
+        return extended(OwnNet, MODELS[str(function)]) if outside else MODEL_KINDS[kind]
     name = values.get(NAMED.get(section, ""), "")
     if section == "estimator":
         form = ESTIMATORS[name] if isinstance(name, str) and name in ESTIMATORS else None
@@ -467,7 +467,8 @@ def _declared(kind: Any, section: str) -> tuple[Field, ...]:
 def declared(spec: Spec | None = None) -> list[Field]:
     """Every setting that can be given, in the order of the sections; for one spec, with those of its kinds."""
     if spec is not None:
-        return [f for section in SECTIONS for f in _declared(type(getattr(spec, section)), section)]
+        kinds: dict[str, Any] = {section: type(getattr(spec, section)) for section in SECTIONS}
+        return [f for section, kind in kinds.items() for f in _declared(kind, section)]
     found: dict[str, Field] = {}
     for section, kind in SECTIONS.items():
         for each in (kind, *(MODEL_KINDS.values() if section == "model" else ())):
