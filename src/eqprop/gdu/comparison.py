@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
@@ -77,6 +78,7 @@ class Options:
     voice: Voice = "python"
 
 
+@in_own_precision
 def compare(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
 ) -> Report:

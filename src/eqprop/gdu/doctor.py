@@ -17,6 +17,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP
@@ -70,6 +71,7 @@ Checks = dict[str, Callable[[Patient], Finding | str]]
 """A check returns what it measured, or the cause it found."""
 
 
+@in_own_precision
 def doctor(
     model: Dynamics,
     cost: Cost,
