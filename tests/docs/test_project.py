@@ -146,13 +146,16 @@ def test_the_house_has_few_rooms() -> None:
     assert len(list(SOURCE.rglob("*.py"))) <= 105
 
 
-@pytest.mark.parametrize(
-    ("words", "most"), [("gdu toy", 25), ("train P-1h --epochs 1 --samples 200", 45)], ids=["gdu", "train"]
-)
-def test_a_reader_of_a_command_meets_few_files(tmp_path: Path, words: str, most: int) -> None:
+FLOWS = {"backward layered": (100, 12), "train P-1h --epochs 1 --samples 200 --quiet": (580, 45), "gdu toy": (310, 27)}
+
+
+@pytest.mark.parametrize(("words", "most"), FLOWS.items(), ids=[words.split()[0] for words in FLOWS])
+def test_a_reader_of_a_call_meets_few_functions_and_files(tmp_path: Path, words: str, most: tuple[int, int]) -> None:
     script = [sys.executable, str(ROOT / "tests" / "guard" / "rooms.py"), *words.split()]
     said = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert int(said.rsplit("together ", 1)[1]) <= most
+    found = re.search(r"(\d+) functions .* in (\d+) Python files", said)
+    assert found is not None
+    assert all(int(n) <= limit for n, limit in zip(found.groups(), most, strict=True)), said
 
 
 def test_importing_eqprop_loads_neither_figures_nor_kernel_compilers() -> None:
