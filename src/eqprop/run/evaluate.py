@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.dynamics import Dynamics
@@ -110,6 +111,7 @@ class Measure:
         """
         return [error for error in self.errors(between).top1 if error is not None]
 
+    @in_own_precision
     def errors(self, between: Callable[[], None] = lambda: None) -> Errors:
         """`error_rates`, and the percentage of samples whose label is not among the five largest outputs."""
         nothing: list[float | None] = [None] * (self.networks or 1)
@@ -442,6 +444,7 @@ def normalised(x: Tensor, experiment: Experiment) -> Tensor:
 
 
 @torch.no_grad()
+@in_own_precision
 def predict(
     network: Trained | Dynamics | str | Path, x: Any, T: int | None = None, *, outputs: bool | None = None
 ) -> Tensor:
