@@ -68,7 +68,7 @@ def steps(folder: Path, device: str) -> list[Step]:
 
     guard = str(ROOT / "tests" / "guard" / "guard.py")
     only = ("--names", "P-1h") if small else ()
-    before = ROOT / "tests" / "guard" / ("after-cpu.json" if small else "before-h200.json")
+    before = ROOT / "tests" / "guard" / ("before.json" if small else "before-h200.json")
     chosen = ("tests/engines/test_captured.py",) if small else ("-m", "gpu", "tests")
     record = (guard, "record", str(folder / "guard.json"), "--device", device, "--only", "weights", *only)
     return [
@@ -77,7 +77,7 @@ def steps(folder: Path, device: str) -> list[Step]:
         nets("mlp", ("mlp",), "float32", 80.0),
         nets("A", ("A",), "float16", 120.0),
         Step("guard", record, 120.0),
-        Step("guard-check", (guard, "check", str(before), str(folder / "guard.json"), *only), 20.0),
+        Step("guard-check", (guard, "compare", str(before), str(folder / "guard.json"), *only), 20.0),
         Step("tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen), 200.0),
         nets("float32", ("B",), "float32", 80.0),
         nets("fixed", ("B",), "float16", 60.0, "--deterministic"),

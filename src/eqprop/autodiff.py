@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +33,61 @@ def derivative(f: Tensor, inputs: Sequence[Tensor], create_graph: bool = False) 
     return tuple(g.conj().resolve_conj() if g is not None and g.is_complex() else g for g in grads)
 
 
+def leaf(v: Tensor) -> Tensor:
+    """A view of v to differentiate by: only this use of v counts, and forward-mode tangents pass through it.
+
+    v itself may be part of a graph, in which other inputs were made of it: by v, a derivative would be total.
+    """
+    view = v.view_as(v)
+    return view if view.requires_grad else view.requires_grad_()
+
+
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+
+def in_own_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function, or the steps of a generator, compute in the precision of its tensors whatever autocast says.
+
+    Autocast would round products to half precision, which loses what a nudge moves. Every entry that runs a model
+    passes here; a single formula (`model.transition`, `model.primitive`) is the caller's own.
+    """
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def guarded_steps(*args: Any, **options: Any) -> Iterator[Any]:
+            steps = function(*args, **options)
+            while True:
+                with _autocast_off():
+                    try:
+                        step = next(steps)
+                    except StopIteration:
+                        return
+                yield step
+
+        return cast("Callable[Parameters, Result]", guarded_steps)
+
+    @functools.wraps(function)
+    def guarded(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
+        if not _autocast_on():
+            return function(*args, **options)
+        with _autocast_off():
+            return function(*args, **options)
+
+    return guarded
+
+
+def _autocast_on() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+@contextmanager
+def _autocast_off() -> Iterator[None]:
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class _Holder(nn.Module):

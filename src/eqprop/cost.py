@@ -11,17 +11,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import check_recordable, derivative
+from eqprop.autodiff import check_recordable, derivative, in_own_precision, leaf
 from eqprop.dynamics import Dynamics
-from eqprop.state import LayerParameters, State, is_number, per_sample
+from eqprop.state import LayerParameters, State, detach, is_number, per_sample
 
 
 class Cost(nn.Module):
     """l(s, y, theta), one value per sample, shape (B,).
 
-    Subclasses define `forward`. theta holds the model's parameters by name; a cost that reads them sets
-    `parametric = True`, and the estimators then add the term dl/dtheta at the end of the free phase: the missing
-    t = 0 term of the appendix  [sec:index-shift]. The cost's own parameters (a readout) always get that term.
+    Subclasses define `forward`: one value per sample or, where the output has several dimensions, one for each of its
+    first, (B, C) of outputs (B, C, n), of which l is the sum. theta holds the model's parameters by name; a cost that
+    reads them sets `parametric = True`, and the estimators then add the term dl/dtheta at the end of the free phase:
+    the missing t = 0 term of the appendix  [sec:index-shift]. The cost's own parameters (a readout) always get that
+    term.
     """
 
     parametric: bool = False
@@ -31,30 +33,35 @@ class Cost(nn.Module):
         """What messages call the cost."""
         return type(self).__name__
 
-    def __call__(self, s: State, y: Tensor, theta: Mapping[str, Tensor] | None = None) -> Tensor:
-        """l(s, y); a parametric cost needs theta as well, the model's parameters by name."""
+    @in_own_precision
+    def __call__(self, s: State, y: Tensor, theta: Mapping[str, Tensor] | None = None, sample_dims: int = 1) -> Tensor:
+        """l(s, y), one value per sample.
+
+        s, y            the state of a mini-batch and its targets
+        theta           the model's parameters by name, which a parametric cost needs
+        sample_dims     how many leading dimensions number samples: 2 for stacked networks, (R, B, ...)
+        """
         if theta is None and self.parametric:
             raise ValueError(
                 f"The cost {self.title} reads the model's parameters; expected cost(s, y, theta). Give them as "
                 "dict(model.named_parameters())."
             )
-        value: Tensor = super().__call__(s, y, {} if theta is None else theta)
-        return value
+        return self.values(s, y, {} if theta is None else theta, sample_dims)
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         raise NotImplementedError(f"{self.title} must define forward(s, y, theta), one value per sample.")
 
-    def values(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        """l, verified to have one value per sample: a mean over the samples would shrink every gradient."""
-        # Not through __call__: a FLOP counter hooks into modules there and cannot follow autograd.grad.
-        value = self.forward(s, y, theta)
-        dims, s0 = value.dim(), s[0]
-        if not 1 <= dims < s0.dim() or value.shape != s0.shape[:dims]:
+    def values(self, s: State, y: Tensor, theta: Mapping[str, Tensor], sample_dims: int = 1) -> Tensor:
+        """l, summed over all but the samples, which must all be there: a mean would shrink every gradient."""
+        # Not through nn.Module: a FLOP counter hooks into modules there and cannot follow autograd.grad.
+        value, s0 = self.forward(s, y, theta), s[0]
+        if not sample_dims <= value.dim() < s0.dim() or value.shape != s0.shape[: value.dim()]:
+            samples = tuple(s0.shape[:sample_dims])
             raise ValueError(
-                f"The cost {self.title} returned shape {tuple(value.shape)}; expected one value per sample of "
-                f"s0, whose shape is {tuple(s0.shape)}. Sum over the neurons, not over the samples."
+                f"The cost {self.title} returned shape {tuple(value.shape)}; expected one value per sample, shape "
+                f"{samples}: s0 has shape {tuple(s0.shape)}. Sum over the neurons, not over the samples."
             )
-        return value
+        return value if value.dim() == sample_dims else value.flatten(sample_dims).sum(-1)
 
     def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
         """dl/ds per sample and layer; None for layers the cost does not depend on.
@@ -63,7 +70,7 @@ class Cost(nn.Module):
         """
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            inputs = tuple(v if v.requires_grad else v.view_as(v).requires_grad_() for v in s)
+            inputs = tuple(map(leaf, s))
             loss = self.values(inputs, y, theta)
             if not loss.requires_grad:
                 check_recordable()
@@ -96,14 +103,16 @@ class Cost(nn.Module):
             "solution. Use nudge_site='inside', or SquaredError."
         )
 
-    def direct_gradient(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
+    def direct_gradient(
+        self, s: State, y: Tensor, theta: Mapping[str, Tensor], sample_dims: int = 1
+    ) -> dict[nn.Parameter, Tensor]:
         """The batch mean of dl/dtheta at fixed s, for the parameters of the model and of the cost  [eq:aux2]."""
         seen = (*theta.values(), *self.parameters()) if self.parametric else tuple(self.parameters())
         parameters = [p for p in dict.fromkeys(seen) if isinstance(p, nn.Parameter) and p.requires_grad]
         if not parameters:
             return {}
         with torch.enable_grad():
-            loss = self.values(s, y, theta)
+            loss = self.values(detach(s), y, theta, sample_dims)
             if not loss.requires_grad:
                 return {}
             grads = torch.autograd.grad(loss.sum() / loss.shape[-1], parameters, allow_unused=True)
@@ -111,7 +120,7 @@ class Cost(nn.Module):
 
 
 class SquaredError(Cost):
-    """l = 1/2 |s0 - y|^2, with y shaped like s0 (one-hot for classification)."""
+    """l = 1/2 |s0 - y|^2 over all of a sample's outputs, with y shaped like s0 (one-hot for classification)."""
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return 0.5 * (s[0] - y).square().sum(-1)
@@ -171,7 +180,7 @@ class Problem:
         return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, pull, strict=True))
 
     def direct_gradient(self, s: State) -> dict[nn.Parameter, Tensor]:
-        return self.cost.direct_gradient(s, self.y, self.theta)
+        return self.cost.direct_gradient(s, self.y, self.theta, self.model.sample_dims(self.x))
 
     def double(self: AnyProblem) -> AnyProblem:
         """A copy in float64. Raises ValueError if model or cost do not follow."""

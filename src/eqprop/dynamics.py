@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import check_recordable, derivative
+from eqprop.autodiff import check_recordable, derivative, in_own_precision, leaf
 from eqprop.state import LayerParameters, State, add, is_number
 
 Drive = Any
@@ -50,6 +50,7 @@ class Dynamics(nn.Module):
         """What messages call the model."""
         return type(self).__name__
 
+    @in_own_precision
     @torch.no_grad()
     def forward(self, x: Tensor, T: int = 1000) -> Tensor:
         """The output s0 at the steady state: at most T free steps, fewer once nothing changes any more.
@@ -221,9 +222,7 @@ class PrimitiveDynamics(Dynamics):
         """df/ds of a function of s with one value per sample."""
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            # A state that is part of a graph stays in it. Any other becomes a leaf, by a view rather than a detached
-            # copy, so that forward-mode tangents pass through.
-            inputs = tuple([v if v.requires_grad else v.view_as(v).requires_grad_() for v in s])
+            inputs = tuple([leaf(v) for v in s])
             values = function(inputs)
             if not values.requires_grad:
                 check_recordable()
@@ -382,9 +381,9 @@ def _check_unique(steepness: Tensor) -> None:
 
 def _with_slope(sigma: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
-        leaf = v.detach().requires_grad_()
-        value = sigma(leaf)
-        (slope,) = derivative(value.sum(), (leaf,))
+        inputs = v.detach().requires_grad_()
+        value = sigma(inputs)
+        (slope,) = derivative(value.sum(), (inputs,))
     return value.detach(), torch.zeros_like(v) if slope is None else slope
 
 

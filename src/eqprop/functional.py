@@ -99,7 +99,7 @@ def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
     return shapes
 
 
-class _ByFunction:
+class FromFunction:
     """Base of the models made from functions: named parameters and layers of given shapes."""
 
     def __init__(self, parameters: Theta, layers: Sequence[LayerShape], extras: Extras) -> None:
@@ -146,7 +146,7 @@ class _ByFunction:
         return s if self.extras.project is None else tuple(self.extras.project(layer) for layer in s)
 
 
-class _Transition(_ByFunction, Dynamics):
+class _Transition(FromFunction, Dynamics):
     def __init__(
         self,
         function: Callable[[Tensor, State, Theta], State],
@@ -176,7 +176,7 @@ class _Fixed(NamedTuple):
     theta: Theta
 
 
-class _Primitive(_ByFunction, PrimitiveDynamics):
+class _Primitive(FromFunction, PrimitiveDynamics):
     def __init__(
         self,
         function: Callable[[Tensor, State, Theta], Tensor],

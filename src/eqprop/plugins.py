@@ -84,13 +84,14 @@ class Table(Mapping[str, Value], Generic[Value]):
     def __getitem__(self, name: str) -> Value:
         if name in self.built_in:
             return self.built_in[name]
-        part = self._outside(name)
+        part = self.part(name)
         known = self._adapted.get(name)
         if known is None or known[0] is not part:
             self._adapted[name] = known = part, self.adapt(name, part)
         return known[1]
 
-    def _outside(self, name: str) -> Any:
+    def part(self, name: str) -> Any:
+        """What was registered under a name that is not built in."""
         if name in _registered[self.kind]:
             return _registered[self.kind][name]
         point = _installed(self.kind).get(name)

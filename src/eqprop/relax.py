@@ -13,6 +13,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.state import State, detach, distance, first_bad_layer, is_number, layer_name
@@ -109,6 +110,7 @@ class NotFiniteError(FloatingPointError):
     """A state became NaN or infinite."""
 
 
+@in_own_precision
 @torch.no_grad()
 def relax(
     model: Dynamics,
@@ -122,9 +124,6 @@ def relax(
 
     [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` is how many states before the last to return.
     """
-    if autocast_on(x):
-        with torch.autocast(x.device.type, enabled=False):
-            return relax(model, x, phase, state, nudge, keep)
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
@@ -173,11 +172,6 @@ def _run(
         kind = "step" if nudge is None else "nudged step"
         check_finite(model, s, lambda: _replay(start, step, map(update, range(steps))), kind=kind)
     return s, steps, recent, step
-
-
-def autocast_on(x: Tensor) -> bool:
-    """Whether autocast would run products of x in half precision, which loses what a nudge moves."""
-    return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
 
 
 def turn(groups: tuple[tuple[int, ...], ...], t: int, schedule: Schedule) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, final, get_args
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.state import State, per_sample
 
@@ -207,6 +208,7 @@ class Initialised(Start):
         self.weights = [zero[0].new_zeros(networks, n, m) for n, m in pairwise(sizes)]
         self.offsets = [zero[0].new_zeros(networks, 1, n) for n in sizes[:-1]]
 
+    @in_own_precision
     @torch.no_grad()
     def begin(self, x: Tensor, rows: Tensor | None = None) -> State:
         zero = self.model.init_state(x)
@@ -218,6 +220,7 @@ class Initialised(Start):
             signal = self._flat(layers[n], self.model.sample_dims(x))
         return tuple(layers)
 
+    @in_own_precision
     @torch.no_grad()
     def end(self, x: Tensor, rows: Tensor | None, begun: State, reached: State) -> None:
         dims = self.model.sample_dims(x)

@@ -155,6 +155,17 @@ def test_a_step_that_draws_random_numbers_is_refused() -> None:
         Compiled().relaxation(model, torch.rand(2, 4), Phase(4))
 
 
+def test_a_phi_that_changes_its_own_tensors_in_place_is_refused_for_that() -> None:
+    def changing(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+        return ((s[0] @ theta["W"].T).tanh_() * x).sum(-1)
+
+    model = eqprop.from_primitive(changing, {"W": torch.randn(3, 3)}, (3,), squash=torch.tanh)
+    x = torch.rand(2, 3)
+    assert relax(model, x, 4).steps == 4
+    with pytest.raises(ValueError, match=r"'compiled' cannot serve changing: its step changes tensors in place \(aten"):
+        Compiled().relaxation(model, x, Phase(4))
+
+
 def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
     large = own_model((10, 600, 1000, 500))
     assert sum(p.numel() for p in large.parameters()) >= LARGE

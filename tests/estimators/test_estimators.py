@@ -302,6 +302,21 @@ def test_rbp_stops_when_the_sum_is_complete() -> None:
     assert bool((residuals[1] < residuals[0]).all())
 
 
+@pytest.mark.parametrize("K", [1, 2, 3])
+def test_an_adjoint_that_grows_as_it_spreads_is_none(K: int) -> None:
+    """At rest in a net that attracts: the first terms may exceed the cost's own pull before they decay."""
+    grown = 0
+    for seed in range(40):
+        net = Layered((10, 6, 14), "prototypical", "tanh", seed=seed, dtype=torch.float64)
+        x, y = batch(net)
+        free = settle(net, x)
+        result, grads = RBP(T=0, K=K).gradient(net, COST, x, y, free.state)
+        assert result.adjoint_residual is not None
+        grown += bool((result.adjoint_residual > (free.state[0] - y).abs().amax(1)).any())
+        assert_close(named(net, grads), gradient(BPTT(T=K, K=K), net, x, y, free.state), rtol=0.0, atol=EXACT_LIMIT)
+    assert grown > 0 or K > 1
+
+
 def test_a_growing_adjoint_is_an_error() -> None:
     """s -> 2 s has a fixed point at 0 that repels."""
     net = from_transition(lambda x, s, theta: (theta["a"] * s[0] + 0.0 * x,), {"a": torch.tensor([2.0])}, layers=(2,))

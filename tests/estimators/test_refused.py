@@ -11,10 +11,26 @@ from torch import Tensor
 from torch.nn.utils import parametrize, prune
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP, SquaredError, from_primitive, relax
+from eqprop import (
+    BPTT,
+    EP,
+    RBP,
+    ContinualEP,
+    CrossEntropy,
+    Estimator,
+    HolomorphicEP,
+    SquaredError,
+    from_energy,
+    from_primitive,
+    gdu,
+    limit_steps,
+    relax,
+)
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, choose
 from eqprop.estimators import Backprop
+from eqprop.models import stack
+from eqprop.starts import Initialised
 
 COST = SquaredError()
 ALL: list[Estimator] = [
@@ -105,6 +121,42 @@ def test_autocast_changes_no_bit(estimator: Estimator) -> None:
     assert torch.equal(free.state[0], again.state[0])
 
 
+@pytest.mark.parametrize("estimator", [e for e in ALL if not isinstance(e, Backprop)], ids=repr)
+def test_autocast_changes_no_bit_of_a_process(estimator: Estimator) -> None:
+    model = convolutional().float()
+    x, y = batch(model)
+    free = relax(model, x, 6, keep=3)
+    expected, one = estimator.processes(model, COST, x, y, free), next(estimator.steps(model, COST, x, y, free))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = estimator.processes(model, COST, x, y, free)
+        steps = estimator.steps(model, COST, x, y, free)
+        again = next(steps)
+        assert torch.is_autocast_enabled("cpu")
+    assert_close(vars(found), vars(expected), rtol=0.0, atol=0.0)
+    assert_close(tuple(again), tuple(one), rtol=0.0, atol=0.0)
+
+
+def test_autocast_changes_no_bit_of_an_output_a_comparison_a_start_or_a_loss() -> None:
+    model = prototypical(2).float()
+    x, y = batch(model)
+    cost = CrossEntropy(3, 3, seed=1)
+    start = Initialised(model, x)
+    start.end(x, None, start.begin(x), relax(model, x, 5).state)
+
+    def all_of_it() -> list[Any]:
+        report = gdu.compare(model, COST, x, y, T=60, K=4, beta=0.01)
+        limit = [step.synapses for step in limit_steps(model, COST, x, y, relax(model, x, 9), 3)]
+        return [model(x, 9), report.neurons, limit, start.begin(x), cost(relax(model, x, 9).state, y).detach()]
+
+    expected = all_of_it()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = all_of_it()
+        raw = model.transition(x, relax(model, x, 9).state)
+    assert repr(found) == repr(expected)
+    # A single formula is the caller's own.
+    assert not torch.equal(raw[0].float(), model.transition(x, relax(model, x, 9).state)[0])
+
+
 def test_a_pruned_weight_of_a_hand_written_model_is_refused_and_of_a_primitive_is_right() -> None:
     model = prototypical(2)
     x, y = batch(model)
@@ -139,3 +191,16 @@ def test_a_runner_notices_a_converted_model() -> None:
     model.double()
     with pytest.raises((RuntimeError, ValueError), match="W|float"):
         runner.run(torch.arange(12).view(3, 4))
+
+
+def test_a_model_of_a_function_is_not_stacked() -> None:
+    """Its step takes one network's states; the layer of one neuron would pass for stacked by its shape alone."""
+    for width in (1, 3):
+
+        def e(x: Tensor, s: Any, theta: Any) -> Tensor:
+            return 0.5 * s[0].square().sum(-1) - ((x @ theta["W"]) * s[0]).sum(-1)
+
+        nets = [from_energy(e, {"W": torch.rand(4, width)}, (width,), eps=0.5, input_shape=(4,)) for _ in range(2)]
+        with pytest.raises(ValueError, match=r"e is written for one network.*Train one network at a time"):
+            stack(nets)
+    assert stack([prototypical(2), prototypical(2)]).networks == 2

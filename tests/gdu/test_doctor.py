@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ailing_nets import AILING, HEALTHY, Case
+from helpers.ailing_nets import AILING, HEALTHY, Case, Draw
+from torch import Tensor
 
 import eqprop
-from eqprop import EP
+from eqprop import EP, Dynamics
+from eqprop.cost import Problem
 from eqprop.gdu.doctor import _start
 from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
 from eqprop.models import stack
+from eqprop.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 5
@@ -222,3 +227,82 @@ def test_the_recorded_campaign_names_the_right_cause_first() -> None:
     assert found["healthy"] == 5 * len(HEALTHY)
     assert found["accused"] <= 0.05 * found["healthy"]
     assert found["slowest_seconds"] < 30.0
+
+
+def leaking(sign: tuple[float, float], gain: float = 0.4) -> Dynamics:
+    """Two layers whose leaks enter the energy with these signs."""
+    draw = Draw(0)
+
+    def energy(x: Tensor, s: State, theta: dict[str, Tensor]) -> Tensor:
+        leak = sum(0.5 * c * layer.square().sum(-1) for c, layer in zip(sign, s, strict=True))
+        r0, r1 = (layer if gain > 1.0 else torch.tanh(layer) for layer in s)
+        return leak - (r0 * (r1 @ theta["A"].T)).sum(-1) - (r1 * (x @ theta["B"].T)).sum(-1)
+
+    return eqprop.from_energy(energy, {"A": gain * draw.normal(2, 5), "B": draw.normal(5, 4)}, (2, 5), eps=0.3)
+
+
+@pytest.mark.parametrize("T", [10, 200])
+@pytest.mark.parametrize(("sign", "layer"), [((-1.0, 1.0), "s0"), ((1.0, -1.0), "s1")])
+def test_a_leak_of_the_wrong_sign_is_named_with_its_layer(sign: tuple[float, float], layer: str, T: int) -> None:
+    x, y = Draw(1).batch(4, 2)
+    found = eqprop.doctor(leaking(sign), eqprop.SquaredError(), x, y, EP(T, 5, beta=0.02))
+    assert found.cause == "unbounded"
+    assert f"layer {layer} is the first to blow up" in found.verdict
+    assert f"Check the sign of the terms of {layer} alone" in found.verdict
+    assert "weights" not in found.verdict
+    assert eqprop.doctor(leaking((1.0, 1.0)), eqprop.SquaredError(), x, y, EP(300, 60, beta=0.02)).healthy
+
+
+def test_weights_stronger_than_the_leak_are_not_taken_for_its_sign() -> None:
+    x, y = Draw(1).batch(4, 2)
+    verdict = eqprop.doctor(leaking((1.0, 1.0), gain=3.0), eqprop.SquaredError(), x, y, EP(200, 30, 0.02)).verdict
+    assert "the weights outweigh the leak. Lower the weights" in verdict
+    assert "sign" not in verdict
+
+
+def test_automatic_derivatives_are_not_called_hand_written() -> None:
+    x, y = Draw(1).batch(4, 2)
+    own = eqprop.doctor(leaking((1.0, 1.0)), eqprop.SquaredError(), x, y, EP(300, 60, beta=0.02))
+    assert own.passed["formulas"] == "Phi is differentiated automatically"
+    case = HEALTHY["healthy_toy"](SEED)
+    assert ask(case).passed["formulas"] == "hand-written formulas are the derivatives of Phi"
+
+
+def test_what_the_nudge_outside_sigma_costs_is_told_once() -> None:
+    """No cosine of 1.000 beside one of 0.8 without a word of why they differ."""
+    case = HEALTHY["healthy_prototypical"](SEED)
+    with torch.no_grad():
+        case.model.b0.copy_(torch.linspace(3.0, -3.0, len(case.model.b0)))
+    passed = ask(case, rates=None).passed
+    cosine = float(re.search(r"leaves the limit of EP a cosine of ([\d.]+)", passed["nudge"])[1])
+    assert cosine < 0.99
+    assert passed["symmetric"].startswith("were the nudge inside sigma, the limit of EP would have cosines of at least")
+    assert f"(the nudge bypasses sigma: {cosine:.3f} is the limit)" in passed["gradient"]
+    inside = ask(HEALTHY["healthy_toy"](SEED)).passed
+    assert inside["nudge"] == "the nudge does not bypass sigma"
+    assert "sigma" not in inside["symmetric"] + inside["gradient"]
+
+
+@pytest.mark.parametrize("name", AILING)
+def test_what_is_called_verified_does_cure(name: str) -> None:
+    """Applied by hand to the same net: EP's gradient as training makes it, against recurrent backprop at rest."""
+    case, diagnosis = ailing(name)
+    finding = diagnosis.finding
+    assert finding is not None
+    assert finding.verified <= bool(finding.tried)
+    phases = {n: v for n, v in finding.change.items() if n in ("T", "K", "beta", "schedule")}
+    if not finding.verified or "lr" in finding.change:
+        return
+    problem = Problem(case.model, case.cost, case.x, case.y)
+    if "dtype" in finding.change:
+        problem = problem.double()
+    if "eps" in finding.change:
+        problem = replace(problem, model=AILING[name](SEED).model)
+        problem.model.nudge_scale = finding.change["eps"]
+    of = (problem.model, problem.cost, problem.x, problem.y)
+    ep = replace(case.ep, **phases)
+    found = ep.gradient(*of, None if "dtype" in finding.change else case.state)[1]
+    limit = replace(ep, T=20_000, K=500, beta=min(ep.beta, 1e-4), stop="settled").gradient(*of)[1]
+    exact = eqprop.RBP(20_000, 5000, schedule=ep.schedule, stop="settled").gradient(*of)[1]
+    a, b, c = (torch.cat([g[p].flatten().double() for p in exact]) for g in (found, exact, limit))
+    assert float(a @ b / (a.norm() * b.norm())) >= 0.98 or float((a - b).norm()) <= 1.1 * float((c - b).norm())

@@ -710,6 +710,7 @@ def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, c
         metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine),
         parts_of_rmse=lambda _: {"asymmetry": 0.0},
         one_sided=lambda: False,
+        silent=lambda: False,
     )
     group = Group("synapses", "W01")
     assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome

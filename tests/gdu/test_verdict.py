@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers.ailing_nets import AILING, HEALTHY, SAMPLES, Draw
 from helpers.nets import batch, toy
-from torch import Tensor
+from torch import Tensor, nn
 
-from eqprop import EP, SquaredError, doctor, from_primitive, from_transition, gdu
+from eqprop import EP, PrimitiveDynamics, SquaredError, doctor, from_energy, from_primitive, from_transition, gdu
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.gdu.comparison import Report
 from eqprop.state import State
@@ -49,7 +49,7 @@ def test_remedies_are_options_on_the_command_line() -> None:
 def test_predictive_coding_that_overshoots_is_given_half_its_step() -> None:
     case = AILING["step_overshoots"](5)
     verdict = gdu.compare(case.model, COST, case.x, case.y, 100, 20, 0.02, QUIET).verdict
-    assert re.search(r"The step is too large.*Use eps=0\.15 in the model", verdict)
+    assert re.search(r"The step is too large.*Use .*eps=0\.15 in the model \(tried on this batch: the cosine", verdict)
 
 
 def test_where_no_sample_settles_the_error_says_what_does() -> None:
@@ -59,7 +59,7 @@ def test_where_no_sample_settles_the_error_says_what_does() -> None:
 
 
 def test_a_step_that_explodes_is_given_half_of_itself() -> None:
-    with pytest.raises(ArithmeticError, match=r"The step is too large.*Use eps=0\.15 in the model"):
+    with pytest.raises(ArithmeticError, match=r"The step is too large.*Use .*eps=0\.15 in the model"):
         of("step_explodes")
 
 
@@ -165,3 +165,97 @@ def test_a_model_that_stays_in_float32_is_told_so() -> None:
         gdu.compare(model, COST, torch.rand(4, 3), torch.rand(4, 2), T=20, K=5, beta=0.1)
     beside = beside.double()
     gdu.compare(model.double(), COST, torch.rand(4, 3).double(), torch.rand(4, 2).double(), T=20, K=5, beta=0.1)
+
+
+def clamped(seed: int, kind: str) -> tuple[Any, Tensor, Tensor]:
+    """An energy whose outputs a clip holds at its edge: by project, or by an activation with no slope there."""
+    draw = Draw(seed)
+    n = draw.whole(4, 7)
+
+    def rho(v: Tensor) -> Tensor:
+        return v.clamp(0.0, 1.0)
+
+    def energy(x: Tensor, s: State, theta: Any) -> Tensor:
+        r0, r1 = rho(s[0]), rho(s[1])
+        leak = 0.5 * (s[0].square().sum(-1) + s[1].square().sum(-1))
+        return leak - (r0 * (r1 @ theta["A"].T + theta["b"])).sum(-1) - (r1 * (x @ theta["B"].T)).sum(-1)
+
+    b = torch.full((2,), draw.number(4.0, 6.0), dtype=torch.float64)
+    theta = {"A": 0.3 * draw.normal(2, n), "B": 0.3 * draw.normal(n, 4), "b": b if kind == "top" else -b}
+    model = from_energy(energy, theta, (2, n), eps=0.3, project=None if kind == "flat" else rho)
+    return model, draw.uniform(SAMPLES, 4, low=0.0), draw.uniform(SAMPLES, 2, low=0.1, high=0.9)
+
+
+@pytest.mark.parametrize("kind", ["top", "bottom", "flat"])
+@pytest.mark.parametrize("seed", range(3))
+def test_outputs_that_pass_no_signal_are_the_cause(kind: str, seed: int) -> None:
+    """BPTT's gradient is zero: neither the nudge's place nor its strength is to blame, and neither cures."""
+    model, x, y = clamped(seed, kind)
+    report = gdu.compare(model, COST, x, y, 300, 20, 0.01, QUIET)
+    assert report.budget.outcome == "silent"
+    assert "Saturated or clipped neurons pass no signal" in report.verdict
+    assert "Begin with outputs inside the range" in report.verdict
+    assert "Use " not in report.verdict
+    assert "tried" not in report.verdict
+    assert doctor(model, COST, x, y, EP(300, 20, 0.01)).cause == "silent"
+
+
+def saturated_outputs(nudge_site: Any, at: float = 18.0) -> tuple[Any, Tensor, Tensor]:
+    """Outputs tanh(18) = 1 - 4e-16."""
+    draw = Draw(0)
+
+    def phi(x: Tensor, s: State, theta: Any) -> Tensor:
+        return (s[0] * (s[1] @ theta["A"].T + at)).sum(-1) + (s[1] * (x @ theta["B"].T)).sum(-1)
+
+    theta = {"A": 0.1 * draw.normal(2, 3), "B": 0.3 * draw.normal(3, 4)}
+    model = from_primitive(phi, theta, (2, 3), squash=torch.tanh, nudge_site=nudge_site)
+    return model, draw.uniform(SAMPLES, 4), draw.uniform(SAMPLES, 2)
+
+
+def test_rounding_is_no_signal_and_a_faint_signal_is_one() -> None:
+    """What is left of a difference of states near 1 divided by beta is about 1e-14, and no error of 1."""
+    model, x, y = saturated_outputs("inside")
+    report = gdu.compare(model, COST, x, y, 200, 20, 0.01, QUIET)
+    assert report.budget.outcome == "silent"
+    assert all(m.rmse is None and m.left_out == m.elements for m in report.synapses.values())
+    assert "tried" not in report.verdict
+    model, x, y = saturated_outputs("inside", at=7.0)  # sigma' is 3e-6
+    faint = gdu.compare(model, COST, x, y, 200, 20, 0.01, QUIET)
+    assert faint.budget.outcome == "holds"
+    assert faint.synapses["A"].left_out == 0
+    assert faint.synapses["A"].norm < 1e-5
+
+
+class Outputs(PrimitiveDynamics):
+    """tanh of two outputs: one saturated and far from its target, one neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.tensor([[3.0, 3.0], [0.1, 0.1]], dtype=torch.float64))
+
+    def init_state(self, x: Tensor) -> State:
+        return (torch.zeros_like(x),)
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        return (s[0] * (x @ self.W.T)).sum(-1)
+
+    def squash(self, s: State) -> State:
+        return (torch.tanh(s[0]),)
+
+
+class OwnStep(Outputs):
+    """The same, adding the nudge in a step of its own."""
+
+    def step(self, drive: Any, s: State, push: Any = None) -> State:
+        return super().step(drive, s, push)
+
+
+def test_another_place_of_the_nudge_is_proposed_where_the_model_takes_it() -> None:
+    x = torch.ones(SAMPLES, 2, dtype=torch.float64)
+    y = torch.tensor([[-1.0, 0.19]], dtype=torch.float64).expand(SAMPLES, 2).contiguous()
+    verdict = gdu.compare(Outputs(), COST, x, y, 50, 10, 0.01, QUIET).verdict
+    assert "Use nudge_site='inside' (tried on this batch: the cosine to the exact gradient is then 1.000)" in verdict
+    refused = gdu.compare(OwnStep(), COST, x, y, 50, 10, 0.01, QUIET).verdict
+    assert "The nudge bypasses the activation" in refused
+    assert "Use " not in refused
+    assert "tried" not in refused

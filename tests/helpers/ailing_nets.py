@@ -410,7 +410,7 @@ def energy_without_minimum(seed: int) -> Case:
         return squares - (s[0] * (s[1] @ theta["A"].T)).sum(-1) - (s[1] * (x @ theta["B"].T)).sum(-1)
 
     model = from_energy(energy, {"A": A, "B": draw.glorot(n, 4)}, (2, n), eps=0.3)
-    return Case("diverges", model, *draw.batch(4, 2), EP(T=500, K=50, beta=0.02))
+    return Case("unbounded", model, *draw.batch(4, 2), EP(T=500, K=50, beta=0.02))
 
 
 def inputs_all_alike(seed: int) -> Case:

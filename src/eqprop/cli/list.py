@@ -55,7 +55,7 @@ def _list_parts(as_json: str | None) -> None:
     from eqprop.plugins import KINDS, origins
 
     # A table is known once its module is imported.
-    for module in ("engines", "experiments.experiment", "experiments.architecture", "data", "training.watch"):
+    for module in ("engines", "experiments.experiment", "experiments.architecture", "data", "run.watch"):
         importlib.import_module(f"eqprop.{module}")
     found = {kind: origins(kind) for kind in KINDS}
     give_json(found, as_json)

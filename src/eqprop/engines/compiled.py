@@ -66,8 +66,10 @@ def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: S
 
     try:
         traced = make_fx(flat)(*given, *s)
-        if _first(traced, _is_mutating) is not None:
-            traced = make_fx(torch.func.functionalize(flat, remove="mutations"))(*given, *s)
+        if (node := _first(traced, _is_mutating)) is not None:
+            traced = _without_mutations(flat, (*given, *s), node)
+    except CannotCapture:
+        raise
     except Exception as error:  # whatever a model raises when its tensors have no values
         raise CannotCapture(f"its step cannot be traced ({_first_line(error)})") from error
     for kind, reason in ((_is_mutating, "changes tensors in place"), (_is_random, "draws random numbers")):
@@ -280,6 +282,16 @@ class _Writer:
         self.graph.output(output)
         self.graph.eliminate_dead_code()
         return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+def _without_mutations(
+    flat: Callable[..., Arguments], inputs: Arguments, mutation: torch.fx.Node
+) -> torch.fx.GraphModule:
+    """The same function traced without changing tensors in place, which torch cannot do where Phi is differentiated."""
+    try:
+        return make_fx(torch.func.functionalize(flat, remove="mutations"))(*inputs)
+    except Exception as error:
+        raise CannotCapture(f"its step changes tensors in place ({mutation.target})") from error
 
 
 def _attribute(owner: Any, path: str) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
@@ -210,6 +211,7 @@ class EagerRunner(Runner):
         self.signs = job.signs or Signs(tuple(range(job.networks or 1)))
         self.done = 0
 
+    @in_own_precision
     @full_precision()
     def run(self, order: Tensor) -> None:
         signs = self.next_signs(len(order))
@@ -256,8 +258,9 @@ class EagerRunner(Runner):
             free = estimator.backward(job.model, job.cost, batch.x, batch.y, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
-            loss = job.cost(free.state, batch.y, theta).reshape(self.tally.bad.numel(), -1)
-            self._count(free, loss, batch.labels)
+            dims = 2 if job.networks else 1
+            loss = job.cost.values(free.state, batch.y, theta, dims).reshape(self.tally.bad.numel(), -1)
+            self._count(free, loss, batch.labels, dims)
         if job.start is not None and begun is not None:
             job.start.end(batch.x, batch.rows, begun, free.state)
         return loss
@@ -321,9 +324,10 @@ class EagerRunner(Runner):
         for grad in grads:
             grad.copy_(torch.where(self._going(grad), grad, torch.zeros_like(grad)))
 
-    def _count(self, free: Relaxation, loss: Tensor, labels: Tensor) -> None:
+    def _count(self, free: Relaxation, loss: Tensor, labels: Tensor, sample_dims: int) -> None:
         tally, networks = self.tally, self.tally.bad.numel()
-        wrong = (self.job.cost.scores(free.state).argmax(-1) != labels).reshape(networks, -1)
+        scores = self.job.cost.scores(free.state).flatten(sample_dims)
+        wrong = (scores.argmax(-1) != labels).reshape(networks, -1)
         residual = free.residual.reshape(networks, -1)
         tally.samples += wrong.shape[1]
         tally.errors += wrong.sum(1)

@@ -12,10 +12,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import check_recordable
+from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
-from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, autocast_on, prepare, relax
+from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
 from eqprop.state import State, detach, per_sample, subtract
 
 Factor = float | complex | Tensor
@@ -92,14 +92,12 @@ class Estimator(ABC):
         """Raise ValueError if this estimator does not support the model or the cost. Most support all."""
         self.check_nudge(model, x.dtype)
 
+    @in_own_precision
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
         check_recordable()
-        if autocast_on(x):
-            with torch.autocast(x.device.type, enabled=False):
-                return self.gradient(model, cost, x, y, state)
         problem = Problem(model, cost, x, y)
         start = prepare(model, x, state, None)
         cost.check(start, y)  # fail before the first step rather than after the last
@@ -147,6 +145,7 @@ class Estimator(ABC):
         add_to_grad(grads)
         return free
 
+    @in_own_precision
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
         """All K steps at once, from a free phase run with `keep=K` (memory grows with K)."""
         check_recordable()

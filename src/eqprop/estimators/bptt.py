@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import check_recordable
+from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
@@ -22,7 +22,7 @@ from eqprop.estimators.base import (
     trainable,
     transition_vjp,
 )
-from eqprop.relax import Phase, Relaxation, autocast_on, check_finite, prepare, relax, trajectory, turns
+from eqprop.relax import Phase, Relaxation, check_finite, prepare, relax, trajectory, turns
 from eqprop.state import State, detach
 
 
@@ -63,6 +63,7 @@ class BPTT(Estimator):
         whole = Relaxation(end.state, free.steps + self.K, end.residual, end.settled)
         return whole, batch_mean(model, x, end.state, sums)
 
+    @in_own_precision
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """nabla_s(t) = dL/ds_{T-t} and nabla_theta(t) = dL/dtheta_{T-t}, t = 0, ..., K-1  [eq:bptt-state].
 
@@ -99,13 +100,11 @@ class Backprop(Estimator):
         with torch.no_grad():
             model.feedforward(x)
 
+    @in_own_precision
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
     ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
         check_recordable()
-        if autocast_on(x):
-            with torch.autocast(x.device.type, enabled=False):
-                return self.gradient(model, cost, x, y, state)
         problem = Problem(model, cost, x, y)
         prepare(model, x, None, None)
         with torch.enable_grad():

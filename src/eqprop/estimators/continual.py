@@ -11,7 +11,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from eqprop.autodiff import with_values
+from eqprop.autodiff import in_own_precision, with_values
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, check_site, minus_sum, trainable, update
@@ -77,6 +77,7 @@ class ContinualEP(Estimator):
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         return free, minus_sum(self.steps(problem.model, problem.cost, problem.x, problem.y, free))
 
+    @in_own_precision
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """Delta_s(t) and Delta_theta(t) while the parameters move, t = 0, ..., K-1."""
         cost.check(free.state, y)

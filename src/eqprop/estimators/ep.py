@@ -12,6 +12,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import (
@@ -206,6 +207,7 @@ class EP(Estimator):
             return self.with_sign(_drawn_sign(model)).steps(model, cost, x, y, free)
         return self._updates(Problem(model, cost, x, y), free)
 
+    @in_own_precision
     def _updates(self, problem: Problem, free: Relaxation) -> Iterator[Step]:
         model, x = problem.model, problem.x
         batch = SideBySide(problem, self._betas)
@@ -246,6 +248,7 @@ def _drawn_sign(model: Dynamics) -> float | Tensor:
     return drawn.to(next(model.parameters()).device) if model.networks else float(drawn)
 
 
+@in_own_precision
 def limit_steps(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation, K: int, schedule: Schedule = "synchronous"
 ) -> Iterator[Step]:

@@ -12,7 +12,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from eqprop.autodiff import complex_of, in_complex
+from eqprop.autodiff import complex_of, in_complex, in_own_precision
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
@@ -150,6 +150,7 @@ class HolomorphicEP(Estimator):
         units = [-weight / model.nudge_scale for weight in weights]
         return {name: _real_sum(units, [c[name].detach() for c in contrasts]) for name in contrasts[0]}
 
+    @in_own_precision
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """Delta_s(t) and Delta_theta(t), t = 0, ..., K-1, each the weighted sum over the circle."""
         cost.check(free.state, y)

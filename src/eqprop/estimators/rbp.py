@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
@@ -21,6 +22,9 @@ from eqprop.estimators.base import (
 )
 from eqprop.relax import CHECK_EVERY, Relaxation
 from eqprop.state import State, add, distance
+
+LOOK = 64
+"""Further steps by which an adjoint that has grown must be falling."""
 
 
 class GrowingAdjointError(ArithmeticError):
@@ -45,11 +49,11 @@ class RBP(Estimator):
             leaves = tuple(layer.detach().requires_grad_() for layer in free.state)
             out = model.step(model.drive(x), leaves)
             total, left = self._sum_adjoint(out, leaves, first)
+            dims = model.sample_dims(x)
+            residual = _size(left, dims)
+            if self.checked:
+                self._check_decay(out, leaves, left, _size(first, dims), residual)
             found = pull_back(out, tuple(parameters.values()), total)
-        dims = model.sample_dims(x)
-        residual = distance(left, tuple(torch.zeros_like(v) for v in left), dims)
-        if self.checked:
-            _check_decay(first, residual, dims, self.K)
         sums = dict(zip(parameters, found, strict=True))
         return replace(free, adjoint_residual=residual), batch_mean(model, x, free.state, sums)
 
@@ -67,6 +71,28 @@ class RBP(Estimator):
             total = new
         return total, adjoint
 
+    def _check_decay(self, out: State, leaves: State, left: State, start: Tensor, residual: Tensor) -> None:
+        """Raise GrowingAdjointError if the adjoint of a sample has grown and goes on growing.
+
+        At an attracting fixed point too it may grow at first, as it spreads from the output: it is then followed
+        until it has come back, or for LOOK further steps, by which it must be falling.
+        """
+        grown, sizes = ~(residual <= start), [residual]
+        while bool(grown.any()) and len(sizes) <= LOOK:
+            left = pull_back(out, leaves, left, retain_graph=True)
+            sizes.append(_size(left, start.dim()))
+            grown &= ~(sizes[-1] <= start)
+        grown &= ~(sizes[-1] < sizes[len(sizes) // 2])
+        if bool(grown.any()):
+            worst = int(torch.where(grown, residual, torch.zeros_like(residual)).argmax())
+            raise GrowingAdjointError(
+                f"The adjoint of {int(grown.sum())} of {grown.numel()} samples has grown over K={self.K} steps (sample "
+                f"{worst}: {float(start.flatten()[worst]):.2e} -> {float(residual.flatten()[worst]):.2e}) and does not "
+                "come back; expected it to decay, as at an attracting fixed point. Raise T, use "
+                "schedule='alternating', or lower eps or the weights."
+            )
+
+    @in_own_precision
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
         """lambda_t and (dF/dtheta)^T lambda_t at the end of the free phase, t = 0, ..., K-1."""
         cost.check(free.state, y)
@@ -78,13 +104,6 @@ class RBP(Estimator):
             adjoint = following
 
 
-def _check_decay(first: State, residual: Tensor, dims: int, K: int) -> None:
-    start = distance(first, tuple(torch.zeros_like(v) for v in first), dims)
-    grown = ~(residual <= start)
-    if bool(grown.any()):
-        worst = int(torch.where(grown, residual, torch.zeros_like(residual)).argmax())
-        raise GrowingAdjointError(
-            f"The adjoint of {int(grown.sum())} of {grown.numel()} samples has grown over K={K} steps (sample {worst}: "
-            f"{float(start.flatten()[worst]):.2e} -> {float(residual.flatten()[worst]):.2e}); expected it to decay, as "
-            "at an attracting fixed point. Raise T, use schedule='alternating', or lower eps or the weights."
-        )
+def _size(adjoint: State, dims: int) -> Tensor:
+    """The largest element of each sample."""
+    return distance(adjoint, tuple(torch.zeros_like(v) for v in adjoint), dims)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
@@ -36,15 +37,18 @@ from eqprop.gdu.metrics import (
     Distance,
     Group,
     Metrics,
+    Noise,
     batch_mean,
     groups,
     measure,
+    noise,
     outcome_of,
     parts_of,
     sentence,
 )
 from eqprop.gdu.patient import Patient, Symptoms
 from eqprop.gdu.settling import FreePhase, NeverSettlesError, Release, check_settling, release, settle, settles
+from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
 from eqprop.relax import SWEEPS, NotFiniteError, Schedule, in_sweeps, relax
 
@@ -77,6 +81,7 @@ class Options:
     voice: Voice = "python"
 
 
+@in_own_precision
 def compare(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
 ) -> Report:
@@ -94,7 +99,8 @@ def compare(
     batch = _Batch(model, cost, x, y, free, K, beta, options.schedule)
     chosen = _chosen(free, options.drop_unsettled)
     every = groups(model, free.end.state)
-    whole, settled = _measure(batch, chosen, every, options.convention, progress)
+    heard = noise(batch, free.end.state, beta)
+    whole, settled = _measure(batch, chosen, every, options.convention, progress, heard)
     sample = int(free.end.settled.int().argmax())
     residual = free.end.residual
     return Report(
@@ -132,7 +138,7 @@ def _explained(patient: Patient) -> Iterator[None]:
         yield
     except (NeverSettlesError, NotFiniteError) as error:
         if isinstance(found := settles(patient), Finding):
-            raise type(error)(f"{error} {found.text(patient.symptoms.voice)}") from error
+            raise type(error)(f"{error} {tried(patient, found).text(patient.symptoms.voice)}") from error
         raise
 
 
@@ -208,14 +214,19 @@ def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:
 
 
 def _measure(
-    batch: _Batch, chosen: Tensor, every: tuple[Group, ...], convention: Convention, progress: _Progress
+    batch: _Batch,
+    chosen: Tensor,
+    every: tuple[Group, ...],
+    convention: Convention,
+    progress: _Progress,
+    heard: Noise,
 ) -> tuple[dict[Group, Distance], dict[Group, Distance]]:
     """The distances of the chosen samples, and those of the settled ones among them with the budget's parts."""
     settled = batch.free.end.settled
     if bool((chosen & ~settled).any()) and bool(settled.any()):
-        whole = measure(pair(batch.case(chosen)), every, convention)
-        return whole, measure(progress.through(dissect(batch.steady())), every, convention)
-    both = measure(progress.through(dissect(batch.steady())), every, convention)
+        whole = measure(pair(batch.case(chosen)), every, convention, heard)
+        return whole, measure(progress.through(dissect(batch.steady())), every, convention, heard)
+    both = measure(progress.through(dissect(batch.steady())), every, convention, heard)
     return both, both
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, cast, get_args
@@ -17,16 +17,18 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP
 from eqprop.estimators.base import trainable
+from eqprop.functional import FromFunction
 from eqprop.gdu.lockstep import asymmetry, flat, flat_product
 from eqprop.gdu.patient import (
-    CURED,
     EXPLODED,
     FAINT,
     GAP,
+    NEAR,
     Patient,
     Rates,
     Symptoms,
@@ -38,6 +40,7 @@ from eqprop.gdu.patient import (
     whole_cosine,
 )
 from eqprop.gdu.settling import TIE, settles
+from eqprop.gdu.trial import attempt, tried
 from eqprop.gdu.verdict import Diagnosis, Finding, Voice, nice, percent
 from eqprop.messages import shown, unknown
 from eqprop.relax import Phase, prepare, relax
@@ -52,12 +55,14 @@ LOST = 0.2
 """K is too short where a parameter's update is below this share of the complete one."""
 SILENT, SATURATED = 0.9, 1e-3
 """A layer is silent where sigma' is below the second in more than the first of its neurons, over all samples."""
+UNHEARD = 1e-9
+"""A gradient below this share of the cost's pull is none, and so is a pull below this share of the state."""
 BOUNDED = 1e3
 """Outputs that huge states drive beyond this have no bounds."""
 SAME = 1e-6
 """Relative distance up to which two evaluations of one formula, or two states of rest, count as the same."""
-TRIAL_STEPS = 5
-"""Steps of the optimizer that are tried on the batch."""
+TRIAL_STEPS, MORE_STEPS = 5, 20
+"""Steps of the optimizer that are tried on the batch, and those by which a better rate is chosen."""
 TOO_LITTLE, WORTHWHILE = 1e-4, 1e-2
 """A rate is too small where the trial lowers the loss by less than the first share of it, and a larger rate by more
 than the second."""
@@ -70,6 +75,7 @@ Checks = dict[str, Callable[[Patient], Finding | str]]
 """A check returns what it measured, or the cause it found."""
 
 
+@in_own_precision
 def doctor(
     model: Dynamics,
     cost: Cost,
@@ -118,14 +124,14 @@ def examine(patient: Patient, only: Collection[str] | None = None) -> Diagnosis:
         for name, check in checks.items():
             if only is None or name in only:
                 if isinstance(found := check(patient), Finding):
-                    return found
+                    return tried(patient, found)
                 passed[name] = found
         return None
 
     if (cause := first_cause(BEFORE, patient)) is not None:
         return Diagnosis(cause, passed, voice=voice)
     if isinstance(rest := settles(patient), Finding):
-        return Diagnosis(rest, passed, voice=voice)
+        return Diagnosis(tried(patient, rest), passed, voice=voice)
     passed["settles"], patient = rest.note, rest.patient
     if (cause := first_cause(AFTER, patient)) is not None:
         return Diagnosis(cause, passed, voice=voice)
@@ -259,6 +265,8 @@ def _formulas(p: Patient) -> Finding | str:
     model = p.wide.model
     if not isinstance(model, PrimitiveDynamics):
         return "no Phi to check formulas against"
+    if not _by_hand(model):
+        return "Phi is differentiated automatically"
     source = torch.Generator().manual_seed(0)
     draw = [tuple(torch.rand(v.shape, generator=source).to(v.double()) for v in p.start) for _ in range(2)]
     with torch.no_grad():
@@ -283,6 +291,13 @@ def _formulas(p: Patient) -> Finding | str:
             "formula", shown, advice="Correct contrast(), or leave it out: autodiff_contrast stands in for it."
         )
     return "hand-written formulas are the derivatives of Phi"
+
+
+def _by_hand(model: PrimitiveDynamics) -> bool:
+    """Whether dPhi/ds or dPhi/dtheta has a formula of its own; models made of functions have none."""
+    if isinstance(model, FromFunction):
+        return False
+    return any(getattr(type(model), name) is not getattr(PrimitiveDynamics, name) for name in ("gradient", "contrast"))
 
 
 def _slope_left_out(model: Dynamics) -> bool:
@@ -378,14 +393,24 @@ def _zero_weights(p: Patient) -> Finding | str:
 
 
 def _silent(p: Patient) -> Finding | str:
+    """Whether the cost's pull reaches the parameters, by EP and by the exact gradient."""
     pull = size_of(p.push)
-    size = max(float(g.abs().max()) for g in p.in_float64.values())
-    if not size > 1e-9 * pull:
-        return Finding(
-            "silent",
-            f"the cost pulls by {pull:.1e}, yet no parameter gets an update above {size:.1e}",
-            advice=OUTPUTS_INSIDE,
-        )
+    if not pull > UNHEARD * max(1.0, size_of(p.rest)):
+        return "the targets are met: nothing pulls"
+    ep, exact = (max(float(g.abs().max()) for g in grads.values()) for grads in (p.in_float64, p.exact))
+    if min(ep, exact) > UNHEARD * pull:
+        return f"the cost pulls by {pull:.1e}, and updates reach {ep:.1e}"
+    shown = f"the cost pulls by {pull:.1e}, yet "
+    if ep <= UNHEARD * pull:
+        shown += f"no parameter gets an update above {ep:.1e}"
+    else:
+        shown += f"the exact gradient is {exact:.1e} everywhere, and EP's update of {ep:.1e} follows none"
+    moved = flat(p.around.product(tuple(torch.zeros_like(v) for v in p.push), p.push))
+    held = "" if bool(moved.any()) else "; the nudge moves no neuron"
+    return Finding("silent", shown + held, advice=OUTPUTS_INSIDE)
+
+
+def _saturated(p: Patient) -> Finding | str:
     shares = saturation(p)
     name, share = max(shares.items(), key=lambda item: item[1], default=("", 0.0))
     if share > SILENT:
@@ -469,7 +494,8 @@ def _symmetric(p: Patient) -> Finding | str:
     """The limit of EP, its nudge inside squash, against recurrent backprop: what no T, K or beta cures."""
     name, value = least_cosine(p.inside, p.exact)
     if value >= TURNED:
-        return f"in the limit EP's gradients have cosines of at least {value:.3f} to the exact ones"
+        where = "were the nudge inside sigma, " if p.nudge_bypasses else ""
+        return f"{where}the limit of EP would have cosines of at least {value:.3f} to the exact gradient"
     odd = asymmetry(flat_product(p.around), flat(p.rest), 0)
     shown = f"in the limit EP's gradient of {name} has a cosine of {value:.2f} to the exact one"
     return Finding("asymmetric", f"{shown}; asymmetry {odd:.2f} (0 symmetric, 1 antisymmetric)", advice=TIE)
@@ -479,12 +505,15 @@ def _nudge_site(p: Patient) -> Finding | str:
     """What the nudge's way around squash does to the limit."""
     value = whole_cosine(p.series.complete, p.exact)
     if value >= ASTRAY:
-        return f"wherever the nudge enters, a step leads down (cosine {value:.2f})"
+        if not p.nudge_bypasses:
+            return "the nudge does not bypass sigma"
+        return (
+            f"the nudge bypasses sigma, which leaves the limit of EP a cosine of {value:.3f}: a step still leads down"
+        )
     shown = f"in the limit EP's gradient has a cosine of {value:.2f} to the exact one"
-    inside = whole_cosine(p.inside, p.exact)
-    return Finding(
-        "nudge-site", f"{shown}, {inside:.2f} with the nudge inside", {"nudge_site": "inside"}, verified=True
-    )
+    if attempt(p, {"nudge_site": "inside"}) is None:
+        return Finding("nudge-site", shown, advice="Add the nudge to the argument of sigma where the step is written.")
+    return Finding("nudge-site", shown, {"nudge_site": "inside"})
 
 
 def _rounding(p: Patient) -> Finding | str:
@@ -497,8 +526,8 @@ def _rounding(p: Patient) -> Finding | str:
         beta = nice(abs(float(p.ep.beta)) * factor)
         ep = replace(p.ep, beta=beta)
         state = tuple(layer.to(p.x.dtype) for layer in p.rest)
-        if beta < 1.0 and not _refused(replace(p, ep=ep)) and p.harm(nudged(p, ep, state), p.series.short) < CURED / 4:
-            return Finding("rounding", _off(p, gap), {"beta": beta}, "Or use float64.", verified=True)
+        if beta < 1.0 and not _refused(replace(p, ep=ep)) and p.harm(nudged(p, ep, state), p.series.short) < NEAR / 4:
+            return Finding("rounding", _off(p, gap), {"beta": beta}, "Or use float64.")
     return Finding("rounding", _off(p, gap), {"dtype": "float64"})
 
 
@@ -523,8 +552,8 @@ def _linear(p: Patient) -> Finding | str:
     shown = f"at beta = {float(p.ep.beta):g} the gradient is off by {percent(gap)} from that of a small beta"
     for factor in (2, 4, 10, 30, 100, 1000, 10_000):
         beta = nice(abs(float(p.ep.beta)) / factor, up=False)
-        if p.harm(nudged(p.wide, replace(p.ep, beta=beta), p.rest), p.series.short) < CURED:
-            return Finding("beta", shown, {"beta": beta}, verified=True)
+        if p.harm(nudged(p.wide, replace(p.ep, beta=beta), p.rest), p.series.short) < NEAR:
+            return Finding("beta", shown, {"beta": beta})
     return Finding("beta", shown, advice="Lower it by a factor of ten, and again.")
 
 
@@ -541,7 +570,7 @@ def _reaches(p: Patient) -> Finding | str:
         if all(float(found[n].norm()) > 0.8 * float(whole[n].norm()) for n in shares):
             break
     shown = f"within K = {p.ep.K} steps {name} gets {share:.0%} of its update"
-    return Finding("K", shown, {"K": int(nice(K))}, verified=True)
+    return Finding("K", shown, {"K": int(nice(K))})
 
 
 def _gradient(p: Patient) -> Finding | str:
@@ -553,7 +582,10 @@ def _gradient(p: Patient) -> Finding | str:
         return Finding(
             "gradient", f"its cosine to the exact one is {value:.2f}, {signs:.0%} of signs agree", advice=ALL
         )
-    return f"EP's gradient has a cosine of {value:.3f} to the exact one, {signs:.1%} of the signs agree"
+    found = f"EP's gradient has a cosine of {value:.3f} to the exact one, {signs:.1%} of the signs agree"
+    limit = whole_cosine(p.series.complete, p.exact)
+    because = p.nudge_bypasses and value < 0.99 and abs(limit - value) < 0.5 * (1.0 - value)
+    return f"{found} (the nudge bypasses sigma: {limit:.3f} is the limit)" if because else found
 
 
 ALL = "No single cause explains it: raise T and K, lower beta, and look at the free phase with eqprop.gdu.compare."
@@ -566,40 +598,50 @@ def _rates(p: Patient) -> Finding | str:
         return Finding("rate-small", "every learning rate is 0", advice="Give a rate above 0, such as 0.1.")
     before, after = trial(p, 1.0)
     fallen = (before - after) / before if before > 0.0 else 0.0
+    shown = f"{TRIAL_STEPS} steps on this batch take the loss from {before:.3g} to {after:.3g}"
     if not fallen > -TOO_MUCH:
-        for factor in (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4):
-            better = trial(p, factor)[1]
-            if better < before * (1 - TOO_LITTLE):
-                shown = f"{TRIAL_STEPS} steps on this batch take the loss from {before:.3g} to {after:.3g}"
-                return _rate_finding(p, "rate-large", shown, factor)
-        return f"no rate lowers the loss of {before:.3g} on this batch"
+        found = _better(p, "rate-large", shown, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-5), TOO_LITTLE)
+        return found or f"no rate lowers the loss of {before:.3g} on this batch"
     if fallen < TOO_LITTLE:
-        for factor in (10.0, 1e2, 1e3, 1e4, 1e6, 1e8, 1e10):
-            if trial(p, factor)[1] < before * (1 - WORTHWHILE):
-                shown = f"{TRIAL_STEPS} steps on this batch lower the loss of {before:.3g} by {fallen:.1e} of it"
-                return _rate_finding(p, "rate-small", shown, factor)
-    return f"{TRIAL_STEPS} steps on this batch take the loss from {before:.3g} to {after:.3g}"
+        gone = f"{TRIAL_STEPS} steps on this batch lower the loss of {before:.3g} by {fallen:.1e} of it"
+        found = _better(p, "rate-small", gone, [10.0**n for n in range(1, 13)], WORTHWHILE)
+        return found or shown
+    return shown
 
 
-def _rate_finding(p: Patient, cause: str, shown: str, factor: float) -> Finding:
-    rates = p.symptoms.rates
+def _better(p: Patient, cause: str, shown: str, factors: Sequence[float], worthwhile: float) -> Finding | None:
+    """The rates times the factor that leads farthest down over more steps, if that is worth the change."""
+    best, at, start = math.inf, 1.0, math.inf
+    for factor in factors:
+        start, after = trial(p, factor, MORE_STEPS)
+        if after < best:
+            best, at = after, factor
+        elif best < start:  # past the lowest
+            break
+    if not best < start * (1 - worthwhile):
+        return None
+    did = f"{MORE_STEPS} steps then take the loss from {start:.3g} to {best:.3g}"
+    return Finding(cause, shown, _rates_times(p.symptoms.rates, at), tried=did, verified=True)
+
+
+def _rates_times(rates: Rates, factor: float) -> dict[str, float]:
     if isinstance(rates, torch.optim.Optimizer):
         rates = {str(n): float(group["lr"]) for n, group in enumerate(rates.param_groups)}
     single = rates if isinstance(rates, float | int) else None
     if isinstance(rates, Mapping) and len(set(rates.values())) == 1:
         single = next(iter(rates.values()))
     if single is not None:
-        return Finding(cause, shown, {"lr": float(f"{single * factor:.2g}")}, verified=True)
-    return Finding(cause, shown, advice=f"Multiply the rates by {factor:g} (tried on this batch: it cures it).")
+        return {"lr": float(f"{single * factor:.3g}")}
+    return {"lr_factor": factor}
 
 
-def trial(p: Patient, factor: float) -> tuple[float, float]:
-    """The loss on the batch before and after a few steps of a copy at rates times a factor; infinite if it bursts."""
+def trial(p: Patient, factor: float, steps: int = TRIAL_STEPS) -> tuple[float, float]:
+    """The loss on the batch before and after some steps of a copy at rates times a factor; infinite if it bursts."""
     model, cost = copy.deepcopy(p.model), copy.deepcopy(p.cost)
     problem = Problem(model, cost, p.x, p.y)
     optimizer = _optimizer(p, model, factor)
     before, ep = _loss(problem, p), replace(p.ep, stop="settled")
-    for _ in range(TRIAL_STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         try:
             ep.backward(model, cost, p.x, p.y, p.symptoms.state)
@@ -648,6 +690,7 @@ AFTER: Checks = {
     "weights": _zero_weights,
     "input": _inputs,
     "silence": _silent,
+    "saturation": _saturated,
     "depth": _depth,
     "phi": _read_by_phi,
     "symmetric": _symmetric,
@@ -659,6 +702,9 @@ AFTER: Checks = {
     "rates": _rates,
 }
 """In turn, before and after the free phase is known to settle; the first that fails is the cause."""
-OF_GRADIENT = ("formulas", "attracts", "depth", "phi", "symmetric", "rounding", "beta", "nudge", "gradient")
+OF_GRADIENT = (
+    *("formulas", "cost", "attracts", "weights", "silence", "depth"),
+    *("phi", "symmetric", "rounding", "beta", "nudge", "gradient"),
+)
 """Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
 with them."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import Estimator, Step, trainable
@@ -48,7 +48,7 @@ class Metrics:
     sign                the fraction of (element, t) pairs with g not zero where f has the same sign
     cosine              of the angle between f and g, all elements and steps as one vector
     norm                root mean square of g over elements and steps
-    left_out            number of elements whose two processes are both zero
+    left_out            number of elements whose two processes are both zero, or no more than rounding leaves of it
     elements            number of all elements
 
     None if every element is left out.
@@ -67,10 +67,36 @@ ROUNDING = 64.0
 """An element this many roundings of its group's largest or smaller is what cancelled sums leave."""
 
 
-class Distance:
-    """Running sums of one group: f, g and, for a budget, the parts of f - g."""
+@dataclass(frozen=True)
+class Noise:
+    """What rounding alone leaves of a step of f and of g: a process no larger is zero.
 
-    def __init__(self, like: Tensor, parts: tuple[str, ...]) -> None:
+    f is a difference of states divided by beta, so it has the state's rounding divided by beta; g is carried back from
+    the cost's pull and has the pull's. Synapses have both times what enters them.
+    """
+
+    f: float = 0.0
+    g: float = 0.0
+    entering: float = 1.0
+
+    def of(self, group: Group) -> tuple[float, float]:
+        times = 1.0 if group.kind == "neurons" else self.entering
+        return self.f * times, self.g * times
+
+
+def noise(problem: Problem, s: State, beta: float) -> Noise:
+    """The noise of processes that begin at the end s of a free phase."""
+    size, pull = (max(float(layer.abs().max()) for layer in state) for state in (s, problem.pull(s)))
+    entering = max(1.0, size, float(problem.x.abs().max()) if problem.x.is_floating_point() else 1.0)
+    unit = ROUNDING * torch.finfo(s[0].dtype).eps
+    return Noise(unit * max(1.0, size) / (abs(beta) * problem.model.nudge_scale), unit * pull, entering)
+
+
+class Distance:
+    """Running sums of one group: f, g and, for a budget, the parts of f - g. Steps up to `noise` count as zero."""
+
+    def __init__(self, like: Tensor, parts: tuple[str, ...], noise: tuple[float, float] = (0.0, 0.0)) -> None:
+        self.noise = noise
         zeros = torch.zeros(like.shape, dtype=torch.float64, device=like.device)
         self.ff, self.gg, self.ee = zeros.clone(), zeros.clone(), zeros.clone()
         self.sum_f, self.sum_g = zeros.clone(), zeros.clone()
@@ -112,7 +138,12 @@ class Distance:
 
     def one_sided(self) -> bool:
         """Whether f is zero throughout and g is not."""
-        return not bool(self.ff.any()) and bool(self.gg.any())
+        f, g = self._heard()
+        return not bool(f.any()) and bool(g.any())
+
+    def silent(self) -> bool:
+        """Whether g is zero throughout."""
+        return not bool(self._heard()[1].any())
 
     def finite(self) -> bool:
         return bool(torch.isfinite(self.ee).all())
@@ -121,11 +152,11 @@ class Distance:
         scale, dead = self._scale()
         left_out = int(dead.sum())
         cumulative = torch.maximum(self.cum_ff, self.cum_gg)
-        lengths = float(self.ff.sum() * self.gg.sum()) ** 0.5
+        lengths = 0.0 if bool(dead.all()) else float(self.ff.sum() * self.gg.sum()) ** 0.5
         return Metrics(
             rmse=self._mean(self.ee, scale, dead, convention),
-            rmse_cumulative=self._mean(self.cum_ee, cumulative, cumulative == 0, convention),
-            sign=float(self.agree / self.signed) if float(self.signed) else None,
+            rmse_cumulative=self._mean(self.cum_ee, cumulative, dead | (cumulative == 0), convention),
+            sign=float(self.agree / self.signed) if float(self.signed) and not bool(dead.all()) else None,
             cosine=float(self.dot) / lengths if lengths else None,
             norm=float(self.gg.mean() / max(self.steps, 1)) ** 0.5,
             left_out=left_out,
@@ -137,14 +168,20 @@ class Distance:
 
         Elements that are rounding are left out: parts that cancel there are beyond all measure.
         """
-        scale, _ = self._scale()
+        scale, silent = self._scale()
         largest = scale.max() if scale.numel() else 0.0
-        dead = scale <= (ROUNDING * self.eps) ** 2 * largest
+        dead = silent | (scale <= (ROUNDING * self.eps) ** 2 * largest)
         return {name: self._mean(total, scale, dead, convention) for name, total in self.parts.items()}
 
     def _scale(self) -> tuple[Tensor, Tensor]:
-        scale = torch.maximum(self.ff, self.gg)
-        return scale, scale == 0
+        f, g = self._heard()
+        return torch.maximum(self.ff, self.gg), ~(f | g)
+
+    def _heard(self) -> tuple[Tensor, Tensor]:
+        """Which elements of f and of g are more than rounding."""
+        steps = max(self.steps, 1)
+        f, g = (squares > steps * limit**2 for squares, limit in zip((self.ff, self.gg), self.noise, strict=True))
+        return f, g
 
     def _mean(self, squares: Tensor, scale: Tensor, dead: Tensor, convention: Convention) -> float | None:
         counted = dead.numel() - (0 if convention.zeros_count else int(dead.sum()))
@@ -176,7 +213,9 @@ def batch_mean(step: Step, group: Group) -> Tensor:
     return step.neurons[group.depth].mean(0) if group.kind == "neurons" else step.synapses[group.name]
 
 
-def measure(moments: Iterable[Moment], every: tuple[Group, ...], convention: Convention) -> dict[Group, Distance]:
+def measure(
+    moments: Iterable[Moment], every: tuple[Group, ...], convention: Convention, noise: Noise
+) -> dict[Group, Distance]:
     """Accumulate the distances of all groups over the moments."""
     found: dict[Group, Distance] = {}
     for t, moment in enumerate(moments):
@@ -184,7 +223,7 @@ def measure(moments: Iterable[Moment], every: tuple[Group, ...], convention: Con
             f, g = batch_mean(moment.ep, group), batch_mean(moment.bptt, group)
             parts = {name: p for name, p in moment.parts.items() if p.neurons or group.kind != "neurons"}
             if group not in found:
-                found[group] = Distance(f, tuple(parts))
+                found[group] = Distance(f, tuple(parts), noise.of(group))
             if convention.blank_early and group.kind == "neurons" and t < group.depth:
                 found[group].skip()
                 continue
@@ -299,9 +338,10 @@ def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance
     """
     measured = [d.metrics(convention) for g, d in whole.items() if g.kind == "synapses"]
     live = [m for m in measured if m.rmse is not None]
+    heard = any(not d.silent() for g, d in whole.items() if g.kind == "synapses")
     if left_at_zero(whole):
         return "fails"
-    if not live:
+    if not live or not heard:
         return "silent"
     if all(m.rmse is not None and m.rmse <= HOLDS for m in live):
         return "holds"

@@ -36,8 +36,8 @@ Rates = float | Mapping[str, float] | torch.optim.Optimizer | None
 
 GAP = 0.5
 """Two gradients differ where |a - b|, all parameters together, is above this share of the longer one."""
-CURED = 0.2
-"""A remedy is called verified where it brings that share below this."""
+NEAR = 0.2
+"""A setting is proposed where it brings that share below this."""
 FAINT = 1e-6
 """A parameter whose gradient is below this share of the largest is not looked at."""
 EXPLODED = 1e6
@@ -159,10 +159,15 @@ class Patient(Problem):
         """By which share of what the parameters should get two gradients differ."""
         return difference(a, b, {} if self.series.grows else self.series.complete)
 
+    @property
+    def nudge_bypasses(self) -> bool:
+        """Whether squash would turn what the nudge does at rest."""
+        return slope_excess(self.around, self.push) is not None
+
     @cached_property
     def inside(self) -> Grads:
         """The complete series with the nudge inside squash; the same where there is none."""
-        if slope_excess(self.around, self.push) is None:
+        if not self.nudge_bypasses:
             return self.series.complete
         return self.series_of(self.around.squashed(self.push), 1).complete
 

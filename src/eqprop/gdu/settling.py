@@ -260,6 +260,8 @@ def find_rest(p: Patient, tolerance: float) -> Finding:
 
 
 def _no_rest(p: Patient) -> Finding:
+    if (found := _bottomless(p)) is not None:
+        return replace(found, shown_by=f"; {found.shown_by}")
     shown = f" and after {min(LONGER[-1] * p.ep.T, p.most_steps)}, with smaller steps too"
     around = Linearised(p.model, p.x, p.free.state)
     odd = asymmetry(flat_product(around), flat(p.free.state), 0)
@@ -288,7 +290,7 @@ def _longer(p: Patient, tolerance: float) -> Finding | None:
     if not there.rests(max(tolerance, 1e-7)):
         return None
     p.take_rest(there.state)
-    return Finding("T", "", {"T": _enough(p)}, verified=True)
+    return Finding("T", "", {"T": _enough(p)})
 
 
 def _enough(p: Patient) -> int:
@@ -314,7 +316,7 @@ def _alternating(p: Patient, tolerance: float) -> Finding | None:
     if not float(there.residual.max()) <= max(tolerance, 1e-7):
         return None
     p.take_rest(there.state)
-    return Finding("two-cycle", BACK, {"schedule": "alternating"}, verified=True)
+    return Finding("two-cycle", BACK, {"schedule": "alternating"})
 
 
 def _smaller_step(p: Patient, tolerance: float, state: State) -> Finding | None:
@@ -329,24 +331,82 @@ def _smaller_step(p: Patient, tolerance: float, state: State) -> Finding | None:
     eps = p.model.nudge_scale
     if eps != 1.0:
         shown = f", eps = {eps:g} oversteps the energy's minimum"
-        return Finding("eps", shown, {"eps": float(f"{a * eps:.2g}")}, verified=True)
-    advice = f"Take smaller steps, s + {a:g} (F(s) - s), which rest where F does (tried), or lower the weights."
-    return Finding("two-cycle", BACK, advice=advice)
+        return Finding("eps", shown, {"eps": float(f"{a * eps:.2g}")})
+    shown = f"{BACK}; smaller ones, s + {a:g} (F(s) - s), come to rest on this batch"
+    return Finding("two-cycle", shown, advice="Write F with such steps, or lower the weights.")
 
 
 BACK = ", two steps bringing back what one step moves"
 
 
 def _explodes(p: Patient) -> Finding:
+    shown = f"after T = {p.ep.T} steps layer {_name(p, _largest(p.free.state))} is at {size_of(p.free.state):.1e}"
     found = _smaller_step(p, max(1e-9, 64 * torch.finfo(p.x.dtype).eps), p.start)
-    layers = [layer_name(p.model.layer_names, n) for n in range(len(p.start))]
-    large = [float(v.abs().max()) for v in p.free.state]
-    worst_layer = max(range(len(large)), key=lambda n: math.inf if math.isnan(large[n]) else large[n])
-    shown = f"after T = {p.ep.T} steps layer {layers[worst_layer]} is at {large[worst_layer]:.1e}"
     if found is not None:
         return replace(found, shown_by=shown + found.shown_by)
-    return Finding(
-        "diverges",
-        f"{shown}, and with smaller steps too",
-        advice="Lower the weights, or bound the states: sigma(s) in the energy, squash, or a clip in project.",
+    return _bottomless(p) or Finding(
+        "diverges", f"{shown}, and with smaller steps too", advice=f"Lower the weights{OR}"
     )
+
+
+OR = ", or bound the states: sigma(s) in the energy, squash, or a clip in project."
+FAR = 1e3
+"""A neuron beyond this, or this multiple of where it began, is on its way out of every bound."""
+
+
+def _name(p: Patient, n: int) -> str:
+    return layer_name(p.model.layer_names, n)
+
+
+def _largest(s: State) -> int:
+    large = [float(v.abs().max()) for v in s]
+    return max(range(len(s)), key=lambda n: math.inf if math.isnan(large[n]) else large[n])
+
+
+@torch.no_grad()
+def _bottomless(p: Patient) -> Finding | None:
+    """Whether small steps downhill lead out of every bound, which layer is the first to go, and by whose terms."""
+    model, s = p.wide.model, tuple(layer.double() for layer in p.start)
+    if not isinstance(model, PrimitiveDynamics) or model.squashes:
+        return None
+    drive, bound, steps = model.drive(p.wide.x), FAR * max(1.0, size_of(s)), 0
+    first, a = _energy(p, s), SMALLER[-1]
+    while steps < p.most_steps and size_of(s) < bound:
+        s = tuple(v + a * (w - v) for v, w in zip(s, model.step(drive, s), strict=True))
+        steps += 1
+    sample, last = int(torch.cat([v.abs().flatten(1) for v in s], 1).amax(1).argmax()), _energy(p, s)
+    if not size_of(s) >= bound or not float(last[sample]) < float(first[sample]):
+        return None
+    alone = [n for n in range(len(s)) if _falls_alone(p, n)]
+    sizes = {n: float(s[n].abs().max()) for n in alone or range(len(s))}
+    name = _name(p, max(sizes, key=sizes.__getitem__))
+    shown = (
+        f"with steps of eps/{1 / a:g} the energy of a sample falls from {float(first[sample]):.1e} to "
+        f"{float(last[sample]):.1e} in {steps} steps, and layer {name} is the first to blow up"
+    )
+    if alone:
+        return Finding("unbounded", shown, advice=f"Check the sign of the terms of {name} alone, such as {LEAK}")
+    return Finding("unbounded", f"{shown}: the weights outweigh the leak", advice=f"Lower the weights{OR}")
+
+
+LEAK = "its leak: 1/2 |s|^2 belongs in E with a plus, so that E grows with s."
+
+
+def _energy(p: Patient, s: State) -> Tensor:
+    """E = (1/2 |s|^2 - Phi) / eps per sample, (B,)."""
+    model = p.wide.model
+    assert isinstance(model, PrimitiveDynamics), "asked for nets with a primitive only"
+    squares = torch.stack([layer.square().flatten(1).sum(1) for layer in s]).sum(0)
+    return (0.5 * squares - model.primitive(p.wide.x, s)) / model.nudge_scale
+
+
+def _falls_alone(p: Patient, n: int) -> bool:
+    """Whether E falls without bound in every direction of layer n, all others at 0."""
+    source = torch.Generator().manual_seed(0)
+    rest = [torch.zeros_like(layer, dtype=torch.float64) for layer in p.start]
+    for _ in range(4):
+        way = torch.randn(rest[n].shape, generator=source, dtype=torch.float64).to(rest[n])
+        values = [_energy(p, (*rest[:n], c * way, *rest[n + 1 :])) for c in (0.0, 1e2, 1e3)]
+        if not bool(((values[2] < values[1]) & (values[1] < values[0])).all()):
+            return False
+    return True

@@ -20,6 +20,7 @@ CAUSES = {
     "targets": "The targets are out of the outputs' reach",
     "formula": "A hand-written formula is not the derivative of Phi",
     "start": "The free phase begins in the wrong place",
+    "unbounded": "The energy is unbounded below",
     "diverges": "The state grows without bound",
     "eps": "The step is too large",
     "two-cycle": "The state goes back and forth",
@@ -44,8 +45,18 @@ CAUSES = {
 
 OF_EP = ("T", "K", "beta", "schedule", "nudging")
 OPTIONS = {"T": "--T", "K": "--K", "beta": "--beta", "schedule": "--schedule", "nudge_site": "--nudge-site"}
-IN_PYTHON = {"eps": "eps={} in the model", "lr": "lr={}", "dtype": "model.double(), with x and y in float64"}
-IN_SHELL = {"eps": "eps {} in the model", "lr": "--lr {}", "dtype": "--dtype float64"}
+IN_PYTHON = {
+    "eps": "eps={} in the model",
+    "lr": "lr={}",
+    "lr_factor": "every learning rate times {}",
+    "dtype": "model.double(), with x and y in float64",
+}
+IN_SHELL = {
+    "eps": "eps {} in the model",
+    "lr": "--lr {}",
+    "lr_factor": "every learning rate times {}",
+    "dtype": "--dtype float64",
+}
 
 
 @dataclass(frozen=True)
@@ -54,22 +65,24 @@ class Finding:
 
     cause       a key of `CAUSES`
     shown_by    the number that shows it
-    change      settings that cure it, by name: T, K, beta, schedule, eps, nudge_site, lr, dtype
+    change      settings to use, by name: T, K, beta, schedule, eps, nudge_site, lr, lr_factor, dtype
     advice      what else to do, in words that hold for every caller
-    verified    whether the change was tried on this batch and does cure it
+    tried       what the change did when it was applied to a copy of this model, on this batch; "" if it was not
+    verified    whether that cures it
     """
 
     cause: str
     shown_by: str
     change: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
+    tried: str = ""
     verified: bool = False
 
     def remedy(self, voice: Voice = "python") -> str:
         """What to do, as a sentence or two."""
         parts = []
         if self.change:
-            tried = " (tried on this batch: it cures it)" if self.verified else ""
+            tried = f" (tried on this batch: {self.tried})" if self.tried else ""
             parts.append(f"Use {_settings(self.change, voice)}{tried}.")
         return " ".join([*parts, *([self.advice] if self.advice else [])])
 
@@ -133,6 +146,7 @@ class Diagnosis:
             "shown_by": found.shown_by if found else None,
             "remedy": found.remedy(self.voice) if found else None,
             "change": dict(found.change) if found else {},
+            "tried": found.tried if found else None,
             "verified": found.verified if found else None,
             "passed": dict(self.passed),
             "remarks": list(self.remarks),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import derivative, leaf
 from eqprop.messages import unknown
 from eqprop.plugins import Table
 
@@ -34,8 +34,8 @@ class Activation:
             return self.derivative(v)
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            leaf = v if v.requires_grad else v.view_as(v).requires_grad_()
-            (slope,) = derivative(self.function(leaf).sum(), (leaf,), create_graph=recording)
+            inputs = leaf(v)
+            (slope,) = derivative(self.function(inputs).sum(), (inputs,), create_graph=recording)
         return torch.zeros_like(v) if slope is None else slope
 
 

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import derivative
+from eqprop.autodiff import derivative, leaf
 
 Shape = tuple[int, ...]
 Theta = Mapping[str, Tensor]
@@ -146,10 +146,9 @@ class Connection:
         """The oracle of `feedback`. Differentiable again where gradients are recorded."""
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            # A view, so that only this use of pre counts: within a layer post is the same tensor.
-            leaf = _leaf(pre)
-            out = self.forward(leaf, theta)
-            found = derivative((post.reshape_as(out) * out).sum(), (leaf,), create_graph=recording)[0]
+            inputs = leaf(pre)  # within a layer post is the same tensor, which does not count
+            out = self.forward(inputs, theta)
+            found = derivative((post.reshape_as(out) * out).sum(), (inputs,), create_graph=recording)[0]
         return torch.zeros_like(pre) if found is None else found
 
     @final
@@ -159,7 +158,7 @@ class Connection:
             return {}
         recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            leaves = {name: _leaf(value) for name, value in theta.items()}
+            leaves = {name: leaf(value) for name, value in theta.items()}
             out = self.forward(pre, leaves)
             found = derivative((post.reshape_as(out) * out).sum(), tuple(leaves.values()), create_graph=recording)
         pairs = zip(theta.items(), found, strict=True)
@@ -171,11 +170,6 @@ class Connection:
     def describe(self) -> str:
         """What it is, in a few words."""
         return type(self).__name__
-
-
-def _leaf(v: Tensor) -> Tensor:
-    view = v.view_as(v)
-    return view if view.requires_grad else view.requires_grad_()
 
 
 @register("dense")

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, ClassVar, Literal, NamedTuple, final
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +20,8 @@ from eqprop.models.activations import Activation, activation
 from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, register
 from eqprop.models.graph import INPUT, Graph, Wiring
 from eqprop.models.layered import layered_parameters
+from eqprop.models.settings import ModelSettings
+from eqprop.settings import Positive, about
 from eqprop.state import LayerParameters
 
 Image = tuple[int, int, int]
@@ -411,6 +414,55 @@ _activation = activation
 def convolutional_parameters(flat: int, maps: int, bias: bool = True) -> tuple[LayerParameters, ...]:
     """Wfc01 and bfc0, ... for the flat layers, then Wconv01 and bconv0, ... for the maps."""
     return layered_parameters(flat, bias, "fc") + layered_parameters(maps, bias, "conv")
+
+
+@final
+class ConvolutionalNet(ModelSettings, frozen=True):
+    """`Convolutional` as data."""
+
+    input_shape: Annotated[tuple[Positive, Positive, Positive], about("Shape of an image, channels first.")] = (
+        1,
+        28,
+        28,
+    )
+    channels: Annotated[tuple[Positive, ...], about("Maps per convolution, from the output side.")] = (64, 32)
+    flat: Annotated[tuple[Positive, ...], about("Neurons per fully connected layer, the output first.")] = (10,)
+    activation: Annotated[str, about("Activation of every layer, or a table by layer.")] = "hard-sigmoid"
+    kernel: Annotated[int, about("Side of the kernels.", ge=1)] = 5
+    padding: Annotated[int, about("Zeros around an image.", ge=0)] = 0
+    pool: Annotated[int, about("Side of the zones that are pooled.", ge=1)] = 2
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    kind: Literal["convolutional"] = "convolutional"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
+
+    @property
+    def weights(self) -> int:
+        maps = pairwise((*self.channels, self.input_shape[0]))
+        flat = pairwise((*self.flat, (self.channels or (1,))[0] * math.prod(self.input_shape[1:])))
+        return sum(a * b * self.kernel**2 for a, b in maps) + sum(a * b for a, b in flat)
+
+    def build(self, seed: int, dtype: torch.dtype) -> Convolutional:
+        return Convolutional(
+            self.input_shape,
+            self.channels,
+            self.flat,
+            self.activation,
+            kernel=self.kernel,
+            padding=self.padding,
+            pool=self.pool,
+            bias=self.bias,
+            **self.drawn(seed, dtype),
+        )
+
+    def without_output(self) -> ConvolutionalNet:
+        return msgspec.structs.replace(self, flat=self.flat[1:])
+
+    def __str__(self) -> str:
+        maps = "-".join(str(n) for n in reversed(self.channels))
+        return f"{maps} maps of {self.kernel} x {self.kernel}, pool {self.pool}, {'-'.join(map(str, self.flat[::-1]))}"
 
 
 def _check_channels(channels: Shape, flat: Shape) -> None:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
 from eqprop.models.connections import Connection, Ends, Init, Shape, Weight, add_parameters
@@ -203,6 +204,7 @@ class Graph(PrimitiveDynamics):
             return tuple([_fed(total[n]) if n in layers else v for n, v in enumerate(s)])
         return tuple([self._leaked(_fed(total[n]), v, n) if n in layers else v for n, v in enumerate(s)])
 
+    @in_own_precision
     def feedforward(self, x: Tensor) -> State:
         """s_n = sigma(sum of A(pre) + b), layer by layer from the input to the output: the connections, one way."""
         order = self._forward_order()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import final
+from itertools import pairwise
+from typing import Annotated, Literal, final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,8 @@ from eqprop.dynamics import NudgeSite
 from eqprop.models.activations import Activation, activation
 from eqprop.models.connections import Dense, Init, Weight
 from eqprop.models.graph import INPUT, Graph, Setting, Wiring, energy_step
+from eqprop.models.settings import ModelSettings
+from eqprop.settings import Finite, Positive, about
 from eqprop.state import LayerParameters
 
 
@@ -125,6 +129,70 @@ class Toy(Graph):
 
 # The constructor's argument of the same name shadows the function.
 _activation = activation
+
+
+@final
+class LayeredNet(ModelSettings, frozen=True):
+    """`Layered` as data; sizes go from the output to the input."""
+
+    sizes: Annotated[tuple[Positive, ...], about("Neurons per layer, from the output to the input.")] = (10, 512, 784)
+    setting: Annotated[Setting, about("energy-based or prototypical.")] = "prototypical"
+    activation: Annotated[str, about("Activation of every layer, or a table by layer.")] = "sigmoid"
+    eps: Annotated[Finite, about("Step of energy-based nets.")] | None = None
+    clip: Annotated[bool, about("Keep the states of energy-based nets in [0, 1].")] = False
+    output_slope: Annotated[bool, about("Whether sigma' acts on the outputs of energy-based nets.")] = True
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    kind: Literal["layered"] = "layered"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return layered_parameters(len(self.sizes) - 1, self.bias)
+
+    @property
+    def weights(self) -> int:
+        return sum(a * b for a, b in pairwise(self.sizes))
+
+    def build(self, seed: int, dtype: torch.dtype) -> Layered:
+        return Layered(
+            self.sizes,
+            self.setting,
+            self.activation,
+            eps=self.eps,
+            clip=self.clip,
+            output_slope=self.output_slope,
+            bias=self.bias,
+            **self.drawn(seed, dtype),
+        )
+
+    def without_output(self) -> LayeredNet:
+        if len(self.sizes) < 3:
+            raise ValueError(f"A net of sizes {self.sizes} has no hidden layer to read; expected at least three sizes.")
+        return msgspec.structs.replace(self, sizes=self.sizes[1:])
+
+    def __str__(self) -> str:
+        return "-".join(str(n) for n in reversed(self.sizes))
+
+
+@final
+class ToyNet(ModelSettings, frozen=True):
+    """`Toy` as data: sizes of outputs, hidden layer and inputs."""
+
+    sizes: Annotated[tuple[Positive, Positive, Positive], about("Outputs, hidden neurons and inputs.")] = (5, 50, 10)
+    activation: Annotated[str, about("Activation of every layer.")] = "tanh"
+    eps: Annotated[Finite, about("Step of energy-based nets.")] = 0.08
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    kind: Literal["toy"] = "toy"
+
+    @property
+    def weights(self) -> int:
+        outputs, hidden, inputs = self.sizes
+        return outputs * hidden + outputs * inputs + hidden * inputs
+
+    def build(self, seed: int, dtype: torch.dtype) -> Toy:
+        return Toy(self.sizes, self.activation, eps=self.eps, bias=self.bias, **self.drawn(seed, dtype))
+
+    def __str__(self) -> str:
+        return f"toy {'-'.join(str(n) for n in reversed(self.sizes))}"
 
 
 def layered_parameters(depth: int, bias: bool = True, kind: str = "") -> tuple[LayerParameters, ...]:

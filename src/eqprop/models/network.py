@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from dataclasses import fields
+from typing import Annotated, Any, Literal, final
 
+import msgspec
 import torch
 from torch import Tensor
 
 from eqprop.dynamics import NudgeSite
 from eqprop.functional import layer_shapes
-from eqprop.messages import did_you_mean
+from eqprop.messages import did_you_mean, unknown
 from eqprop.models.activations import Activation
 from eqprop.models.activations import activation as _activation
-from eqprop.models.connections import Connection, Init, Shape
+from eqprop.models.connections import CONNECTIONS, Connection, Init, Shape
 from eqprop.models.graph import INPUT, Graph, Setting, Wiring, energy_step
+from eqprop.models.settings import ModelSettings
+from eqprop.settings import Finite, Positive, about, check
+from eqprop.state import LayerParameters
 
 AnyActivation = str | Activation | Callable[[Tensor], Tensor]
 Groups = Sequence[Sequence[str]]
@@ -163,3 +168,94 @@ def _check_groups(declared: Groups, names: Sequence[str]) -> tuple[tuple[str, ..
             f"groups has {', '.join(wrong) or 'no layer'} in none or several of {groups}; expected every layer once."
         )
     return groups
+
+
+Sizes = Positive | tuple[Positive, ...]
+
+
+@final
+class GraphNet(ModelSettings, frozen=True, kw_only=True):
+    """`Network` as data.
+
+    layers          sizes by name, the output first
+    connections     their fields and their kind: {"kind": "conv", "pre": "x", "post": "h1", "kernel": 3, ...}
+    activation      one for all layers, or by layer, "*" for those not named
+    groups          of layers that a sweep updates together; None: a colouring
+    """
+
+    input_shape: Annotated[Sizes, about("Shape of an input.")]
+    layers: Annotated[Mapping[str, Sizes], about("Sizes of the layers by name, the output first.")]
+    connections: Annotated[tuple[Mapping[str, Any], ...], about("Connections: kind, pre, post and their settings.")]
+    activation: Annotated[str | Mapping[str, str], about("Activation of every layer, or a table by layer.")] = (
+        "hard-sigmoid"
+    )
+    setting: Annotated[Setting, about("energy-based or prototypical.")] = "prototypical"
+    eps: Annotated[Finite, about("Step of energy-based nets.")] | None = None
+    clip: Annotated[bool, about("Keep the states of energy-based nets in [0, 1].")] = False
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    bias_gain: Annotated[Finite, about("Factor on the initial range of biases.")] = 1.0
+    groups: Annotated[tuple[tuple[str, ...], ...], about("Layers that a sweep updates together.")] | None = None
+    kind: Literal["graph"] = "graph"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return self.build(0, torch.float32).layer_parameters
+
+    @property
+    def weights(self) -> int:
+        shapes = {
+            name: n if isinstance(n, tuple) else (n,) for name, n in (*self.layers.items(), (INPUT, self.input_shape))
+        }
+        ends = [(c, shapes.get(c.pre), shapes.get(c.post)) for c in self._made()]
+        known = [(c, pre, post) for c, pre, post in ends if pre is not None and post is not None]
+        return sum(math.prod(w.shape) for c, pre, post in known for w in c.weights(pre, post).values())
+
+    def _made(self) -> list[Connection]:
+        return [_made_connection(values) for values in self.connections]
+
+    def build(self, seed: int, dtype: torch.dtype) -> Network:
+        return Network(
+            self.input_shape,
+            self.layers,
+            self._made(),
+            self.activation,
+            setting=self.setting,
+            eps=self.eps,
+            clip=self.clip,
+            bias=self.bias,
+            groups=self.groups,
+            bias_gain=self.bias_gain,
+            **self.drawn(seed, dtype),
+        )
+
+    def without_output(self) -> GraphNet:
+        """A copy without the output layer and its connections."""
+        output, *rest = self.layers
+        if not rest:
+            raise ValueError(f"The net has no layer but {output}, so a readout has nothing to read.")
+        left = tuple(c for c in self.connections if output not in (c.get("pre"), c.get("post")))
+        groups = self.groups and tuple(g for g in (tuple(n for n in g if n != output) for g in self.groups) if g)
+        named = self.activation
+        sigma = named if isinstance(named, str) else {name: a for name, a in named.items() if name != output}
+        layers = {name: self.layers[name] for name in rest}
+        return msgspec.structs.replace(self, layers=layers, connections=left, activation=sigma, groups=groups)
+
+    def __str__(self) -> str:
+        sizes = "-".join(str(n if isinstance(n, int) else n[0]) for n in reversed(list(self.layers.values())))
+        return f"graph {sizes}, {len(self.connections)} connections"
+
+
+def _made_connection(values: Mapping[str, Any]) -> Connection:
+    """A connection from its fields and its kind."""
+    given = dict(values)
+    kind = str(given.pop("kind", "dense"))
+    if kind not in CONNECTIONS:
+        raise ValueError(unknown("kind of connection", kind, CONNECTIONS))
+    known = [f.name for f in fields(CONNECTIONS[kind])]
+    strange = next((name for name in given if name not in known), None)
+    if strange is not None:
+        raise ValueError(f"A connection of kind {kind}: {unknown('field', strange, known)}")
+    missing = [name for name in ("pre", "post") if name not in given and not (kind == "lateral" and name == "post")]
+    if missing:
+        raise ValueError(f"A connection of kind {kind} lacks {' and '.join(missing)}, the names of its layers.")
+    return check(given, CONNECTIONS[kind], f"A connection of kind {kind}")

@@ -41,7 +41,28 @@ def stack(models: Sequence[Model]) -> Model:
         value = torch.stack([m.get_parameter(name).detach() for m in models])
         _replace(stacked, name, value)
     stacked.networks = len(models)
+    _check_stacks(stacked, models[0])
     return stacked
+
+
+@torch.no_grad()
+def _check_stacks(stacked: Model, single: Model) -> None:
+    """Raise ValueError unless a step of the stack takes layers (R, B, ...): models of functions are for one network."""
+    assert single.input_shape is not None, "checked by stack"
+    networks, like = stacked.networks or 1, next(single.parameters())
+    x = like.new_zeros(networks, 2, *single.input_shape)
+    expected = [(networks, *layer.shape) for layer in single.init_state(x[0])]
+    start = stacked.init_state(x)
+    try:
+        fits = [layer.shape for layer in start] == expected
+        fits = fits and [layer.shape for layer in stacked.transition(x, start)] == expected
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{single.title} is written for one network: its step does not take states with a leading dimension for "
+            f"the {networks} networks. Train one network at a time, or write it as an eqprop.models.Network."
+        )
 
 
 def unstack(model: Model, r: int) -> Model:

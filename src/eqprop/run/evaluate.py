@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, SquaredError
 from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.dynamics import Dynamics
@@ -23,7 +24,7 @@ from eqprop.experiments.architecture import Factory, Own, own_of
 from eqprop.experiments.experiment import BACKPROP, Experiment
 from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
-from eqprop.run.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
+from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_file, kept, read_checkpoint, restore_start
 from eqprop.run.distributed import ALONE, Ranks
 from eqprop.run.plan import (
     TARGETS,
@@ -110,6 +111,7 @@ class Measure:
         """
         return [error for error in self.errors(between).top1 if error is not None]
 
+    @in_own_precision
     def errors(self, between: Callable[[], None] = lambda: None) -> Errors:
         """`error_rates`, and the percentage of samples whose label is not among the five largest outputs."""
         nothing: list[float | None] = [None] * (self.networks or 1)
@@ -323,7 +325,7 @@ def load(
         )
     own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)
-    checkpoint = read_checkpoint(place if at is None else _kept_place(place, at))
+    checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
     cost = _readout(experiment, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
@@ -343,20 +345,17 @@ def load(
     return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name, labelled)
 
 
-def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
-    if at == BEST:
-        place = leg / BEST
-    elif isinstance(at, int) and not isinstance(at, bool):
-        place = leg / kept(at)
-    else:
+def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
+    if at != BEST and (not isinstance(at, int) or isinstance(at, bool)):
         raise ValueError(f"at is {at!r}; expected 'best' or the number of an epoch.")
-    if not place.is_dir():
-        there = sorted(p.name for p in leg.iterdir() if p.is_dir())
+    name = kept(at) if isinstance(at, int) else BEST
+    if not checkpoint_file(leg, name).is_file():
+        there = sorted(path.stem for path in leg.glob(f"*{SUFFIX}") if path.stem != LAST)
         raise FileNotFoundError(
-            f"{leg} has no weights kept as {place.name}; it holds {', '.join(there) or 'only the last'}. Train with "
+            f"{leg} has no weights kept as {name}; it holds {', '.join(there) or 'only the last'}. Train with "
             "keep_best or keep_every to keep others."
         )
-    return place
+    return name
 
 
 def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
@@ -445,6 +444,7 @@ def normalised(x: Tensor, experiment: Experiment) -> Tensor:
 
 
 @torch.no_grad()
+@in_own_precision
 def predict(
     network: Trained | Dynamics | str | Path, x: Any, T: int | None = None, *, outputs: bool | None = None
 ) -> Tensor:
@@ -509,7 +509,7 @@ def evaluate(
                 plan = Plan(described.experiment, settings, images)
                 check_inputs(plan, found.model)
                 errors = _test_errors(found, plan, engine, precision)
-                lost = str(trial) in read_checkpoint(place).diverged
+                lost = trial in read_checkpoint(place).diverged
                 seed = described.experiment.seed + trial
                 entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import (
     EXCHANGE,
@@ -49,6 +50,7 @@ class GraphRunner(EagerRunner):
         self.order: Tensor | None = None
         self.sign_rows: Tensor | None = None
 
+    @in_own_precision
     @full_precision()
     def run(self, order: Tensor) -> None:
         self.job.check_unchanged()

@@ -1,0 +1,128 @@
+"""Try a remedy: apply it to a copy of the model and see what EP's gradient on this batch becomes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from eqprop.cost import Problem
+from eqprop.dynamics import Dynamics, set_nudge_site
+from eqprop.gdu.patient import EXPLODED, Grads, Patient, march, most_steps, nudged, whole_cosine
+from eqprop.gdu.verdict import Finding, nice
+from eqprop.state import State, distance
+
+CURED = 0.99
+"""A remedy is verified where it brings the cosine of EP's gradient to the exact one above this,"""
+NO_WORSE = 1.05
+"""or its error to at most this multiple of what is left in the limit of small beta and large T and K: what nothing but
+another model or another place of the nudge takes away."""
+AT_REST = 1e-6
+"""A state that one more step moves by less has come to rest."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a change did: whether it cures, and the words that follow "tried on this batch"."""
+
+    cured: bool
+    text: str
+
+
+def tried(p: Patient, finding: Finding) -> Finding:
+    """The finding with what its change does when applied; where that falls short, with the first that does cure."""
+    if not finding.change or finding.tried:
+        return finding
+    first: Finding | None = None
+    for change in _changes(p, finding):
+        trial = attempt(p, change)
+        if trial is None:  # this model does not take it
+            continue
+        found = replace(finding, change=change, tried=trial.text, verified=trial.cured)
+        if trial.cured:
+            return found
+        first = first or found
+    return first or finding
+
+
+def _changes(p: Patient, finding: Finding) -> Iterator[dict[str, Any]]:
+    """The change itself, then the same taken further, to where a longer walk must lead or a weaker nudge."""
+    change = dict(finding.change)
+    yield change
+    for factor in (2, 4):
+        if "eps" in change:  # smaller steps, and as many more of them
+            shorter = p.model.nudge_scale / change["eps"] * factor / 2
+            yield {**change, "T": int(nice(p.ep.T * shorter)), "K": int(nice(p.ep.K * shorter))}
+        elif "beta" in change:
+            grows = abs(change["beta"]) > abs(float(p.ep.beta))
+            yield {
+                **change,
+                "beta": nice(change["beta"] * factor) if grows else nice(change["beta"] / factor, up=False),
+            }
+        elif "T" in change or "K" in change:
+            yield {name: int(nice(value * factor)) for name, value in change.items()}
+    if change.get("schedule") == "alternating":
+        yield {**change, "schedule": "sweeps"}
+
+
+def attempt(p: Patient, change: Mapping[str, Any]) -> Trial | None:
+    """EP's gradient with the change applied to a copy, against the exact one; None where the model refuses it."""
+    try:
+        treated = applied(p, change)
+        treated.ep.check_nudge(treated.model, treated.x.dtype)
+    except (ValueError, TypeError):
+        return None
+    if not float(treated.free.residual.max()) < EXPLODED:
+        return Trial(False, "the state still grows without bound")
+    there = march(treated.wide, tuple(v.double() for v in treated.free.state), most_steps(p), 1e-12)
+    if not there.rests(AT_REST):
+        return Trial(False, f"the state still does not rest, residual {there.residual:.1e}")
+    treated.take_rest(there.state)
+    if treated.series.grows:
+        return Trial(False, "at rest a push still grows")
+    found = nudged(treated, treated.ep, treated.free.state)
+    value = whole_cosine(found, treated.exact)
+    text = f"the cosine to the exact gradient is then {value:.3f}"
+    if value >= CURED:
+        return Trial(True, text)
+    left = _error(treated.series.complete, treated.exact)
+    if _error(found, treated.exact) <= NO_WORSE * left:
+        return Trial(True, f"{text}, all that the nudge outside sigma leaves")
+    return Trial(False, text)
+
+
+def _error(found: Grads, exact: Grads) -> float:
+    return sum(float((found[name] - g).square().sum()) for name, g in exact.items()) ** 0.5
+
+
+def applied(p: Patient, change: Mapping[str, Any]) -> Patient:
+    """The same with some settings changed, on a copy of the model. Raises ValueError or TypeError where it refuses."""
+    phases = {name: value for name, value in change.items() if name in ("T", "K", "beta", "schedule")}
+    problem, symptoms = Problem(copy.deepcopy(p.model), p.cost, p.x, p.y), p.symptoms
+    if "dtype" in change:
+        problem = problem.double()
+        wide = None if symptoms.state is None else tuple(v.double() for v in symptoms.state)
+        symptoms = replace(symptoms, state=wide)
+    if "nudge_site" in change:
+        set_nudge_site(problem.model, change["nudge_site"])
+    if "eps" in change:
+        _set_eps(problem, p.start, change["eps"])
+    return Patient(problem.model, problem.cost, problem.x, problem.y, replace(p.ep, **phases), symptoms)
+
+
+@torch.no_grad()
+def _set_eps(problem: Problem, s: State, eps: float) -> None:
+    """Give an energy's step another size. Raises ValueError where the step does not follow."""
+    model: Dynamics = problem.model
+    old, drive = model.nudge_scale, model.drive(problem.x)
+    before = model.step(drive, s)
+    for name in ("eps", "nudge_scale"):
+        if getattr(model, name, None) == old:
+            setattr(model, name, eps)
+    wanted = tuple(v + eps / old * (w - v) for v, w in zip(s, before, strict=True))
+    moved = float(distance(before, s, 1).max())
+    if float(distance(model.step(model.drive(problem.x), s), wanted, 1).max()) > 1e-3 * moved:
+        raise ValueError(f"The step of {model.title} does not follow its eps.")
