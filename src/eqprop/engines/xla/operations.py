@@ -243,15 +243,6 @@ def _group_norm(
     return (y if bias is None else y + bias.reshape(per_channel)), mean[..., 0], rstd[..., 0]
 
 
-def _batch_norm(
-    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
-) -> tuple[Array, Array, Array]:
-    per_channel = (-1, *[1] * (x.ndim - 2))
-    y = (x - mean.reshape(per_channel)) * lax.rsqrt(var + eps).reshape(per_channel)
-    y = y if weight is None else y * weight.reshape(per_channel)
-    return (y if bias is None else y + bias.reshape(per_channel)), mean[:0], mean[:0]
-
-
 def _same(x: Array, *_: Any, **__: Any) -> Array:
     return x
 
@@ -299,13 +290,13 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "abs": jnp.abs, "acos": jnp.arccos, "acosh": jnp.arccosh, "asin": jnp.arcsin, "asinh": jnp.arcsinh,
     "atan": jnp.arctan, "atanh": jnp.arctanh, "bitwise_not": jnp.bitwise_not, "ceil": jnp.ceil, "cos": jnp.cos,
     "cosh": jnp.cosh, "erf": lax.erf, "erfc": lax.erfc, "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1,
-    "floor": jnp.floor, "isinf": jnp.isinf, "isnan": jnp.isnan, "isfinite": jnp.isfinite, "log": jnp.log,
+    "floor": jnp.floor, "isinf": jnp.isinf, "isnan": jnp.isnan, "log": jnp.log,
     "log10": jnp.log10, "log1p": jnp.log1p, "log2": jnp.log2, "logical_not": jnp.logical_not, "neg": operator.neg,
     "reciprocal": lambda x: 1.0 / x, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)), "round": jnp.round,
-    "rsqrt": lax.rsqrt, "sigmoid": jax.nn.sigmoid, "sign": jnp.sign, "sgn": jnp.sign, "sin": jnp.sin,
-    "sinh": jnp.sinh, "sqrt": jnp.sqrt, "square": jnp.square, "tan": jnp.tan, "tanh": jnp.tanh, "trunc": jnp.trunc,
+    "rsqrt": lax.rsqrt, "sigmoid": jax.nn.sigmoid, "sign": jnp.sign, "sin": jnp.sin,
+    "sinh": jnp.sinh, "sqrt": jnp.sqrt, "tan": jnp.tan, "tanh": jnp.tanh, "trunc": jnp.trunc,
     "lgamma": lax.lgamma, "digamma": lax.digamma, "erfinv": lax.erf_inv, "angle": jnp.angle, "_conj": jnp.conj,
-    "conj_physical": jnp.conj, "_conj_physical": jnp.conj, "view_as_real": _view_as_real,
+    "_conj_physical": jnp.conj, "view_as_real": _view_as_real,
     "view_as_complex": lambda x: lax.complex(x[..., 0], x[..., 1]),
 }  # fmt: skip
 
@@ -338,7 +329,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.div.Tensor: _divide,
     _aten.div.Scalar: _divide,
     _aten.div.Tensor_mode: _divide,
-    _aten.div.Scalar_mode: _divide,
     _aten.pow.Tensor_Scalar: _power,
     _aten.pow.Tensor_Tensor: _power,
     _aten.pow.Scalar: _power,
@@ -359,8 +349,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: jnp.matmul,
     _aten.bmm.default: jnp.matmul,
     _aten.addmm.default: lambda c, a, b, beta=1, alpha=1: _scaled(c, beta) + _scaled(a @ b, alpha),
-    _aten.mv.default: jnp.matmul,
-    _aten.dot.default: jnp.dot,
     _aten._trilinear.default: _trilinear,
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
@@ -375,8 +363,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten._log_softmax.default: _log_softmax,
     _aten.native_layer_norm.default: _layer_norm,
     _aten.native_group_norm.default: _group_norm,
-    _aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    _aten.sum.default: _reduction(jnp.sum),
     _aten.sum.dim_IntList: _reduction(jnp.sum),
     _aten.mean.default: _reduction(jnp.mean),
     _aten.mean.dim: _reduction(jnp.mean),
@@ -402,7 +388,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.view.default: _view,
     _aten.permute.default: jnp.transpose,
     _aten.unsqueeze.default: jnp.expand_dims,
-    _aten.squeeze.dim: _squeeze,
     _aten.squeeze.dims: _squeeze,
     _aten.expand.default: _expand,
     _aten.repeat.default: lambda x, times: jnp.tile(x, tuple(times)),
@@ -412,7 +397,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.select.int: _pick,
     _aten.slice.Tensor: _slice,
     _aten.diagonal.default: _diagonal,
-    _aten.select_scatter.default: lambda x, new, dim, index: x.at[_at(x, dim, index)].set(new),
     _aten.slice_scatter.default: _slice_scatter,
     _aten.diagonal_scatter.default: _diagonal_scatter,
     _aten.unfold.default: _unfold,
@@ -429,7 +413,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten.upsample_nearest2d_backward.default: nearest_back,
     _aten.full.default: lambda sizes, value, **_: jnp.full(tuple(sizes), value),
     _aten.full_like.default: _like,
-    _aten.fill.Scalar: _like,
     _aten.scalar_tensor.default: lambda value, **_: jnp.asarray(value),
     _aten._efficientzerotensor.default: lambda sizes, **_: jnp.zeros(tuple(sizes)),
     _aten.arange.start_step: _arange,
@@ -439,7 +422,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     _aten._to_copy.default: _same,
     _aten.alias.default: _same,
     _aten.clone.default: _same,
-    _aten.detach.default: _same,
     _aten.copy.default: lambda x, new, *_: jnp.broadcast_to(new, x.shape),
     _aten.lift_fresh_copy.default: _same,
 }
