@@ -14,7 +14,7 @@ from typing import Any
 
 from eqprop.files import write_text
 from eqprop.run.folder import EXPERIMENT, read_json, sessions
-from eqprop.run.metrics import read_metrics
+from eqprop.run.log import read_metrics
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 TRACES = "traces.json"

@@ -45,7 +45,7 @@ from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
 from eqprop.run import load
-from eqprop.run.metrics import read_metrics
+from eqprop.run.log import read_metrics
 from eqprop.state import State
 
 NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}

@@ -1,4 +1,4 @@
-"""Atomic file writes, and reads that never follow a link."""
+"""Atomic file writes, appends, reads of regular files, and locks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import stat
 import tempfile
 from pathlib import Path
 
@@ -54,28 +53,41 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def append_text(path: Path, content: str) -> None:
+    """Add to the end of a file, made if missing, and flush to disk: a reader may find the last line unfinished."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    with os.fdopen(handle, "ab") as file:
+        file.write(content.encode("utf-8", "surrogateescape"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+UNFINISHED = ".*.????????.part"
+"""Temporary files of `write_bytes`; one that is left belongs to a process that was killed while writing."""
+
+
+def clear_unfinished(folder: Path, pattern: str = UNFINISHED) -> None:
+    """Remove temporary files that killed processes left in a folder which no other process writes now."""
+    for part in folder.glob(pattern):
+        if part.is_file():
+            part.unlink(missing_ok=True)
+
+
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file. Links, devices and pipes are refused: they lead elsewhere, or never end."""
-    with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+    """The content of a regular file. Devices and pipes are left alone: they may never end."""
+    _check_regular(path)
+    return path.read_bytes()
 
 
-def _open_regular(path: Path, flags: int) -> int:
-    try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise linked(path) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file. Restore it from a copy, or remove it.")
-    return handle
 
 
 def open_lock(path: Path) -> int:
     """Open a lock file, created if missing."""
-    return _open_regular(path, os.O_RDWR | os.O_CREAT)
+    _check_regular(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def take_lock(handle: int, path: Path, *, wait: bool) -> bool:
@@ -90,17 +102,3 @@ def take_lock(handle: int, path: Path, *, wait: bool) -> bool:
             "processes could damage the same files. Choose a folder on a local disk."
         ) from error
     return True
-
-
-def linked(path: Path) -> OSError:
-    """The error for a link where a run keeps a file or folder of its own."""
-    where = os.readlink(path) if path.is_symlink() else "another place"
-    return OSError(
-        f"{path} is a symbolic link to {where}; expected a file or folder of the run itself. Links are not followed, "
-        "since a run would change what they point to. Put a copy in its place, or remove it."
-    )
-
-
-def refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise linked(path)

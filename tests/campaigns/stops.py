@@ -43,7 +43,7 @@ from eqprop.provenance import commit, provenance
 from eqprop.run import train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.folder import LOCK, is_run
-from eqprop.run.metrics import WALL_TIME, read_metrics
+from eqprop.run.log import WALL_TIME, read_metrics
 
 LEGS = ("ep", "bptt")
 LIMIT = 60.0
@@ -98,7 +98,7 @@ class Fault:
 
         def opened(handle: int, mode: str = "r", *rest: Any, **others: Any) -> Any:
             file = fdopen(handle, mode, *rest, **others)
-            return Writing(file, self) if "w" in mode else file
+            return Writing(file, self) if "r" not in mode else file
 
         os.fdopen = opened  # type: ignore[assignment]
 

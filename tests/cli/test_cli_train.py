@@ -17,7 +17,7 @@ from helpers.training_runs import SMALL, assert_same_bits, few_images, start, wa
 from eqprop.cli.common import watcher
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.run import resume, train
-from eqprop.run.metrics import Line, read_metrics
+from eqprop.run.log import Line, read_metrics
 from eqprop.run.plan import Leg, Settings, make_plan
 from eqprop.run.watch import Events, Lines, Progress, Several, Watch, duration, named_watch
 

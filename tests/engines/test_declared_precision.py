@@ -32,8 +32,8 @@ from eqprop.engines.eager import (
 from eqprop.models import Conv, Dense, Layered, Network
 from eqprop.relax import relax
 from eqprop.report.page import write_report
+from eqprop.run.log import read_metrics
 from eqprop.run.loop import GUARD
-from eqprop.run.metrics import read_metrics
 from eqprop.run.watch import Watch
 
 LOWER: tuple[Precision, ...] = ("tf32", "float16", "bfloat16")

@@ -24,8 +24,8 @@ from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import Experiment
 from eqprop.run import Stopped, resume, train
 from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.log import WALL_TIME, read_metrics
 from eqprop.run.loop import Interruption
-from eqprop.run.metrics import WALL_TIME, read_metrics
 from eqprop.run.watch import Watch
 
 SMALL = Experiment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,8 @@ from eqprop.experiments.paper import named_experiment
 from eqprop.report.page import write_report
 from eqprop.run import evaluate, train
 from eqprop.run.api import resolve
-from eqprop.run.checkpoint import read_checkpoint
-from eqprop.run.metrics import read_metrics
+from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
+from eqprop.run.log import read_metrics
 from eqprop.run.plan import Settings, make_plan
 from eqprop.run.trainer import Trainer
 
@@ -140,11 +139,11 @@ def test_killed_in_the_middle_of_an_epoch_it_resumes_bit_for_bit(tmp_path: Path,
     whole = finish(*words, "--out", tmp_path / "whole")
     assert (whole.returncode, whole.stderr) == (0, ""), "torch does not warn of pools that do not overlap"
     process = start(*words, "--out", tmp_path / "cut")
-    wait_for(tmp_path / "cut" / LEG / "checkpoint.json", process)
+    wait_for(checkpoint_file(tmp_path / "cut" / LEG), process)
     while True:
-        found = re.findall(r'"(?:epoch|iteration)": (\d+)', (tmp_path / "cut" / LEG / "checkpoint.json").read_text())
+        place = read_checkpoint(tmp_path / "cut" / LEG).position
         assert process.poll() is None, process.communicate()
-        if int(found[0]) == 1 and 0 < int(found[1]) < 20:
+        if place.epoch == 1 and 0 < place.iteration < 20:
             break
         time.sleep(0.001)
     kill(process)

@@ -13,8 +13,8 @@ from torch import Tensor
 from eqprop.engines.eager import EagerRunner
 from eqprop.run import resume, train
 from eqprop.run.evaluate import Measure
+from eqprop.run.log import read_metrics
 from eqprop.run.loop import Stopped
-from eqprop.run.metrics import read_metrics
 from eqprop.run.watch import Progress, Watch
 
 ITERATION, BATCH, COMPILING = 1.0, 10.0, 1000.0

@@ -21,7 +21,6 @@ from eqprop.cli.common import stopping
 from eqprop.engines import EXCHANGE, Task, choose
 from eqprop.run import distributed
 from eqprop.run.distributed import ALONE, Ranks, check_same
-from eqprop.run.plan import Settings, divides_networks
 
 TESTS = Path(__file__).resolve().parents[1]
 SAME, SAME_IN_FLOAT32 = 1e-12, 1e-5
@@ -92,10 +91,10 @@ def test_ranks_that_are_started_again_do_not_use_the_addresses_of_the_dead(found
     assert found["rejoined"]["second"] == [[0, ""], [0, ""]]
 
 
-def test_networks_apart_are_those_of_one_process_bit_for_bit(found: dict[str, Any]) -> None:
+def test_several_networks_are_trained_one_after_the_other(found: dict[str, Any]) -> None:
     gap = found["networks"]
-    assert (gap["weights"], gap["same_lines"]) == (0.0, True)
-    assert (gap["more_files"], gap["fewer_files"]) == ([".turns"], [])
+    assert gap["weights"] < SAME
+    assert gap["same_files"]
 
 
 def test_a_resumed_run_ends_as_if_left_alone(found: dict[str, Any]) -> None:
@@ -218,19 +217,6 @@ def test_shares_are_contiguous_and_divide() -> None:
     assert torch.equal(torch.cat(parts, -1), rows)
     with pytest.raises(ValueError, match="12 samples does not divide among 5 ranks. Use a batch of 10 or 15"):
         Ranks(0, 5).share(rows, -1)
-
-
-def test_several_networks_are_divided_unless_asked_otherwise() -> None:
-    several = Ranks(0, 4)
-    one, trials = Settings(("ep",)), Settings(("ep",), trials=3)
-    assert not divides_networks(one, several)
-    assert divides_networks(trials, several)
-    assert divides_networks(Settings(("ep", "bptt")), several)
-    assert not divides_networks(trials, ALONE)
-    assert not divides_networks(Settings(("ep",), trials=3, parallel="batch"), several)
-    assert not divides_networks(Settings(("ep",), trials=3, stacked=True), several)
-    with pytest.raises(ValueError, match="parallel"):
-        Settings(("ep",), parallel="data")
 
 
 def test_engines_that_update_weights_themselves_are_refused() -> None:

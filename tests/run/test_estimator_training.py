@@ -352,7 +352,7 @@ def test_the_command_line_takes_and_refuses_forms(tmp_path: Path, images: Images
     data = write_idx(tmp_path / "data", images)
     small = write_small_toml(tmp_path / "small.toml", 1)
     words = ("train", small, "--data", data, "--threads", 1, "--estimator")
-    done = finish(*words, "holomorphic", "--points", 6, "--out", tmp_path / "run", "--json", "-")
+    done = finish(*words, "ep-holomorphic", "--points", 6, "--out", tmp_path / "run", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["estimators"].keys() == {"ep-holomorphic"}
     assert "EP holomorphic, trial 0, engine eager" in done.stderr

@@ -20,7 +20,7 @@ import eqprop
 from eqprop.data import streamed
 from eqprop.run import Stopped, loop
 from eqprop.run.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from eqprop.run.metrics import read_metrics
+from eqprop.run.log import read_metrics
 from eqprop.run.watch import Several
 
 
@@ -126,19 +126,19 @@ def test_what_is_kept_survives_a_kill_at_any_checkpoint(tmp_path: Path, monkeypa
     options: dict[str, Any] = {"data": few_images(100, 50), "epochs": 2, "keep_best": True, "keep_every": 1}
     eqprop.train(SMALL, tmp_path / "whole", **options)
     places = ("best", "epoch-0001", "epoch-0002")
-    expected = [read_checkpoint(tmp_path / "whole" / "ep" / place).weights for place in places]
+    expected = [read_checkpoint(tmp_path / "whole" / "ep", place).weights for place in places]
 
     class Killed(BaseException):
         pass
 
     calls = 0
 
-    def dying(folder: Path, checkpoint: Checkpoint) -> None:
+    def dying(folder: Path, checkpoint: Checkpoint, *name: str) -> None:
         nonlocal calls
         calls += 1
         if calls == last:
             raise Killed
-        write_checkpoint(folder, checkpoint)
+        write_checkpoint(folder, checkpoint, *name)
 
     for last in range(2, 9):
         calls, run = 0, tmp_path / f"killed-{last}"
@@ -151,7 +151,7 @@ def test_what_is_kept_survives_a_kill_at_any_checkpoint(tmp_path: Path, monkeypa
                 pass
         eqprop.resume(run, data=options["data"])
         for place, weights in zip(places, expected, strict=True):
-            found = read_checkpoint(run / "ep" / place).weights
+            found = read_checkpoint(run / "ep", place).weights
             assert all(torch.equal(found[name], weight) for name, weight in weights.items()), (last, place)
     assert last > 5, "there are that many checkpoints"
 
@@ -259,7 +259,7 @@ def test_evaluate_on_other_data_takes_its_whole_test_set(tmp_path: Path) -> None
     assert found == pytest.approx(100.0 * float(wrong.double().mean()))
 
 
-@pytest.mark.parametrize("name", ["precision", "test_error_top5", "method", "loss"])
+@pytest.mark.parametrize("name", ["precision", "test_error_top5", "loss"])
 def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_path: Path) -> None:
     class Own(eqprop.Watch):
         def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:

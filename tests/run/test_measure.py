@@ -155,7 +155,7 @@ def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
 def test_a_run_evaluated_by_iterations_is_the_same_run(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"data": images, "trials": 2, "methods": "ep,bptt", "epochs": 2, "engine": "eager"}
+    options = {"data": images, "trials": 2, "estimators": "ep,bptt", "epochs": 2, "engine": "eager"}
     train(SMALL, tmp_path / "relaxed", **options)
     made = []
     built = Eager.runner
@@ -255,7 +255,7 @@ def test_the_kernels_leave_a_network_that_is_not_finite_as_it_is(on_the_gpu: Mea
 def test_a_run_of_the_kernels_is_measured_as_its_weights_are(images: Images, tmp_path: Path, method: str) -> None:
     """Of 110 test samples ten are relaxed; two may be told either way."""
     experiment = replace(EXPERIMENTS["convolutional"], learning_rates={"*": 0.005}, epochs=2)
-    train(experiment, tmp_path / "run", data=images, trials=2, methods=method, device="cuda", engine="cuda-conv")
+    train(experiment, tmp_path / "run", data=images, trials=2, estimators=method, device="cuda", engine="cuda-conv")
     last = [line["test_error"] for line in metrics(tmp_path / "run") if line["epoch"] == 2]
     for engine in ("cuda-conv", "eager"):
         again = [trial["test_error"] for trial in evaluate(tmp_path / "run", data=images, engine=engine)[method]]

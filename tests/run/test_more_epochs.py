@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def without_measured(folder: Path) -> list[dict[str, Any]]:
 
 def assert_as_if_asked_at_first(longer: Path, whole: Path) -> None:
     assert without_measured(longer) == without_measured(whole)
-    legs = [path.parent.name for path in whole.glob("*/checkpoint.json")]
+    legs = [path.parent.name for path in whole.glob("*/checkpoint.safetensors")]
     assert legs
     for leg in legs:
         for name, value in weights(whole, leg).items():
@@ -154,11 +153,3 @@ def test_the_first_number_ties_checkpoints_to_their_run(tmp_path: Path, images: 
         (run / "experiment.json").write_text(json.dumps({**content, "earlier_epochs": wrong}))
         with pytest.raises(ValueError, match=message):
             resume(run, data=images)
-
-
-def test_a_folder_of_0_1_0_is_lengthened(tmp_path: Path) -> None:
-    old = Path(__file__).parent / "version-0.1.0" / "finished"
-    run, data = Path(shutil.copytree(old, tmp_path / "run")), write_idx(tmp_path / "data", few_images(200, 100))
-    result = resume(run, data=str(data), epochs=3)
-    assert len(result.summary["estimators"]["bptt"]["trials"][0]["test_error"]) == 3
-    assert not (run / "experiment.json").exists()

@@ -21,8 +21,8 @@ from eqprop.run import resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.evaluate import outside_top5
 from eqprop.run.extras import Average, make_optimizer
+from eqprop.run.log import read_metrics
 from eqprop.run.loop import Stopped
-from eqprop.run.metrics import read_metrics
 
 LONG = replace(SMALL, epochs=6, decay="cosine", decay_epochs=4, decay_floor=0.01, warmup=0.5)
 EVERYTHING = replace(

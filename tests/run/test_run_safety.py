@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from helpers.training_runs import (
     explosive_network,
     few_images,
     metrics,
-    weights,
     write_idx,
     write_small_toml,
 )
@@ -38,9 +36,9 @@ from eqprop.data import Images
 from eqprop.experiments.experiment import BACKPROP, ESTIMATORS
 from eqprop.files import write_text
 from eqprop.relax import relax
-from eqprop.run import Stopped, Watch, evaluate, resume, train
-from eqprop.run.checkpoint import digest, read_checkpoint
-from eqprop.run.metrics import Line
+from eqprop.run import Stopped, Watch, log, resume, train
+from eqprop.run.checkpoint import _digest, _metadata
+from eqprop.run.log import Line, read_metrics
 from eqprop.run.plan import Settings, make_plan, read_description, read_images
 from eqprop.run.watch import Progress
 
@@ -94,18 +92,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
-def weights_file(run: Path) -> Path:
-    (found,) = (run / "ep").glob("weights-*")
-    return found
+def checkpoint(run: Path) -> Path:
+    return run / "ep" / "checkpoint.safetensors"
 
 
-def change(run: Path, then: Callable[[dict[str, Any]], object], sign: bool) -> None:
-    """Change checkpoint.json, with or without a digest that fits."""
-    path = run / "ep" / "checkpoint.json"
-    content = json.loads(path.read_text())
-    written = content.pop("digest", None)
+Tensors = dict[str, torch.Tensor]
+
+
+def change(
+    run: Path, then: Callable[[dict[str, Any]], object], sign: bool, tensors: Callable[[Tensors], Tensors] = dict
+) -> None:
+    """Change a checkpoint, with or without a digest that fits."""
+    path = checkpoint(run)
+    metadata, made = _metadata(path.read_bytes()), tensors(load_file(path))
+    content = json.loads(metadata["eqprop"])
     then(content)
-    path.write_text(json.dumps({**content, "digest": digest(content) if sign else written}))
+    text = json.dumps(content)
+    save_file(made, path, {"eqprop": text, "digest": _digest(text, made) if sign else metadata["digest"]})
 
 
 def refused(run: Path, images: Images, words: str, kind: type[Exception] = ValueError) -> str:
@@ -117,32 +120,15 @@ def refused(run: Path, images: Images, words: str, kind: type[Exception] = Value
     return str(error.value)
 
 
-def test_a_lost_checkpoint_is_refused_and_what_survived_is_kept(run: Path, made: Path, images: Images) -> None:
-    survived = weights_file(run)
-    (run / "ep" / "checkpoint.json").unlink()
-    message = refused(run, images, "checkpoint.json is missing, but ep was trained")
-    assert f"eqprop resume {run} --restart" in message
-    kept = survived.read_bytes()
-    watch = At()
-    resume(run, data=images, restart=True, watch=watch)
-    assert_same_bits(made / "whole", run)
-    assert (run / "ep.old" / survived.name).read_bytes() == kept
-    assert any("again from the beginning" in text for text in watch.warnings)
-
-
-def test_a_lost_folder_of_an_estimator_is_refused_while_its_metrics_are_there(
+def test_a_lost_checkpoint_is_refused_and_its_folder_deleted_trains_again(
     run: Path, made: Path, images: Images
 ) -> None:
+    checkpoint(run).unlink()
+    message = refused(run, images, "checkpoint.safetensors is missing, but ep was trained: 4 lines of metrics remain")
+    assert f"delete {run / 'ep'} to train that estimator again" in message
     shutil.rmtree(run / "ep")
-    refused(run, images, "checkpoint.json is missing, but ep was trained: 4 lines of metrics of it remain")
-    resume(run, data=images, restart=True)
+    resume(run, data=images)
     assert_same_bits(made / "whole", run)
-
-
-def test_restart_leaves_what_is_intact(run: Path, made: Path, images: Images) -> None:
-    resume(run, data=images, restart=True)
-    assert_same_bits(made / "whole", run)
-    assert not (run / "ep.old").exists()
 
 
 def test_a_run_killed_before_its_first_checkpoint_was_complete_begins(
@@ -150,41 +136,22 @@ def test_a_run_killed_before_its_first_checkpoint_was_complete_begins(
 ) -> None:
     with pytest.raises(Enough):
         train(SMALL, tmp_path / "run", data=images, watch=At(1, give_up), **OPTIONS)
-    place = tmp_path / "run" / "ep"
-    weights_file(tmp_path / "run").rename(place / "weights-0000-000000-01234567.safetensors")
-    (place / "checkpoint.json").unlink()
+    checkpoint(tmp_path / "run").unlink()
     (tmp_path / "run" / "metrics.jsonl").unlink()
     resume(tmp_path / "run", data=images)
     assert_same_bits(made / "whole", tmp_path / "run")
 
 
-LINKED = (".lock", "experiment.json", "metrics.jsonl", "environment.json", "ep", "ep/checkpoint.json", "ep/weights")
-
-
-@pytest.mark.parametrize("name", LINKED)
-def test_no_link_out_of_the_folder_is_followed(run: Path, tmp_path: Path, images: Images, name: str) -> None:
-    path = weights_file(run) if name == "ep/weights" else run / name
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    mine = outside / path.name
-    path.rename(mine)
-    path.symlink_to(mine)
-    if mine.is_dir():
-        (mine / "weights-mine").write_text("mine")
-    else:
-        mine.chmod(0o600)
-    before = {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
-    with pytest.raises(OSError, match="is a symbolic link to .*Links are not followed"):
-        resume(run, data=images)
-    assert {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()} == before
-
-
-def test_a_link_to_nowhere_creates_nothing_there(tmp_path: Path, images: Images) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="is a symbolic link"):
-        train(SMALL, tmp_path / "run", data=images, **OPTIONS)
-    assert not (tmp_path / "elsewhere").exists()
+@pytest.mark.parametrize("name", ["ep", "metrics.jsonl", "ep/checkpoint.safetensors", "."])
+def test_what_lies_on_another_disk_may_be_linked(
+    run: Path, made: Path, tmp_path: Path, images: Images, name: str
+) -> None:
+    """Clusters keep large folders elsewhere; files that are written again replace a link."""
+    there = tmp_path / "other-disk"
+    (run / name).rename(there)
+    (run / name).symlink_to(there)
+    resume(run, data=images)
+    assert_same_bits(made / "whole", run)
 
 
 def test_a_lock_that_is_another_name_of_a_file_leaves_it_as_it_is(run: Path, tmp_path: Path, images: Images) -> None:
@@ -210,7 +177,7 @@ def no_longer_than(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("name", ["experiment.json", "metrics.jsonl", "ep/checkpoint.json"])
+@pytest.mark.parametrize("name", ["experiment.json", "metrics.jsonl", "ep/checkpoint.safetensors"])
 def test_a_pipe_in_the_place_of_a_file_does_not_wait(run: Path, images: Images, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
@@ -291,44 +258,30 @@ def test_all_trials_diverged_is_in_the_metrics_even_if_the_run_was_stopped_just_
 
 def test_a_folder_deleted_during_the_run_stops_it(tmp_path: Path, images: Images) -> None:
     out = tmp_path / "run"
-    with pytest.raises(FileNotFoundError, match="was deleted, moved or replaced during the run"):
+    with pytest.raises(FileNotFoundError, match="Could not save to"):
         train(SMALL, out, data=images, watch=At(1, lambda: shutil.rmtree(out)), **OPTIONS)
     assert not out.exists()
 
 
 def test_a_folder_moved_during_the_run_goes_on_from_its_new_place(tmp_path: Path, made: Path, images: Images) -> None:
     out, new = tmp_path / "run", tmp_path / "new"
-    with pytest.raises(FileNotFoundError, match="eqprop resume NEW_FOLDER"):
+    with pytest.raises(FileNotFoundError, match="Could not save to"):
         train(SMALL, out, data=images, watch=At(1, lambda: out.rename(new)), **OPTIONS)
     assert not out.exists()
     resume(new, data=images)
     assert_same_bits(made / "whole", new)
 
 
-def test_a_folder_replaced_during_the_run_is_left_alone(tmp_path: Path, run: Path, images: Images) -> None:
-    out = tmp_path / "mine"
-    before = contents(run)
-
-    def replace() -> None:
-        shutil.rmtree(out)
-        run.rename(out)
-
-    with pytest.raises(FileNotFoundError, match="was deleted, moved or replaced"):
-        train(SMALL, out, data=images, watch=At(1, replace), **OPTIONS)
-    assert contents(out) == before
-
-
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "position": lambda c: c["position"].update(epoch=1),
-    "iteration": lambda c: c["position"].update(iteration=3),
-    "finished": lambda c: c.update(finished=True),
-    "diverged": lambda c: c["diverged"].update({"0": {"epoch": 1, "iteration": 0, "reason": "no"}}),
-    "seconds": lambda c: c.update(seconds=1.0),
-    "tally": lambda c: c["tally"]["errors"].__setitem__(0, 7.0),
-    "rate": lambda c: c["optimizer"]["rest"].update({"dict": []}),
-    "engine": lambda c: c.update(engine="eager"),
+    "position": lambda c: c["head"]["position"].update(epoch=1),
+    "iteration": lambda c: c["head"]["position"].update(iteration=3),
+    "finished": lambda c: c["head"].update(finished=True),
+    "diverged": lambda c: c["head"]["diverged"].update({"0": {"epoch": 1, "iteration": 0, "reason": "no"}}),
+    "seconds": lambda c: c["head"].update(seconds=1.0),
+    "tally": lambda c: c["head"]["tally"]["errors"].__setitem__(0, 7.0),
+    "rate": lambda c: c.update(optimizer={"dict": []}),
+    "engine": lambda c: c["head"].update(engine="eager"),
     "new field": lambda c: c.update(note="mine"),
-    "lines": lambda c: c["lines"].pop() if "lines" in c else c.update(lines=[]),
 }
 
 
@@ -336,35 +289,54 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_changed_checkpoint_does_not_match_its_digest(run: Path, images: Images, what: str) -> None:
     change(run, FORGED[what], sign=False)
     message = refused(run, images, "does not match its own digest")
-    assert str(run / "ep" / "checkpoint.json") in message
-    assert "--restart" in message
+    assert str(checkpoint(run)) in message
+    assert f"delete {run / 'ep'} to train that estimator again" in message
+
+
+def nothing(content: dict[str, Any]) -> None:
+    """Leave the JSON as it is."""
+
+
+TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    "value": lambda t: {**t, "weights/1.W01": t["weights/1.W01"] + 1.0},
+    "shape": lambda t: {**t, "weights/1.W01": t["weights/1.W01"].reshape(-1)},
+    "dtype": lambda t: {**t, "weights/1.b0": t["weights/1.b0"].view(torch.int32)},
+    "name": lambda t: {"weights/1.b9" if name == "weights/1.b0" else name: v for name, v in t.items()},
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_changed_tensors_do_not_match_the_digest(run: Path, images: Images, what: str) -> None:
+    change(run, nothing, sign=False, tensors=TENSORS[what])
+    refused(run, images, "does not match its own digest")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_half_a_checkpoint_is_refused(run: Path, images: Images, share: float) -> None:
+    content = checkpoint(run).read_bytes()
+    checkpoint(run).write_bytes(content[: int(share * len(content))])
+    refused(run, images, "checkpoint.safetensors is damaged")
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "position": lambda c: c.update(position={"epoch": "2", "iteration": 0}),
-    "negative": lambda c: c["position"].update(epoch=-1),
-    "too far": lambda c: c["position"].update(epoch=9),
-    "tally": lambda c: c["tally"].update(errors=[1.0]),
-    "tally kind": lambda c: c.update(tally=[1, 2]),
-    "diverged": lambda c: c.update(diverged={"first": None}),
-    "seconds": lambda c: c.update(seconds="long"),
-    "weights": lambda c: c.update(weights="weights"),
-    "optimizer": lambda c: c["optimizer"].update(rest={"tensor": "nowhere"}),
-    "groups": lambda c: c["optimizer"].update(rest={"dict": [["state", {"dict": []}], ["param_groups", {"list": []}]]}),
+    "format": lambda c: c.update(format=2),
+    "position": lambda c: c["head"].update(position={"epoch": "2", "iteration": 0}),
+    "negative": lambda c: c["head"]["position"].update(epoch=-1),
+    "too far": lambda c: c["head"]["position"].update(epoch=9),
+    "tally": lambda c: c["head"]["tally"].update(errors=[1.0]),
+    "tally kind": lambda c: c["head"].update(tally=[1, 2]),
+    "diverged": lambda c: c["head"].update(diverged={"first": None}),
+    "seconds": lambda c: c["head"].update(seconds="long"),
+    "head": lambda c: c.pop("head"),
+    "optimizer": lambda c: c.update(optimizer={"tensor": "nowhere"}),
+    "groups": lambda c: c.update(optimizer={"dict": [["state", {"dict": []}], ["param_groups", {"list": []}]]}),
 }
 
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_a_malformed_checkpoint_is_refused_even_with_a_digest_that_fits(run: Path, images: Images, what: str) -> None:
     change(run, MALFORMED[what], sign=True)
-    assert "--restart" in refused(run, images, str(run))
-
-
-def test_a_damaged_checkpoint_restarts_on_request(run: Path, made: Path, images: Images) -> None:
-    change(run, FORGED["seconds"], sign=False)
-    resume(run, data=images, restart=True)
-    assert_same_bits(made / "whole", run)
-    assert (run / "ep.old" / "checkpoint.json").exists()
+    assert "to train that estimator again" in refused(run, images, str(run))
 
 
 WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -375,49 +347,24 @@ WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def forge_weights(run: Path, make: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    """Other weights, with a SHA-256 and a digest that fit."""
-    path = weights_file(run)
-    save_file(make(load_file(path)), path)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    change(run, lambda c: c["weights"].update(sha256=sha256), sign=True)
-
-
 @pytest.mark.parametrize("what", WEIGHTS)
-def test_forged_weights_are_refused_and_restart_on_request(run: Path, made: Path, images: Images, what: str) -> None:
-    forge_weights(run, lambda w: {**w, "1.W01": WEIGHTS[what](w["1.W01"])})
-    assert "--restart" in refused_but_for_environment(run, images, r"1\.W01")
-    resume(run, data=images, restart=True)
-    assert_same_bits(made / "whole", run)
-
-
-def refused_but_for_environment(run: Path, images: Images, words: str) -> str:
-    before = weights_file(run).read_bytes()
-    with pytest.raises(ValueError, match=words) as error:
-        resume(run, data=images)
-    assert weights_file(run).read_bytes() == before
-    return str(error.value)
+def test_forged_weights_are_refused(run: Path, images: Images, what: str) -> None:
+    name = "weights/1.W01"
+    change(run, nothing, sign=True, tensors=lambda t: {**t, name: WEIGHTS[what](t[name])})
+    assert "to train that estimator again" in refused(run, images, r"1\.W01")
 
 
 def test_weights_that_lack_a_parameter_or_have_another_are_refused(run: Path, images: Images) -> None:
-    forge_weights(run, lambda w: {name: v for name, v in w.items() if name != "0.b0"})
-    refused_but_for_environment(run, images, r"nothing for the weights 0\.b0")
-    forge_weights(run, lambda w: {**w, "0.b0": w["1.b0"].clone(), "0.b9": w["1.b0"].clone()})
-    refused_but_for_environment(run, images, r"weights 0\.b9, which this network lacks")
-
-
-def as_before(run: Path) -> None:
-    """What earlier versions wrote: no digest, no lines."""
-    path = run / "ep" / "checkpoint.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({name: v for name, v in content.items() if name not in ("digest", "lines")}))
-
-
-def test_a_checkpoint_of_an_earlier_version_without_digest_still_loads(run: Path, made: Path, images: Images) -> None:
-    as_before(run)
-    resume(run, data=images)
-    assert_same_bits(made / "whole", run)
-    assert "digest" in json.loads((run / "ep" / "checkpoint.json").read_text())
+    lost = "weights/0.b0"
+    change(run, nothing, sign=True, tensors=lambda t: {name: v for name, v in t.items() if name != lost})
+    refused(run, images, r"nothing for the weights 0\.b0")
+    change(
+        run,
+        nothing,
+        sign=True,
+        tensors=lambda t: {**t, lost: t["weights/1.b0"].clone(), "weights/0.b9": t["weights/1.b0"].clone()},
+    )
+    refused(run, images, r"weights 0\.b9, which this network lacks")
 
 
 def edit_metrics(run: Path, then: Callable[[list[str]], list[str]]) -> None:
@@ -426,38 +373,60 @@ def edit_metrics(run: Path, then: Callable[[list[str]], list[str]]) -> None:
 
 
 METRICS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
-    "emptied": (lambda lines: [], "4 missing"),
-    "one lost": (lambda lines: lines[1:], "1 missing"),
-    "duplicated": (lambda lines: [lines[0], *lines], "1 duplicated"),
-    "forged": (lambda lines: [lines[0].replace('"test_error": ', '"test_error": 1'), *lines[1:]], "1 changed"),
+    "emptied": (lambda lines: [], "trial 0 has 0 lines, expected 2"),
+    "first lost": (lambda lines: lines[1:], "ep, trial 0 goes on with epoch 2 where 1 is expected"),
+    "last lost": (lambda lines: lines[:-1], "trial 1 has 1 lines, expected 2"),
+    "duplicated": (lambda lines: [lines[0], *lines], "ep, trial 0 goes on with epoch 1 where 2 is expected"),
 }
 
 
 @pytest.mark.parametrize("what", METRICS)
-def test_metrics_that_do_not_match_are_repaired_from_the_checkpoint(
-    run: Path, made: Path, images: Images, what: str
-) -> None:
-    then, words = METRICS[what]
-    edit_metrics(run, then)
-    watch = At()
-    resume(run, data=images, watch=watch)
-    assert_same_bits(made / "whole", run)
-    assert [words in text for text in watch.warnings if "was repaired" in text] == [True]
-
-
-@pytest.mark.parametrize("what", ["emptied", "one lost"])
-def test_lost_metrics_of_an_earlier_version_are_refused(run: Path, images: Images, what: str) -> None:
-    as_before(run)
+def test_metrics_that_do_not_match_are_refused(run: Path, images: Images, what: str) -> None:
     then, words = METRICS[what]
     edit_metrics(run, then)
     refused(run, images, words)
 
 
-def test_duplicated_metrics_of_an_earlier_version_are_repaired(run: Path, made: Path, images: Images) -> None:
-    as_before(run)
-    edit_metrics(run, METRICS["duplicated"][0])
+def test_lines_after_the_checkpoint_are_cut_and_written_again(run: Path, made: Path, images: Images) -> None:
+    """A kill between the line and the checkpoint, the next line cut in the middle."""
+    path = run / "metrics.jsonl"
+    lines = (made / "whole" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:5]) + lines[5][:40])
+    assert len(read_metrics(run)) == 5
     resume(run, data=images)
     assert_same_bits(made / "whole", run)
+
+
+def test_an_epoch_adds_its_lines_and_rewrites_none(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    append = log.append_text
+
+    def counted(path: Path, content: str) -> None:
+        added.append(len(content.splitlines()))
+        append(path, content)
+
+    def never(*given: Any, **options: Any) -> None:
+        raise AssertionError("metrics.jsonl was written anew")
+
+    monkeypatch.setattr(log, "append_text", counted)
+    monkeypatch.setattr(log, "write_text", never)
+    train(SMALL, tmp_path / "run", data=images, **OPTIONS)
+    assert added == [2, 2, 2]
+    assert len(metrics(tmp_path / "run")) == 6
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "metrics.jsonl", "ep/checkpoint.safetensors", "augmented.png"])
+def test_the_next_start_clears_what_a_kill_left(run: Path, images: Images, name: str) -> None:
+    left = (run / name).with_name(f".{(run / name).name}.abcd1234.part")
+    left.write_text("half")
+    resume(run, data=images)
+    assert not left.exists()
+    # A finished run too: it writes nothing there any more.
+    left.write_text("half")
+    resume(run, data=images)
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", '{"estimator": "ep"}', "[" * 100_000])
@@ -535,21 +504,6 @@ def test_without_a_temporary_folder_the_cache_is_used(tmp_path: Path, monkeypatc
     monkeypatch.setenv("EQPROP_CACHE", "/proc/nowhere")
     with pytest.raises(CacheError, match=r"set \$TMPDIR"):
         code_folder()
-
-
-def test_evaluate_follows_no_link_either(run: Path, tmp_path: Path, images: Images) -> None:
-    (run / "ep").rename(tmp_path / "elsewhere")
-    (run / "ep").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="is a symbolic link"):
-        evaluate(run, data=images)
-
-
-def test_the_checkpoint_keeps_the_lines_of_its_metrics(made: Path) -> None:
-    lines = read_checkpoint(made / "whole" / "ep").lines
-    assert lines is not None
-    assert list(lines) == (made / "whole" / "metrics.jsonl").read_text().splitlines()
-    assert len(metrics(made / "whole")) == 6
-    assert weights(made / "whole").keys() == weights(made / "begun").keys()
 
 
 def test_a_finished_run_resumed_elsewhere_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

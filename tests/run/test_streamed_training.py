@@ -87,7 +87,7 @@ def test_a_sample_that_cannot_be_used_is_named_and_the_run_is_kept(tmp_path: Pat
     bad = stream(replace(images, train_x=broken))
     with pytest.raises(ValueError, match="317"):
         train(SMALL, tmp_path / "run", data=bad)
-    assert (tmp_path / "run" / "ep" / "checkpoint.json").exists()
+    assert (tmp_path / "run" / "ep" / "checkpoint.safetensors").exists()
 
 
 def test_floats_that_cannot_be_augmented_are_refused_where_they_are_read(tmp_path: Path, images: Images) -> None:

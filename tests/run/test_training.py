@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +186,21 @@ def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bit
 ) -> None:
     options: dict[str, Any] = {"data": images, "estimators": "ep,bptt", "epochs": 2, "batch": 100}
     train(SMALL, tmp_path / "whole", **options)
-    real = files.os.replace
     crashes = 0
     for n in range(1, 100):
         calls = 0
 
-        def replace_or_crash(source: str, target: str, at: int = n) -> None:
+        def or_crash(real: Any, *given: Any, at: int = n) -> None:
             nonlocal calls
             calls += 1
             if calls == at:
                 raise Crash
-            real(source, target)
+            real(*given)
 
         folder = tmp_path / str(n)
         with monkeypatch.context() as patch:
-            patch.setattr(files.os, "replace", replace_or_crash)
+            for name in ("replace", "fsync"):
+                patch.setattr(files.os, name, partial(or_crash, getattr(files.os, name)))
             try:
                 train(SMALL, folder, **options)
                 break
@@ -210,7 +211,7 @@ def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bit
         else:
             train(SMALL, folder, **options)
         assert_same_bits(tmp_path / "whole", folder, ("ep", "bptt"))
-    # experiment, environment, and for each estimator the start and two epochs: three files each, and metrics.
+    # experiment, environment, result, and for each estimator the start and two epochs, and lines of metrics.
     assert crashes > 20
 
 

@@ -32,9 +32,9 @@ from helpers.training_runs import (
 )
 
 from eqprop.run import Watch, resume, train
-from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
+from eqprop.run.log import Line
 from eqprop.run.loop import Interruption, Stopped
-from eqprop.run.metrics import Line
 from eqprop.run.watch import Progress
 
 EPOCHS = 25
@@ -149,7 +149,7 @@ def test_what_a_killed_process_was_writing_is_cleared_away(place: Path, tmp_path
     process = start(*training(place, out))
     wait_for(out / "metrics.jsonl", process)
     kill(process)
-    left = [out / ".metrics.jsonl.abcd1234.part", out / ".environment.json.abcd1234.part"]
+    left = [out / ".environment.json.abcd1234.part", out / "ep" / ".checkpoint.safetensors.abcd1234.part"]
     for path in left:
         path.write_text("half a li")
     mine = out / ".thesis.part"
@@ -221,7 +221,7 @@ def check_nothing_lost(
 def test_a_file_that_cannot_be_written_whole_loses_nothing(place: Path, tmp_path: Path) -> None:
     """A limit on the size of files makes the write of the weights fail in the middle."""
     out = begun_run(place, tmp_path / "run")
-    size = next((out / "ep").glob("weights-*")).stat().st_size
+    size = checkpoint_file(out / "ep").stat().st_size
 
     @contextmanager
     def limited() -> Iterator[None]:
@@ -271,20 +271,14 @@ def flip(path: Path) -> None:
 
 
 DAMAGE = {
-    "weights truncated": (lambda run: _cut(_weights_file(run)), "truncated or modified"),
-    "weights tampered with": (lambda run: flip(_weights_file(run)), "truncated or modified"),
-    "weights missing": (lambda run: _weights_file(run).unlink(), "is missing"),
-    "checkpoint truncated": (lambda run: _cut(run / "ep" / "checkpoint.json"), "damaged"),
-    "checkpoint emptied": (lambda run: (run / "ep" / "checkpoint.json").write_text("{}"), "damaged"),
+    "checkpoint truncated": (lambda run: _cut(checkpoint_file(run / "ep")), "damaged"),
+    "checkpoint tampered with": (lambda run: flip(checkpoint_file(run / "ep")), "does not match its own digest"),
+    "checkpoint emptied": (lambda run: checkpoint_file(run / "ep").write_bytes(b""), "damaged"),
+    "checkpoint missing": (lambda run: checkpoint_file(run / "ep").unlink(), "is missing"),
     "experiment truncated": (lambda run: _cut(run / "experiment.json"), "damaged"),
     "experiment missing": (lambda run: (run / "experiment.json").unlink(), "not a run folder"),
-    "metrics damaged": (lambda run: _cut(run / "metrics.jsonl"), "damaged"),
+    "metrics cut": (lambda run: _cut(run / "metrics.jsonl"), "does not match the checkpoint"),
 }
-
-
-def _weights_file(run: Path) -> Path:
-    (found,) = (run / "ep").glob("weights-*")
-    return found
 
 
 def _cut(path: Path) -> None:

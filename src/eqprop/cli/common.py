@@ -39,7 +39,6 @@ Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or defau
 Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
-Parallel = Annotated[str | None, typer.Option(help="What processes divide: auto, networks or batch.")]
 Data = Annotated[
     str | None,
     typer.Option(help="mnist, fashion-mnist, kmnist, cifar10, cifar100, a folder of their files, or an .npz file."),
@@ -166,12 +165,12 @@ def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
 
 def _shown() -> Watch:
     """What reports progress on standard error."""
-    from eqprop.run.distributed import rank, world_size
+    from eqprop.run.distributed import world_size
     from eqprop.run.watch import Lines
 
     if world_size() > 1:
-        # Several processes cannot share a live display; all but one omit the heading.
-        return Lines(heading=rank() == 0, trials=True)
+        # Several processes cannot share a live display.
+        return Lines()
     console = new_console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         from eqprop.cli.display import Display

@@ -20,7 +20,7 @@ from rich.text import Text
 from eqprop.cli.common import new_console
 from eqprop.experiments.experiment import label
 from eqprop.relax import in_sweeps
-from eqprop.run.metrics import Line
+from eqprop.run.log import Line
 from eqprop.run.plan import Leg, Plan, data_name
 from eqprop.run.watch import Progress, Watch, duration
 

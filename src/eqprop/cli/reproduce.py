@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -34,6 +36,7 @@ from eqprop.cli.common import (
     watcher,
 )
 from eqprop.data.images import check_device
+from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import BACKPROP, Experiment, label
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
 from eqprop.experiments.io import to_dict
@@ -43,16 +46,15 @@ from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
-from eqprop.run.api import begin_or_resume, begin_or_resume_all, resolve
+from eqprop.run.api import begin_or_resume, resolve
 from eqprop.run.distributed import rank, world_size
 from eqprop.run.folder import is_run, read_json
+from eqprop.run.log import Line, cosines
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import (
-    Line,
     Published,
     Result,
     StoredTrial,
-    cosines,
     draw,
     free_phases,
     mean,
@@ -63,7 +65,6 @@ from eqprop.run.metrics import (
 from eqprop.run.plan import (
     Leg,
     Plan,
-    arithmetic,
     describe,
     given_data,
     make_plan,
@@ -179,10 +180,6 @@ def table1(
     if not yes and (device or "cpu") == "cpu" and not (out / preset).exists():
         hours = sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators)
         _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
-    if world_size() > 1:
-        folders = {out / preset / _folder(experiment, schedule): experiment for experiment in experiments}
-        _divided(folders, out, quiet, options)
-        return
     overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
@@ -191,21 +188,11 @@ def table1(
                 folder = out / preset / _folder(experiment, schedule)
                 overall.turn(experiment, part)
                 result = begin_or_resume(experiment, folder, watch=overall, only=(part,), **options)
-                write_json(folder.with_suffix(".json"), _published(result))
-                write_report(out, with_curves=False)
-    written = write_report(out)
-    if not quiet:
-        _show(out, written)
-
-
-def _divided(experiments: dict[Path, Experiment], out: Path, quiet: bool, options: dict[str, Any]) -> None:
-    """Train the table in several processes, every estimator and trial by itself; one of them writes the page."""
-    with stopping():
-        results = begin_or_resume_all(experiments, watch=watcher(quiet), **options)
+                if rank() == 0:
+                    write_json(folder.with_suffix(".json"), _published(result))
+                    write_report(out, with_curves=False)
     if rank() > 0:
         return
-    for result in results:
-        write_json(result.folder.with_suffix(".json"), _published(result))
     written = write_report(out)
     if not quiet:
         _show(out, written)
@@ -468,12 +455,12 @@ def _published_trial(run: Run, estimator: str) -> dict[str, Any]:
     """A seed's errors per epoch, with its seconds, how its free phases ended, and the guard's cosines with float32."""
     lines = [line for line in run.lines if line["diverged"] is None]
     (free,) = free_phases(run.lines).get(estimator) or [{}]
-    guard = [cosines(line, "with_float32") for line in lines]
+    guard = [found for line in lines if (found := cosines(line, "with_float32"))]
     return {
         **trial_of(run.lines, run.experiment.seed, run.experiment.top5),
         "seconds": [round(line["seconds"], 3) for line in lines],
         **{name: free[name] for name in ("residual_mean", "unsettled") if name in free},
-        **({"cosines_with_float32": guard} if any(guard) else {}),
+        **({"cosines_with_float32": guard} if guard else {}),
     }
 
 
@@ -517,6 +504,16 @@ def _check_out(out: Path) -> None:
         raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
 
 
+def _work(experiment: Experiment) -> float:
+    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
+    net = experiment.architecture
+    if isinstance(net, LayeredNet):
+        connections = sum(a * b for a, b in pairwise(net.sizes[:-1]))
+    else:
+        connections = 4_000_000
+    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
+
+
 class Overall(Watch):
     """Forwards every event, with the time left for the whole table instead of one run.
 
@@ -553,7 +550,7 @@ class Overall(Watch):
 
     def _with_all(self, progress: Progress) -> Progress:
         assert self.now is not None, "turn comes first"
-        whole, later = arithmetic(self.now[0]), sum(arithmetic(experiment) for experiment, _ in self.to_come)
+        whole, later = _work(self.now[0]), sum(_work(experiment) for experiment, _ in self.to_come)
         return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
 
 

@@ -15,7 +15,6 @@ from eqprop.cli.common import (
     Json,
     Logger,
     Model,
-    Parallel,
     Quiet,
     Threads,
     check_json,
@@ -36,16 +35,12 @@ def resume_run(
     engine: Engine = None,
     device: Device = None,
     threads: Threads = None,
-    parallel: Parallel = None,
     precision: Annotated[
         str | None, typer.Option(help="Of products in the epochs to come: float32, tf32, float16 or bfloat16.")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Train until there are so many in all: as if they had been asked for at first.")
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Train again what has lost its checkpoint; keep the rest.")
-    ] = False,
     logger: Logger = None,
     quiet: Quiet = False,
     as_json: Json = None,
@@ -61,9 +56,7 @@ def resume_run(
             engine=engine,
             device=device,
             threads=threads,
-            parallel=parallel,
             precision=precision,
             epochs=epochs,
-            restart=restart,
         )
     give_result(result, as_json, quiet)

@@ -67,9 +67,6 @@ def train_experiment(
     logger: Logger = None,
     quiet: Quiet = False,
     as_json: Json = None,
-    method: Annotated[
-        str | None, typer.Option(hidden=True, help="Version 0.1.0's name for --estimator: ep, bptt, rbp.")
-    ] = None,
     **options: Any,
 ) -> None:
     """Train an experiment, or your own, in a run folder. Ctrl-C saves; eqprop resume continues."""
@@ -77,14 +74,13 @@ def train_experiment(
     options |= {
         "preset": preset,
         "estimators": estimator,
-        "methods": method,
         "learning_rates": learning_rates(lr),
         "optimizer_options": named_values(optimizer_option),
         "augmentation": named_values(augment, "--augment"),
         "normalisation": named_values(normalise, "--normalise"),
     }
     if model is None and not quiet:
-        _warn(experiment, preset, estimator or method)
+        _warn(experiment, preset, estimator)
     with stopping(), own_code(model or experiment):
         result = train(experiment, out, data=data, model=factory(model), watch=watcher(quiet, logger), **options)
     give_result(result, as_json, quiet)

@@ -20,7 +20,7 @@ from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
 from eqprop.run.folder import AUGMENTED
-from eqprop.run.metrics import Line, cosines
+from eqprop.run.log import Line, cosines
 from eqprop.run.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0

@@ -25,8 +25,9 @@ from eqprop.experiments.paper import (
 )
 from eqprop.files import read_bytes
 from eqprop.models.readout import OWN_COST
-from eqprop.run.folder import EXPERIMENT, OLD_EXPERIMENT, sessions
-from eqprop.run.metrics import Line, check_lines, deviation, mean, read_metrics
+from eqprop.run.folder import EXPERIMENT, sessions
+from eqprop.run.log import Line, read_metrics
+from eqprop.run.metrics import deviation, mean
 from eqprop.run.plan import TARGETS, Described, Settings, data_name, read_description
 from eqprop.run.watch import duration
 
@@ -218,8 +219,7 @@ def collect(folder: Path) -> Contents:
     """The runs and figures in a folder and below it."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}. Give a run folder, or a folder of run folders.")
-    found = dict.fromkeys(p.parent for name in (EXPERIMENT, OLD_EXPERIMENT) for p in folder.rglob(name))
-    read, left_out = _read_all(list(found))
+    read, left_out = _read_all([path.parent for path in folder.rglob(EXPERIMENT)])
     runs, pictures = sorted(read, key=_order), _pictures(folder)
     if left_out and not runs and not pictures:
         raise ValueError(left_out[0])
@@ -242,8 +242,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run; its metrics must match its checkpoints."""
-    check_lines(folder)
+    """Read a run, finished or not."""
     return Run(folder, read_description(folder), read_metrics(folder), sessions(folder))
 
 
@@ -255,7 +254,7 @@ def _order(run: Run) -> tuple[int, int, str, str]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """Pictures that are files of the folder: a link leads elsewhere, and a pipe would be waited for."""
+    """Pictures that are files of the folder: a page must not show what a link in someone's folder leads to."""
     found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
     return [_picture(path, folder) for path in found]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,40 +18,32 @@ from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import find_experiment, find_own, to_dict, up_to_date
 from eqprop.experiments.paper import RUN_WITH
 from eqprop.files import write_bytes, write_json
-from eqprop.messages import command, unknown
+from eqprop.messages import unknown
 from eqprop.provenance import __version__, commit, provenance
-from eqprop.run.distributed import ALONE, Ranks, check_divides, check_same, join, next_number, restarts, to_join
+from eqprop.run.distributed import Ranks, check_divides, check_same, join, restarts, to_join
 from eqprop.run.extras import augmented_picture, image_shape
 from eqprop.run.folder import (
     AUGMENTED,
     EXPERIMENT,
     RESULT,
-    Held,
     default_folder,
-    experiment_file,
     is_run,
     last_session,
     locked_by_first,
-    note_session,
     prepare_new,
-    sessions,
+    saving,
 )
-from eqprop.run.loop import Interruption, Loop, Stopped, Turn
-from eqprop.run.metrics import Metrics, Result, summarise
+from eqprop.run.loop import Interruption, Loop, Turn
+from eqprop.run.metrics import Result, summarise
 from eqprop.run.plan import (
     TARGETS,
-    Leg,
     Plan,
     Settings,
-    arithmetic,
     data_again,
     describe,
-    divides_networks,
     given_data,
     identity,
     make_plan,
-    named_estimators,
-    plan_engines,
     read_description,
     read_images,
     split_estimators,
@@ -104,8 +95,7 @@ def no_test_set(own: Own | None) -> str | None:
 
 
 RESUMABLE = (
-    *("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "parallel", "precision"),
-    "epochs",
+    *("engine", "device", "threads", "checkpoint_every", "keep_best", "keep_every", "states", "precision", "epochs"),
 )
 """Settings that may change on resume: those of the machine, the precision, which the metrics name, and more epochs."""
 
@@ -137,7 +127,7 @@ def train(
                 epochs, batch, learning_rates, ...), and `preset` to choose among the experiments of that name
 
     Ctrl-C finishes the iteration, saves, and raises `Stopped`; `resume` continues the run. Called in every process of a
-    torchrun job, it divides the work among them (see `Settings.parallel`); restarted by torchrun, it continues its run.
+    torchrun job, it divides each mini-batch among them; restarted by torchrun, it continues its run.
     """
     watch = as_watch(watch)
     found, own = find_own(experiment, model)
@@ -166,21 +156,15 @@ class Request:
 class Opened:
     """A run whose folder rank 0 has locked.
 
-    ranks       the processes that work on it; those of `plan` divide its mini-batches
     recorded    settings of a run that is resumed: where nothing is left to train, its result stays as they say
     problems    what the user should read first
     """
 
     plan: Plan
-    held: Held
+    folder: Path
     turn: Turn
-    ranks: Ranks
     recorded: Settings | None = None
     problems: tuple[str, ...] = ()
-
-    @property
-    def divides_networks(self) -> bool:
-        return self.ranks.several and not self.plan.ranks.several
 
 
 @contextmanager
@@ -200,14 +184,14 @@ def _started(found: Any, own: Own | None, out: Path | None, asked: Request) -> I
         with ranks.in_step():
             if ranks.leads:
                 prepare_new(folder)
-        with locked_by_first(folder, ranks) as held:
+        with locked_by_first(folder, ranks):
             with ranks.in_step():
                 if ranks.leads:
-                    _write(held, EXPERIMENT, plan.to_dict())
-                    _write_picture(held, plan)
+                    _write(folder, EXPERIMENT, plan.to_dict())
+                    _write_picture(folder, plan)
             problems = (continual_warning(plan), None if asked.data is not None else no_test_set(own))
             said = tuple(problem for problem in problems if problem is not None)
-            yield Opened(plan, held, Turn(only=only), ranks, problems=said)
+            yield Opened(plan, folder, Turn(only=only), problems=said)
 
 
 def _named(only: str | Sequence[str] | None, settings: Settings) -> tuple[str, ...] | None:
@@ -246,7 +230,6 @@ def resume(
     model: Factory | None = None,
     watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
-    restart: bool = False,
     **options: Any,
 ) -> Result:
     """Continue a run from its last checkpoint; for a finished run, just return its result.
@@ -254,19 +237,17 @@ def resume(
     data        where the data is now, if it has moved; it must be the same data
     model       the function that built your own network
     only        continue only these estimators
-    restart     train estimators again whose checkpoint is lost or damaged, instead of raising; what is left of them is
-                kept in ESTIMATOR.old
     options     engine, device or threads, if this machine needs others. With the recorded ones, a run on the CPU
                 ends bit for bit as if it had never been stopped. precision, for the epochs to come. epochs, to
                 train longer: refused where the rates fall over all epochs, and so depend on their number.
     """
     watch = as_watch(watch)
-    with _continued(Path(folder), model, Request(data, only, options), restart) as opened:
+    with _continued(Path(folder), model, Request(data, only, options)) as opened:
         return _work(opened, watch)
 
 
 @contextmanager
-def _continued(folder: Path, model: Factory | None, asked: Request, restart: bool = False) -> Iterator[Opened]:
+def _continued(folder: Path, model: Factory | None, asked: Request) -> Iterator[Opened]:
     """A run that is resumed, with its data read again."""
     ranks = join()
     with ranks.in_step():
@@ -293,7 +274,7 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
     if experiment.precision != described.experiment.precision:
         moved = "auto"
     here = replace(here, device=ranks.device(here.device))
-    with using_threads(here.threads), locked_by_first(folder, ranks) as held:
+    with using_threads(here.threads), locked_by_first(folder, ranks):
         with ranks.in_step():
             own = own_of(model, described.experiment.architecture)
             given = data_again(described, asked.data, own)
@@ -302,15 +283,14 @@ def _continued(folder: Path, model: Factory | None, asked: Request, restart: boo
             images = read_images(given, here)
             _check_same_data(images, described.data, folder)
             source = described.data.get("set") or described.data.get("directory")
-            among = ALONE if divides_networks(here, ranks) else ranks
-            check_divides(described.experiment.batch, among.size)
-            plan = Plan(experiment, here, images, own, identity(described.content), source, described.old, among)
+            check_divides(described.experiment.batch, ranks.size)
+            plan = Plan(experiment, here, images, own, identity(described.content), source, ranks)
         plan = _agreed(plan, ranks)
         with ranks.in_step():
             if longer and ranks.leads:
-                _write(held, experiment_file(folder).name, described.content)
-        turn = Turn(asked.options.get("engine") or moved, only, restart, described.earlier_epochs)
-        yield Opened(plan, held, turn, ranks, settings)
+                _write(folder, EXPERIMENT, described.content)
+        turn = Turn(asked.options.get("engine") or moved, only, described.earlier_epochs)
+        yield Opened(plan, folder, turn, settings)
 
 
 def begin_or_resume(
@@ -338,18 +318,6 @@ def _begun(experiment: Experiment, folder: Path, own: Own | None, asked: Request
         machine = _check_same_run(experiment, folder, own, asked.options)
     with _continued(folder, own, Request(asked.data, asked.only, machine)) as opened:
         yield opened
-
-
-def begin_or_resume_all(
-    experiments: Mapping[Path, Experiment], *, watch: Watch | str | None = None, data: Data = None, **options: Any
-) -> list[Result]:
-    """Resume or start several runs by folder, and divide their networks among the ranks, the longest first."""
-    with ExitStack() as stack:
-        asked = Request(data, options=options)
-        runs = [
-            stack.enter_context(_begun(experiment, folder, None, asked)) for folder, experiment in experiments.items()
-        ]
-        return _work_apart(runs, as_watch(watch))
 
 
 def _check_same_run(
@@ -388,7 +356,7 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
     if "estimators" in given and "estimator" in given:
         raise ValueError("Give estimators or estimator, not both: they are two names for one option.")
     asked = given.pop("estimators", None) or given.pop("estimator", None)
-    estimators = named_estimators(asked, given.pop("methods", None), chosen)
+    estimators = split_estimators(asked or ()) or (chosen.estimator,)
     in_settings = [f.name for f in fields(Settings)]
     known = [*in_settings, *(f.name for f in fields(Experiment))]
     strange = next((name for name in given if name not in known), None)
@@ -400,93 +368,38 @@ def resolve(experiment: str | Path | Experiment, options: Mapping[str, Any]) -> 
 
 def _work(opened: Opened, watch: Watch) -> Result:
     """Train every unfinished leg, with graceful shutdown on signals; write the result."""
-    if opened.divides_networks:
-        return _work_apart([opened], watch)[0]
-    plan, held, ranks = opened.plan, opened.held, opened.ranks
+    plan, folder, ranks = opened.plan, opened.folder, opened.plan.ranks
     watch = steady(watch) if ranks.leads else Watch()
     for problem in opened.problems:
         watch.warn(problem)
     session = _session(opened, watch)
     with Interruption() as interruption:
-        loop = Loop(plan, held, watch, interruption)
-        watch.begin(plan, held.folder)
+        loop = Loop(plan, folder, watch, interruption)
+        watch.begin(plan, folder)
         try:
             loop.run(session, opened.turn)
         finally:
             watch.end()
-    return _finished(opened, trained=bool(session["engines"]))
-
-
-def _session(opened: Opened, watch: Watch) -> dict[str, Any]:
-    more: dict[str, Any] = {"ranks": opened.ranks.size} if opened.ranks.several else {}
-    if opened.plan.experiment.precision != "float32":
-        more["precision"] = opened.plan.experiment.precision
-    found = {"provenance": provenance(opened.plan.settings.device) | more, "engines": {}}
-    _warn_other_machine(last_session(opened.held.folder), found["provenance"], watch)
-    return found
-
-
-def _finished(opened: Opened, trained: bool) -> Result:
-    """Write the result, on rank 0, and return it."""
-    plan, folder, recorded = opened.plan, opened.held.folder, opened.recorded
-    shown = plan if recorded is None or trained else replace(plan, settings=recorded)
-    with opened.ranks.in_step():
-        summary = summarise(shown, folder)
-        if opened.ranks.leads:
-            _write(opened.held, RESULT, summary)
+    trained = bool(session["engines"])
+    shown = plan if opened.recorded is None or trained else replace(plan, settings=opened.recorded)
+    summary = summarise(shown, loop.log.lines, loop.reached)
+    with ranks.in_step():
+        if ranks.leads:
+            _write(folder, RESULT, summary)
     return Result(folder, summary)
 
 
-def _work_apart(runs: Sequence[Opened], watch: Watch) -> list[Result]:
-    """Train the unfinished legs of these runs, each by the rank that claims it first, the longest first."""
-    ranks, watch = runs[0].ranks, steady(watch)
-    with Interruption() as interruption:
-        found = [(n, leg) for n, opened in enumerate(runs) for leg in _left(opened, watch, interruption)]
-        found.sort(key=lambda unit: -arithmetic(runs[unit[0]].plan.experiment))
-        call, now = next_number("work"), None
-        for number, (n, leg) in enumerate(found):
-            if not ranks.claim(f"leg/{call}/{number}"):
-                continue
-            opened = runs[n]
-            if n != now:
-                watch.begin(opened.plan, opened.held.folder)
-            now = n
-            with using_threads(opened.plan.settings.threads):
-                Loop(opened.plan, opened.held, watch, interruption, shared=True).run_leg(leg, opened.turn)
-        watch.end()
-        ranks.wait_for_all(lambda: _stop_waiting(interruption, runs[0].held.folder))
-    for opened in runs if ranks.leads else ():
-        with opened.held.writing():
-            Metrics(opened.held.folder).put_in_order(opened.plan.legs())
-    worked = {n for n, _ in found}
-    return [_finished(opened, trained=n in worked) for n, opened in enumerate(runs)]
+def _session(opened: Opened, watch: Watch) -> dict[str, Any]:
+    plan = opened.plan
+    more: dict[str, Any] = {"ranks": plan.ranks.size} if plan.ranks.several else {}
+    if plan.experiment.precision != "float32":
+        more["precision"] = plan.experiment.precision
+    found = {"provenance": provenance(plan.settings.device) | more, "engines": {}}
+    _warn_other_machine(last_session(opened.folder), found["provenance"], watch)
+    return found
 
 
-def _left(opened: Opened, watch: Watch, interruption: Interruption) -> list[Leg]:
-    """The unfinished legs, the same on every rank; rank 0 brings the folder in order and notes the session."""
-    ranks, plan = opened.ranks, opened.plan
-    folders: list[str] = []
-    with ranks.in_step():
-        if ranks.leads:
-            for problem in opened.problems:
-                watch.warn(problem)
-            session, before = _session(opened, watch), sessions(opened.held.folder)
-            legs = Loop(plan, opened.held, watch, interruption).unfinished(opened.turn)
-            session["engines"] = plan_engines(plan, {leg.estimator for leg in legs})
-            if legs:
-                with opened.held.writing():
-                    note_session(opened.held.folder, before, session)
-            folders = [leg.folder for leg in legs]
-    folders = json.loads(ranks.text_of_first(json.dumps(folders)))
-    return [leg for leg in plan.legs() if leg.folder in folders]
-
-
-def _stop_waiting(interruption: Interruption, folder: Path) -> None:
-    if interruption.requested:
-        raise Stopped(f"Stopped and saved. Continue with: {command('resume', folder)}", interruption.exit_code)
-
-
-def _write_picture(held: Held, plan: Plan) -> None:
+def _write_picture(folder: Path, plan: Plan) -> None:
     """Show what augmentation does to the training images, for the report."""
     augmentation, images = plan.experiment.augmentation, plan.images
     if augmentation is None or not augmentation.active:
@@ -494,13 +407,13 @@ def _write_picture(held: Held, plan: Plan) -> None:
     sixteen = plan.first(min(16, images.train_samples))[0]
     picture = augmented_picture(augmentation, sixteen, image_shape(images.shape), plan.experiment.seed)
     if picture is not None:
-        with held.writing():
-            write_bytes(held.folder / AUGMENTED, picture, parents=False)
+        with saving(folder):
+            write_bytes(folder / AUGMENTED, picture, parents=False)
 
 
-def _write(held: Held, name: str, content: object) -> None:
-    with held.writing():
-        write_json(held.folder / name, content, parents=False)
+def _write(folder: Path, name: str, content: object) -> None:
+    with saving(folder):
+        write_json(folder / name, content, parents=False)
 
 
 def _check_same_data(images: Images | Streamed, recorded: Mapping[str, Any], folder: Path) -> None:

@@ -1,31 +1,34 @@
-"""Checkpoints of a leg: weights, optimizer and start, verified by SHA-256 and never unpickled."""
+"""Checkpoints of a leg: one safetensors file each, verified by a digest of all it holds and never unpickled.
+
+The metadata of the file hold what is no tensor, as JSON; every tensor is named KIND/NAME, such as `weights/0.W01`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from eqprop.files import read_bytes, refuse_link, sync_folder, write_bytes, write_json
-from eqprop.run.folder import FORMAT, OLD_FORMAT, read_json
+from eqprop.files import read_bytes, sync_folder, write_bytes
 from eqprop.starts import Persistent, Start
 
-CHECKPOINT = "checkpoint.json"
-KINDS = ("weights-", "optimizer-", "start-", "average-")
-"""Prefixes of the tensor files of a checkpoint."""
-DIGEST = "digest"
-"""Field of checkpoint.json with the digest of all others, which include those of the tensor files."""
+LAST, BEST = "checkpoint", "best"
+"""Names of checkpoints in a leg's folder: the last one, and the one with the lowest test error if it is kept."""
+SUFFIX = ".safetensors"
+KINDS = ("weights", "optimizer", "start", "average")
+FORMAT = 3
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class DamagedError(ValueError):
@@ -36,255 +39,137 @@ class DamagedError(ValueError):
 class Position:
     """Progress of a leg: finished epochs, and iterations of the next one."""
 
-    epoch: int = 0
-    iteration: int = 0
+    epoch: Count = 0
+    iteration: Count = 0
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Everything needed to resume.
+class Divergence:
+    """Where and why a trial was stopped."""
 
-    weights         "TRIAL.PARAMETER" -> tensor, separate for each trial even if they are stacked
-    optimizer       the optimizer's state_dict, tensors and numbers
+    epoch: Count
+    iteration: Count
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a checkpoint says besides its tensors.
+
     tally           the runner's counts in the unfinished epoch: name -> list over trials
     diverged        trial -> where and why it was stopped
-    start           "TRIAL.NAME" -> tensor: where the free phases start (see `eqprop.starts`); empty for zero
-    start_source    fingerprint of the training data that `start` belongs to
-    average         "TRIAL.PARAMETER" -> the averaged weights, and "power" (see `extras.Average`); empty without
-    still           whether the weights have not changed since the epoch began
-    lines           the leg's lines of metrics.jsonl up to `position`; None if an earlier version wrote it
+    run             identity of the run (see `plan.identity`)
+    start_source    fingerprint of the training data that `Checkpoint.start` belongs to
     """
 
     position: Position
     finished: bool
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Any]
     tally: dict[str, list[float]]
-    diverged: dict[str, dict[str, Any]]
+    diverged: dict[int, Divergence]
     seconds: float
     epoch_seconds: float
     engine: str
-    run: str = field(default="")
-    start: dict[str, Tensor] = field(default_factory=dict)
+    run: str = ""
     start_source: str = ""
-    still: bool = False
-    lines: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Head):
+    """Everything needed to resume.
+
+    weights         "TRIAL.PARAMETER" -> tensor, separate for each trial even if they are stacked
+    optimizer       the optimizer's state_dict, tensors and numbers
+    start           "TRIAL.NAME" -> tensor: where the free phases start (see `eqprop.starts`); empty for zero
+    average         "TRIAL.PARAMETER" -> the averaged weights, and "power" (see `extras.Average`); empty without
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    start: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        skipped = ("weights", "optimizer", "start", "average")
-        return {k: v for k, v in asdict_shallow(self).items() if k not in skipped} | {"position": asdict(self.position)}
+    @property
+    def head(self) -> Head:
+        """The same without tensors."""
+        return Head(**{one.name: getattr(self, one.name) for one in fields(Head)})
 
 
-def asdict_shallow(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, without copying the tensors in them."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON in the metadata of a checkpoint; `optimizer` refers to tensors (see `split_tensors`)."""
 
-
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the new files, switch to them, then remove those of the previous checkpoint."""
-    refuse_link(folder)
-    if not folder.is_dir():
-        folder.mkdir()
-        sync_folder(folder.parent)
-    place = f"{checkpoint.position.epoch:04d}-{checkpoint.position.iteration:06d}"
-    tensors, rest = split_tensors(checkpoint.optimizer)
-    weights = _write_tensors(folder, f"weights-{place}", checkpoint.weights)
-    optimizer = _write_tensors(folder, f"optimizer-{place}", tensors)
-    content = {"format": FORMAT, **checkpoint.to_dict(), "weights": weights, "optimizer": {**optimizer, "rest": rest}}
-    named = {CHECKPOINT, weights["file"], optimizer["file"]}
-    for kind, tensors in (("start", checkpoint.start), ("average", checkpoint.average)):
-        if tensors:
-            content[kind] = _write_tensors(folder, f"{kind}-{place}", tensors)
-            named.add(content[kind]["file"])
-    write_json(folder / CHECKPOINT, {**content, DIGEST: digest(content)}, parents=False)
-    for old in folder.iterdir():
-        if old.name not in named and (old.suffix == ".part" or old.name.startswith(KINDS)) and not old.is_dir():
-            old.unlink(missing_ok=True)
-
-
-BEST = "best"
-"""Subfolder of a leg: the checkpoint with the lowest test error so far, if it is kept."""
+    format: Literal[3]
+    head: Head
+    optimizer: Any
 
 
 def kept(epoch: int) -> str:
-    """Subfolder of a leg: the checkpoint after an epoch, if it is kept."""
+    """The name of the checkpoint after an epoch, if it is kept."""
     return f"epoch-{epoch:04d}"
 
 
-def has_checkpoint(folder: Path) -> bool:
-    return os.path.lexists(folder / CHECKPOINT)
+def checkpoint_file(leg: Path, name: str = LAST) -> Path:
+    """The file of a checkpoint in a leg's folder."""
+    return leg / f"{name}{SUFFIX}"
 
 
-def survivors(folder: Path) -> list[str]:
-    """Weight files of a leg after its first iteration: without a checkpoint.json they show that it was lost.
-
-    Initial weights do not count. They follow from the seed, and a process killed before its first checkpoint was
-    complete leaves them.
-    """
-    names = (path.name for path in folder.glob("weights-*")) if folder.is_dir() else ()
-    return sorted(name for name in names if not name.startswith("weights-0000-000000"))
-
-
-def set_aside(folder: Path) -> Path:
-    """Rename a leg's folder, so that the leg can start again and nothing is deleted. Returns the new path."""
-    candidates = (folder.with_name(f"{folder.name}.old{'' if n == 1 else f'-{n}'}") for n in range(1, 1000))
-    place = next(path for path in candidates if not os.path.lexists(path))
-    os.rename(folder, place)
-    sync_folder(folder.parent)
-    return place
+def write_checkpoint(leg: Path, checkpoint: Checkpoint, name: str = LAST) -> None:
+    """Replace the checkpoint of that name: a reader finds the earlier one or the new one, never a mix."""
+    if not leg.is_dir():
+        leg.mkdir()
+        sync_folder(leg.parent)
+    optimizer, rest = split_tensors(checkpoint.optimizer)
+    kinds = (checkpoint.weights, optimizer, checkpoint.start, checkpoint.average)
+    tensors = {
+        f"{kind}/{key}": value.detach().cpu().contiguous()
+        for kind, found in zip(KINDS, kinds, strict=True)
+        for key, value in found.items()
+    }
+    text = json.dumps({"format": FORMAT, "head": asdict(checkpoint.head), "optimizer": rest})
+    metadata = {"eqprop": text, "digest": _digest(text, tensors)}
+    write_bytes(checkpoint_file(leg, name), save_tensors(tensors, metadata), parents=False)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_position(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"epoch", "iteration"} and all(map(_is_count, value.values()))
-
-
-def _is_tally(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(counts, list) and all(isinstance(count, int | float) for count in counts)
-        for counts in value.values()
-    )
-
-
-def _is_diverged(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        trial.isdecimal()
-        and isinstance(where, dict)
-        and where.keys() == {"epoch", "iteration", "reason"}
-        and _is_count(where["epoch"])
-        and _is_count(where["iteration"])
-        and isinstance(where["reason"], str)
-        for trial, where in value.items()
-    )
-
-
-def _is_file(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("file", "sha256"))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_lines(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_text, value)))
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-REQUIRED: dict[str, Callable[[Any], bool]] = {
-    "position": _is_position,
-    "finished": _is_flag,
-    "tally": _is_tally,
-    "diverged": _is_diverged,
-    "seconds": _is_seconds,
-    "epoch_seconds": _is_seconds,
-    "engine": _is_text,
-    "run": _is_text,
-    "weights": _is_file,
-    "optimizer": _is_file,
-}
-OPTIONAL: dict[str, Callable[[Any], bool]] = {
-    "start": _is_file,
-    "average": _is_file,
-    "start_source": _is_text,
-    "still": _is_flag,
-    "lines": _is_lines,
-}
-"""Fields of checkpoint.json; earlier versions wrote no lines, and no digest."""
-
-
-def read_head(folder: Path) -> dict[str, Any]:
-    """Read and verify a leg's checkpoint.json, but not the files it refers to."""
-    refuse_link(folder)
-    path = folder / CHECKPOINT
-    try:
-        content = read_json(path, "the last checkpoint")
-    except ValueError as error:
-        raise DamagedError(str(error)) from error
-    if content.get("format", FORMAT) not in (FORMAT, OLD_FORMAT):
-        raise ValueError(
-            f"{path} has format {content['format']}; this version reads {OLD_FORMAT} and {FORMAT}. Use the version "
-            "that wrote it."
-        )
-    written = content.pop(DIGEST, None)
-    if written is not None and written != digest(content):
-        raise DamagedError(f"{path} is damaged: it does not match its own digest. Restore it from a copy.")
-    wrong = [name for name, fits in REQUIRED.items() if name not in content or not fits(content[name])]
-    wrong += [name for name, fits in OPTIONAL.items() if name in content and not fits(content[name])]
-    if wrong:
-        raise DamagedError(
-            f"{path} is damaged: {', '.join(wrong)} missing or not as expected in a checkpoint. Restore it from a copy."
-        )
-    return content
-
-
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a leg's checkpoint and verify its files by SHA-256."""
-    content = read_head(folder)
-    weights, tensors = (_read_tensors(folder, content[name]) for name in ("weights", "optimizer"))
-    lines = content.get("lines")
-    try:
-        optimizer = join_tensors(tensors, _rest(content["optimizer"]))
-    except (KeyError, TypeError, ValueError, StopIteration, RecursionError) as error:
-        raise DamagedError(
-            f"{folder / CHECKPOINT} is damaged (optimizer: {type(error).__name__}); expected the state of an "
-            "optimizer. Restore it from a copy."
-        ) from error
-    as_they_are = ("finished", "tally", "diverged", "seconds", "epoch_seconds", "engine", "run")
-    return Checkpoint(
-        position=Position(**content["position"]),
-        weights=weights,
-        optimizer=optimizer,
-        start=_read_tensors(folder, content["start"]) if "start" in content else {},
-        average=_read_tensors(folder, content["average"]) if "average" in content else {},
-        start_source=content.get("start_source", ""),
-        still=content.get("still", False),
-        lines=None if lines is None else tuple(lines),
-        **{name: content[name] for name in as_they_are},
-    )
-
-
-def _rest(optimizer: dict[str, Any]) -> Any:
-    """The non-tensor part of the optimizer's state, under any key: version 0.1.0 used another name."""
-    return next(value for key, value in optimizer.items() if key not in ("file", "sha256"))
-
-
-def _write_tensors(folder: Path, stem: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Write under a name with the content's digest, so that no file a checkpoint refers to is ever overwritten."""
-    content = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
-    sha256 = hashlib.sha256(content).hexdigest()
-    path = folder / f"{stem}-{sha256[:8]}.safetensors"
-    write_bytes(path, content, parents=False)
-    return {"file": path.name, "sha256": sha256}
-
-
-def _read_tensors(folder: Path, entry: dict[str, Any]) -> dict[str, Tensor]:
-    path = folder / Path(entry["file"]).name
+def read_checkpoint(leg: Path, name: str = LAST) -> Checkpoint:
+    """Read a checkpoint of a leg's folder and verify all of it."""
+    path = checkpoint_file(leg, name)
     try:
         content = read_bytes(path)
     except FileNotFoundError:
-        raise DamagedError(f"{path} is missing; the checkpoint refers to it. Restore it from a copy.") from None
-    got = hashlib.sha256(content).hexdigest()
-    if got != entry["sha256"]:
-        raise DamagedError(
-            f"{path} does not match the checkpoint: its SHA-256 is {got[:16]}..., expected "
-            f"{entry['sha256'][:16]}... It is truncated or modified; restore it from a copy."
-        )
+        raise DamagedError(f"{path} is missing. Restore it from a copy.") from None
     try:
-        return load_tensors(content)
-    except SafetensorError as error:
-        raise DamagedError(f"{path} is not a safetensors file ({error}). Restore it from a copy.") from error
+        tensors, metadata = load_tensors(content), _metadata(content)
+        text = metadata["eqprop"]
+        if metadata["digest"] != _digest(text, tensors):
+            raise DamagedError(f"{path} is damaged: it does not match its own digest. Restore it from a copy.")
+        found = msgspec.convert(json.loads(text), _Content, str_keys=True)
+        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
+        for place, tensor in tensors.items():
+            kind, _, key = place.partition("/")
+            parts[kind][key] = tensor
+        optimizer = join_tensors(parts["optimizer"], found.optimizer)
+    except DamagedError:
+        raise
+    except (SafetensorError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(
+            f"{path} is damaged ({error}); expected a checkpoint of format {FORMAT}. Restore it from a copy."
+        ) from error
+    return Checkpoint(**vars(found.head), **{**parts, "optimizer": optimizer})
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """What a safetensors file says in its header, the JSON after a length in eight bytes."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+    return found
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the JSON and of the names, types, shapes and bytes of the tensors."""
+    found = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def check_weights(checkpoint: Checkpoint, expected: Mapping[str, Tensor]) -> None:
@@ -300,7 +185,7 @@ def check_weights(checkpoint: Checkpoint, expected: Mapping[str, Tensor]) -> Non
                 f"The checkpoint has {got} for the weights {name}; expected {tuple(like.shape)} {_kind(like)}. It "
                 "belongs to another network, or was changed: restore it from a copy."
             )
-        if name.partition(".")[0] not in checkpoint.diverged and not bool(torch.isfinite(found).all()):
+        if int(name.partition(".")[0]) not in checkpoint.diverged and not bool(torch.isfinite(found).all()):
             raise DamagedError(
                 f"The weights {name} of the checkpoint are not finite, and its trial has not diverged: the checkpoint "
                 "was changed. Restore it from a copy."

@@ -60,14 +60,12 @@ class Ranks:
 
     rank        number of this process, from 0          size        how many there are
     local       its number on its machine               neighbours  how many are on its machine
-    store       torch.distributed's, for counting what was claimed
     """
 
     rank: int = 0
     size: int = 1
     local: int = 0
     neighbours: int = 1
-    store: Any = None
 
     @property
     def several(self) -> bool:
@@ -177,24 +175,6 @@ class Ranks:
         if first is not None:
             raise RankError(f"rank {self.rank} of {self.size} stops, because rank {first} did: {sentences[first]}")
 
-    def claim(self, what: str) -> bool:
-        """Whether this rank is the first to ask for it."""
-        if not self.several:
-            return True
-        with _heard(self):
-            return int(self.store.add(what, 1)) == 1
-
-    def wait_for_all(self, between: Callable[[], None]) -> None:
-        """Wait until every rank calls this, for days if need be; `between` is called meanwhile and may raise."""
-        if not self.several:
-            return
-        key = f"done/{next_number('wait')}"
-        with _heard(self):
-            self.store.add(key, 1)
-            while int(self.store.add(key, 0)) < self.size:
-                between()
-                time.sleep(0.2)
-
     def average(self, gradients: list[Tensor], loss: Tensor) -> Tensor:
         """An `eqprop.engines.Exchange`: the mean gradient in place, in one all-reduce that also carries bad losses."""
         bad = (~torch.isfinite(loss)).any(1)  # (R,)
@@ -216,13 +196,6 @@ class Ranks:
 ALONE = Ranks()
 _joined: Ranks | None = None
 _by_itself: ContextVar[bool] = ContextVar("by_itself", default=False)
-_numbers: dict[str, int] = {}
-
-
-def next_number(what: str) -> int:
-    """0, 1, ...: the same on every rank, as all make the same calls."""
-    _numbers[what] = _numbers.get(what, -1) + 1
-    return _numbers[what]
 
 
 @contextmanager
@@ -287,8 +260,7 @@ def _begin() -> Ranks:
                 f"The process group has the backend {backend}, and none for the CPU, where ranks exchange small "
                 "messages. Make it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to join()."
             )
-        name = ranks.text_of_first(uuid.uuid4().hex)
-        return replace(ranks, store=_part(dist.distributed_c10d._get_default_store(), name))
+        return ranks
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
         raise ValueError(
             f"WORLD_SIZE is {ranks.size}, but MASTER_ADDR or MASTER_PORT is not set. Start the processes with "
@@ -302,7 +274,7 @@ def _begin() -> Ranks:
         store = _fresh(store, number, size)
         backend = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=limit)
-    joined = replace(ranks, rank=number, size=size, store=store)
+    joined = replace(ranks, rank=number, size=size)
     joined.total(torch.zeros(1))  # rank 0 may hold the store, and must not leave before all have joined
     return joined
 

@@ -24,7 +24,7 @@ from eqprop.experiments.architecture import Factory, Own, own_of
 from eqprop.experiments.experiment import BACKPROP, Experiment
 from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
-from eqprop.run.checkpoint import BEST, Checkpoint, kept, read_checkpoint, restore_start
+from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_file, kept, read_checkpoint, restore_start
 from eqprop.run.distributed import ALONE, Ranks
 from eqprop.run.plan import (
     TARGETS,
@@ -325,7 +325,7 @@ def load(
         )
     own = own_of(model, experiment.architecture)
     network = experiment.build(trial, torch.float32, own)
-    checkpoint = read_checkpoint(place if at is None else _kept_place(place, at))
+    checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
     cost = _readout(experiment, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
@@ -345,20 +345,17 @@ def load(
     return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name, labelled)
 
 
-def _kept_place(leg: Path, at: int | Literal["best"]) -> Path:
-    if at == BEST:
-        place = leg / BEST
-    elif isinstance(at, int) and not isinstance(at, bool):
-        place = leg / kept(at)
-    else:
+def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
+    if at != BEST and (not isinstance(at, int) or isinstance(at, bool)):
         raise ValueError(f"at is {at!r}; expected 'best' or the number of an epoch.")
-    if not place.is_dir():
-        there = sorted(p.name for p in leg.iterdir() if p.is_dir())
+    name = kept(at) if isinstance(at, int) else BEST
+    if not checkpoint_file(leg, name).is_file():
+        there = sorted(path.stem for path in leg.glob(f"*{SUFFIX}") if path.stem != LAST)
         raise FileNotFoundError(
-            f"{leg} has no weights kept as {place.name}; it holds {', '.join(there) or 'only the last'}. Train with "
+            f"{leg} has no weights kept as {name}; it holds {', '.join(there) or 'only the last'}. Train with "
             "keep_best or keep_every to keep others."
         )
-    return place
+    return name
 
 
 def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
@@ -512,7 +509,7 @@ def evaluate(
                 plan = Plan(described.experiment, settings, images)
                 check_inputs(plan, found.model)
                 errors = _test_errors(found, plan, engine, precision)
-                lost = str(trial) in read_checkpoint(place).diverged
+                lost = trial in read_checkpoint(place).diverged
                 seed = described.experiment.seed + trial
                 entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)

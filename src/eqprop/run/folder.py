@@ -2,12 +2,10 @@
 
 experiment.json     the experiment and settings as they ran, written first and never changed
 environment.json    versions, machine, commit and engines of every session that wrote to the folder
-metrics.jsonl       one line per estimator, trial and epoch
-ESTIMATOR/          checkpoint.json, and the weights and optimizer files it names
+metrics.jsonl       one line per estimator, trial and epoch, appended
+ESTIMATOR/          checkpoint.safetensors, and those kept: best.safetensors, epoch-0010.safetensors
 augmented.png       training images as the first epoch sees them, if they are augmented
 result.json         the final result, when the run is finished
-
-Runs of version 0.1.0 (format 1) still load; their experiment.json is called record.json.
 """
 
 from __future__ import annotations
@@ -17,12 +15,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from eqprop.files import open_lock, read_bytes, refuse_link, take_lock, write_json
+import msgspec
+
+from eqprop.files import UNFINISHED, clear_unfinished, open_lock, read_bytes, take_lock, write_json
 from eqprop.messages import command
 from eqprop.run.distributed import Ranks
 
@@ -33,13 +32,9 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
     "result.json",
     ".lock",
 )
-OLD_EXPERIMENT = "record.json"
-TURNS = ".turns"
-"""Locked while one of several ranks writes metrics.jsonl."""
 AUGMENTED = "augmented.png"
 """Sixteen training images as the first epoch sees them, if they are augmented."""
-FILES = (EXPERIMENT, OLD_EXPERIMENT, ENVIRONMENT, METRICS, RESULT)
-FORMAT, OLD_FORMAT = 2, 1
+FORMAT = 2
 
 
 def default_folder(name: str, root: Path = Path("runs")) -> Path:
@@ -55,13 +50,7 @@ def file_name(name: str) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    return experiment_file(folder).is_file()
-
-
-def experiment_file(folder: Path) -> Path:
-    """The file that describes a run: experiment.json, or record.json if version 0.1.0 wrote it."""
-    old = folder / OLD_EXPERIMENT
-    return old if old.is_file() else folder / EXPERIMENT
+    return (folder / EXPERIMENT).is_file()
 
 
 def prepare_new(folder: Path) -> None:
@@ -88,68 +77,38 @@ def prepare_new(folder: Path) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class Held:
-    """A run folder whose lock this process holds."""
-
-    folder: Path
-    handle: int
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Wrap every write: refuse a folder that is no longer the locked one, and explain what fails."""
-        self.check()
-        try:
-            yield
-        except OSError as error:
-            self.check()
-            if error.errno is None:  # already a sentence
-                raise
-            raise explain_full_disk(self.folder, error) from error
-
-    def check(self) -> None:
-        """Raise if the folder was deleted, moved or replaced. Its name would lead to another folder, or to none."""
-        try:
-            there = os.stat(self.folder / LOCK, follow_symlinks=False)
-        except OSError:
-            there = None
-        if there is None or not os.path.samestat(there, os.fstat(self.handle)):
-            raise FileNotFoundError(
-                f"{self.folder} was deleted, moved or replaced during the run (its {LOCK} is gone), so nothing more "
-                "was written. If you moved it, continue with: eqprop resume NEW_FOLDER"
-            )
+@contextmanager
+def saving(folder: Path) -> Iterator[None]:
+    """Wrap every write to a run folder: explain what fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # already a sentence
+            raise
+        raise explain_full_disk(folder, error) from error
 
 
 @contextmanager
-def locked_by_first(folder: Path, ranks: Ranks) -> Iterator[Held]:
-    """Rank 0 holds the folder's lock; the others hold the file open, to notice a folder that was replaced."""
+def locked_by_first(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Rank 0 holds the folder's lock, and all see the folder."""
     with ExitStack() as stack:
         with ranks.in_step():
-            held = stack.enter_context(locked(folder)) if ranks.leads else None
+            if ranks.leads:
+                stack.enter_context(locked(folder))
         with ranks.in_step():
-            if held is None and not is_seen(folder):
+            if not (folder / LOCK).is_file():
                 raise FileNotFoundError(
                     f"rank {ranks.rank} does not see the run folder {folder} that rank 0 writes. Choose an --out on a "
                     "disk that every machine shares."
                 )
-        if held is None:
-            handle = open_lock(folder / LOCK)
-            stack.callback(os.close, handle)
-            held = Held(folder, handle)
-        yield held
-
-
-def is_seen(folder: Path) -> bool:
-    return (folder / LOCK).is_file()
+        yield
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Held]:
-    """Hold the folder's lock. The system releases it when the process ends, however it ends."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, and clear what a killed process left. The lock ends with the process, however it ends."""
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no run folder {folder}.")
-    for name in FILES:
-        refuse_link(folder / name)
     try:
         handle = open_lock(folder / LOCK)
     except OSError as error:
@@ -164,17 +123,11 @@ def locked(folder: Path) -> Iterator[Held]:
         if os.fstat(handle).st_nlink == 1:
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
-        _clear_unfinished(folder)
-        yield Held(folder, handle)
+        clear_unfinished(folder)
+        clear_unfinished(folder, f"*/{UNFINISHED}")
+        yield
     finally:
         os.close(handle)
-
-
-def _clear_unfinished(folder: Path) -> None:
-    """Remove temporary files left by a process that was killed while writing."""
-    for name in FILES:
-        for part in folder.glob(f".{name}.*.part"):
-            part.unlink(missing_ok=True)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -190,17 +143,24 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
+class Session(msgspec.Struct):
+    """What a session that wrote to a run folder ran with."""
+
+    provenance: dict[str, Any]
+    engines: dict[str, Any]
+
+
 def sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions that wrote to the folder, oldest first: provenance and engines."""
     path = folder / ENVIRONMENT
     found = read_json(path, "the environment").get("sessions", []) if path.exists() else []
-    if not isinstance(found, list) or not all(isinstance(s, dict) and _are_dicts(s) for s in found):
-        raise ValueError(f"{path} is damaged: expected a list of sessions with provenance. Restore it from a copy.")
-    return found
-
-
-def _are_dicts(session: dict[str, Any]) -> bool:
-    return all(isinstance(session.get(name), dict) for name in ("provenance", "engines"))
+    try:
+        msgspec.convert(found, list[Session])
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); expected a list of sessions with provenance. Restore it from a copy."
+        ) from error
+    return list(found)
 
 
 def last_session(folder: Path) -> dict[str, Any] | None:

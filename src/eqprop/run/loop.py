@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,18 +18,16 @@ from eqprop.experiments.architecture import OwnNet, is_own
 from eqprop.messages import command
 from eqprop.run.checkpoint import (
     BEST,
-    CHECKPOINT,
     Checkpoint,
     DamagedError,
-    has_checkpoint,
+    Head,
+    checkpoint_file,
     kept,
     read_checkpoint,
-    set_aside,
-    survivors,
     write_checkpoint,
 )
-from eqprop.run.folder import Held, note_session, sessions
-from eqprop.run.metrics import RESERVED, Line, Metrics, compare_lines, parse_line, to_text
+from eqprop.run.folder import note_session, saving, sessions
+from eqprop.run.log import RESERVED, Line, Log
 from eqprop.run.plan import Leg, Plan
 from eqprop.run.trainer import Trainer
 from eqprop.run.watch import Course, EarlyStopping, Progress, Watch, counted, epoch_means
@@ -120,28 +119,28 @@ class Turn:
 
     engine      use it instead of the recorded one
     only        train only these estimators
-    restart     start estimators again whose checkpoint is lost or damaged
     earlier     numbers of epochs after which the run was complete before they were raised
     """
 
     engine: str | None = None
     only: Sequence[str] | None = None
-    restart: bool = False
     earlier: tuple[int, ...] = ()
 
 
 class Loop:
     """Trains a plan in a run folder and reports to a watch.
 
-    Among several ranks that divide each mini-batch, all run this loop in step: rank 0 writes, and decides what depends
-    on time or on the user; the others follow.
+    Among several ranks, which divide each mini-batch, all run this loop in step: rank 0 writes, and decides what
+    depends on time or on the user; the others follow.
     """
 
-    def __init__(self, plan: Plan, held: Held, watch: Watch, interruption: Interruption, shared: bool = False) -> None:
-        self.plan, self.held, self.folder, self.watch, self.interruption = plan, held, held.folder, watch, interruption
+    def __init__(self, plan: Plan, folder: Path, watch: Watch, interruption: Interruption) -> None:
+        self.plan, self.folder, self.watch, self.interruption = plan, folder, watch, interruption
         self.ranks = plan.ranks
-        self.metrics = Metrics(self.folder, writes=self.ranks.leads, shared=shared)
+        self.log = Log(folder, writes=self.ranks.leads)
         self.legs = plan.legs()
+        self.reached: dict[Leg, Head] = {}
+        """Where each leg that was begun has come to."""
         self._pointed: set[Leg] = set()
         self.agreed: int | None = None
 
@@ -150,7 +149,7 @@ class Loop:
 
         `session` is written to the environment, with the engine of each estimator.
         """
-        left = self.unfinished(turn)
+        left = self._unfinished(turn)
         before = sessions(self.folder)
         for n, leg in enumerate(left):
             trainer = self._open(leg, turn)
@@ -159,41 +158,33 @@ class Loop:
                 if writes:
                     note_session(self.folder, before, session)
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
-            self._run(trainer, len(left) - n - 1)
+            trainer.engine.notice = self.watch.note
+            if trainer.engine.remark:
+                self.watch.note(trainer.engine.remark)
+            self._tell_whether_bits_repeat(trainer)
+            with fixed_algorithms(self.plan.settings.deterministic):
+                self._train(trainer, len(left) - n - 1)
 
-    def run_leg(self, leg: Leg, turn: Turn) -> None:
-        """Train one leg of a run whose others belong to other processes."""
-        trainer = self._open(leg, turn)
-        trainer.engine.notice = self.watch.note
-        self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
-        self._run(trainer, 0)
-
-    def _run(self, trainer: Trainer, legs_after: int) -> None:
-        trainer.engine.notice = self.watch.note
-        if trainer.engine.remark:
-            self.watch.note(trainer.engine.remark)
-        self._tell_whether_bits_repeat(trainer)
-        with fixed_algorithms(self.plan.settings.deterministic):
-            self._train(trainer, legs_after)
-
-    def unfinished(self, turn: Turn) -> list[Leg]:
-        """The wanted legs that are not finished, with the metrics brought in line with their checkpoints."""
+    def _unfinished(self, turn: Turn) -> list[Leg]:
+        """The wanted legs that are not finished, with the log cut to their checkpoints."""
         with self.ranks.in_step():
             # Without the tensors, which are read again one leg at a time.
-            reached = {leg: _bare(self._reached(leg, turn.restart)) for leg in self.legs}
-        with self.ranks.in_step():
-            self._settle_metrics(reached)
+            read = {leg: self._read(leg) for leg in self.legs}
+            self.reached = {leg: checkpoint.head for leg, checkpoint in read.items() if checkpoint is not None}
+        with self.ranks.in_step(), saving(self.folder):
+            self.log.cut(self.reached)
         wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
-        return [leg for leg in wanted if not self._is_finished(leg, reached[leg], turn)]
+        return [leg for leg in wanted if not self._is_finished(leg, turn)]
 
-    def _is_finished(self, leg: Leg, checkpoint: Checkpoint | None, turn: Turn) -> bool:
-        if checkpoint is None or not checkpoint.finished:
+    def _is_finished(self, leg: Leg, turn: Turn) -> bool:
+        head = self.reached.get(leg)
+        if head is None or not head.finished:
             return False
-        epoch = checkpoint.position.epoch
-        if epoch >= self.plan.experiment.epochs or len(checkpoint.diverged) == len(leg.trials):
+        epoch = head.position.epoch
+        if epoch >= self.plan.experiment.epochs or len(head.diverged) == len(leg.trials):
             return True
         # It may end early with the very epoch that was its last.
-        lines, patience = self.metrics.of(leg, epoch), self.plan.settings.patience
+        lines, patience = self.log.of(leg, epoch), self.plan.settings.patience
         early = epoch not in turn.earlier or (patience and EarlyStopping(patience).stop(lines) is not None)
         if early and turn.earlier:
             self.watch.note(f"{leg.folder} ended early after epoch {epoch}, as it would have in a longer run.")
@@ -202,122 +193,69 @@ class Loop:
     @contextmanager
     def _writing(self) -> Iterator[bool]:
         """Wrap every write: yields whether this rank writes. Where that fails, every rank raises."""
-        with self.ranks.in_step(), self.held.writing():
+        with self.ranks.in_step(), saving(self.folder):
             yield self.ranks.leads
 
-    def _reached(self, leg: Leg, restart: bool) -> Checkpoint | None:
-        """The verified checkpoint of a leg, None if it has not started. Raises if it is lost or damaged."""
+    def _read(self, leg: Leg) -> Checkpoint | None:
+        """The verified checkpoint of a leg, None if it has not started. Raises if it is lost, damaged or another's."""
+        place = self.folder / leg.folder
+        path = checkpoint_file(place)
         try:
-            checkpoint = self._read(leg)
+            if not path.exists():
+                self._check_not_lost(leg)
+                return None
+            checkpoint = read_checkpoint(place)
+            self._check_fits(leg, checkpoint)
         except DamagedError as error:
-            if not restart:
-                raise self._with_restart(leg, error) from error
-            self._start_again(leg, error)
-            return None
-        if checkpoint is not None and checkpoint.run != self.plan.identity:
+            raise _with_remedy(error, place) from error
+        if checkpoint.run != self.plan.identity:
             raise ValueError(
-                f"The checkpoint in {self.folder / leg.folder} does not match experiment.json. One of them was changed "
-                "or copied from another run: restore it, or start a new run."
+                f"{path} does not match experiment.json. One of them was changed or copied from another run: restore "
+                "it, or start a new run."
             )
         return checkpoint
 
-    def _read(self, leg: Leg) -> Checkpoint | None:
-        place = self.folder / leg.folder
-        if not has_checkpoint(place):
-            self._check_not_lost(leg)
-            return None
-        checkpoint = read_checkpoint(place)
+    def _check_fits(self, leg: Leg, checkpoint: Checkpoint) -> None:
         position, trials = checkpoint.position, len(leg.trials)
         known = checkpoint.tally.keys() == set(Tally.names()) and all(
             len(counts) == trials for counts in checkpoint.tally.values()
         )
         if not known or position.epoch > self.plan.experiment.epochs or position.iteration > self.plan.iterations:
             raise DamagedError(
-                f"{place / CHECKPOINT} does not fit its run of {counted(self.plan.experiment.epochs, 'epoch')} and "
-                f"{counted(trials, 'trial')}. Restore it from a copy."
+                f"{checkpoint_file(self.folder / leg.folder)} does not fit its run of "
+                f"{counted(self.plan.experiment.epochs, 'epoch')} and {counted(trials, 'trial')}. Restore it from a "
+                "copy."
             )
-        return checkpoint
 
     def _check_not_lost(self, leg: Leg) -> None:
-        """Raise if a leg without checkpoint.json was trained: to start it anew would delete what is left of it."""
+        """Raise if a leg without a checkpoint was trained, unless its folder was deleted to train it again."""
         place = self.folder / leg.folder
-        left = survivors(place)
-        lines = self.metrics.of(leg, self.plan.experiment.epochs)
-        if left or lines:
-            what = left[0] if left else f"{counted(len(lines), 'line')} of metrics"
+        lines = self.log.of(leg, self.plan.experiment.epochs)
+        if place.is_dir() and lines:
             raise DamagedError(
-                f"{place / CHECKPOINT} is missing, but {leg.estimator} was trained: {what} of it "
-                f"{'remains' if left or len(lines) == 1 else 'remain'}. Restore it from a copy."
+                f"{checkpoint_file(place)} is missing, but {leg.estimator} was trained: {counted(len(lines), 'line')} "
+                f"of metrics {'remains' if len(lines) == 1 else 'remain'}. Restore it from a copy."
             )
-
-    def _with_restart(self, leg: Leg, error: DamagedError) -> DamagedError:
-        return DamagedError(
-            f"{error} Nothing has been changed. To train {leg.folder} again from the beginning, and keep what is left "
-            f"of it in {leg.folder}.old: {command('resume', self.folder, '--restart')}"
-        )
-
-    def _start_again(self, leg: Leg, error: DamagedError) -> None:
-        place, kept = self.folder / leg.folder, ""
-        if self.ranks.leads:
-            with self.held.writing():
-                kept = f"; what was left is in {set_aside(place).name}" if place.is_dir() else ""
-        self.watch.warn(f"{error} Training {leg.folder} again from the beginning{kept}.")
-
-    def _settle_metrics(self, reached: Mapping[Leg, Checkpoint | None]) -> None:
-        """Drop lines newer than the checkpoints, which training writes again; repair what does not match them."""
-        settled: list[Line] = []
-        for leg, checkpoint in reached.items():
-            if checkpoint is not None:
-                settled += self._settled(leg, checkpoint)
-        if sorted(map(to_text, settled)) != sorted(map(to_text, self.metrics.lines)):
-            with self.held.writing():
-                self.metrics.replace(settled)
-
-    def _settled(self, leg: Leg, checkpoint: Checkpoint) -> list[Line]:
-        """The lines of a leg up to its checkpoint, which holds a copy unless an earlier version wrote it."""
-        found = self.metrics.of(leg, checkpoint.position.epoch)
-        wrong = compare_lines(found, leg, checkpoint.to_dict())
-        if not wrong:
-            return found
-        where = f"{self.metrics.path} does not match the checkpoint of {leg.folder}: lines: {', '.join(wrong)}"
-        if checkpoint.lines is None:
-            once = list({to_text(line): line for line in found}.values())
-            if compare_lines(once, leg, checkpoint.to_dict()):
-                raise ValueError(f"{where}. Restore it from a copy, or start a new run.")
-            found = once
-        else:
-            found = [parse_line(text, f"{self.folder / leg.folder / CHECKPOINT}") for text in checkpoint.lines]
-        self.watch.warn(f"{where}. It was repaired from the checkpoint.")
-        return found
 
     def _open(self, leg: Leg, turn: Turn) -> Trainer:
         with self.ranks.in_step():
-            trainer, begun = self._made(leg, turn)
+            checkpoint = self._read(leg)
+            engine = turn.engine or (None if checkpoint is None else checkpoint.engine)
+            try:
+                trainer = Trainer(self.plan, leg, engine, checkpoint)
+            except DamagedError as error:
+                raise _with_remedy(error, self.folder / leg.folder) from error
         trainer.match()
-        if not begun:
+        if checkpoint is None:
             self._save(trainer)
         return trainer
 
-    def _made(self, leg: Leg, turn: Turn) -> tuple[Trainer, bool]:
-        """The trainer of a leg, and whether it continues a checkpoint."""
-        checkpoint = self._reached(leg, turn.restart)
-        if checkpoint is not None:
-            try:
-                return Trainer(self.plan, leg, turn.engine or checkpoint.engine, checkpoint), True
-            except DamagedError as error:
-                if not turn.restart:
-                    raise self._with_restart(leg, error) from error
-                self._start_again(leg, error)
-                with self.held.writing():
-                    self.metrics.drop(leg, after=0)
-        return Trainer(self.plan, leg, turn.engine), False
-
     def _save(self, trainer: Trainer) -> None:
-        lines = tuple(map(to_text, self.metrics.of(trainer.leg, trainer.position.epoch)))
-        checkpoint = replace(trainer.checkpoint(), lines=lines)
+        checkpoint = trainer.checkpoint()
         with self._writing() as writes:
             if writes:
                 write_checkpoint(self.folder / trainer.leg.folder, checkpoint)
+        self.reached[trainer.leg] = checkpoint.head
 
     def _train(self, trainer: Trainer, legs_after: int) -> None:
         pace, saved = Pace(), time.monotonic()
@@ -371,18 +309,15 @@ class Loop:
             raise AssertionError("a postponed measurement stops the run") from None
         with self.ranks.in_step():
             self._measure(trainer, lines)
-            with self.held.writing():
-                self.metrics.append(lines)
+            with saving(self.folder):
+                self.log.append(lines)
         self._stop_early(trainer)
         # First the copies: an epoch is never trained again once it is saved.
         self._keep(trainer)
         self._save(trainer)
-        trained = [line for line in lines if line["epoch"] == lines[0]["epoch"]]
         self._point_to_doctor(trainer)
-        if len(lines) > len(trained):
-            self._tell_repeated(trained[0], lines[-1]["epoch"])
-        self.watch.epoch(trained, _progress(trainer, counts, pace, legs_after))
-        self._look_at_precision(trained)
+        self.watch.epoch(lines, _progress(trainer, counts, pace, legs_after))
+        self._look_at_precision(lines)
 
     def _tell_whether_bits_repeat(self, trainer: Trainer) -> None:
         """Only torch's own operations on a GPU may add in another order from run to run."""
@@ -416,18 +351,16 @@ class Loop:
 
     def _measure(self, trainer: Trainer, lines: list[Line]) -> None:
         """Add the watch's own metrics to the lines."""
-        for trial in {line["trial"] for line in lines}:
-            own = [line for line in lines if line["trial"] == trial]
+        for line in lines:
             with trainer.averaged():
-                found = self.watch.measure(*trainer.trial(trial), own[0])
-            clash = next((name for name in found if name in own[0] or name in RESERVED), None)
+                found = self.watch.measure(*trainer.trial(line["trial"]), line)
+            clash = next((name for name in found if name in line or name in RESERVED), None)
             if clash is not None:
                 raise ValueError(f"The watch measures {clash!r}, a name that runs use themselves. Rename it.")
-            for line in own:
-                line.update({name: float(value) for name, value in found.items()})
+            line.update({name: float(value) for name, value in found.items()})
 
     def _stop_early(self, trainer: Trainer) -> None:
-        lines = self.metrics.of(trainer.leg, trainer.position.epoch)
+        lines = self.log.of(trainer.leg, trainer.position.epoch)
         patience = self.plan.settings.patience
         reason = self.watch.stop(lines) or (EarlyStopping(patience).stop(lines) if patience else None)
         _, ends = self._agree(flag=reason is not None)
@@ -439,7 +372,7 @@ class Loop:
         """Keep copies of the checkpoint: the best so far, and every few epochs."""
         settings, epoch = self.plan.settings, trainer.position.epoch
         place = self.folder / trainer.leg.folder
-        means = epoch_means(self.metrics.of(trainer.leg, epoch), "test_error")
+        means = epoch_means(self.log.of(trainer.leg, epoch), "test_error")
         best = settings.keep_best and epoch in means and means[epoch] == min(means.values())
         due = bool(settings.keep_every and epoch % settings.keep_every == 0)
         if not (best or due):
@@ -447,9 +380,9 @@ class Loop:
         checkpoint = trainer.checkpoint()
         with self._writing() as writes:
             if writes and best:
-                write_checkpoint(place / BEST, checkpoint)
+                write_checkpoint(place, checkpoint, BEST)
             if writes and due:
-                write_checkpoint(place / kept(epoch), checkpoint)
+                write_checkpoint(place, checkpoint, kept(epoch))
 
     def _stop_if_asked(self, trainer: Trainer, save: bool = True) -> None:
         if not self._asked:
@@ -461,14 +394,6 @@ class Loop:
             f"Stopped and saved: {trainer.leg.estimator}, {counted(place.epoch, 'epoch')} and "
             f"{counted(place.iteration, 'iteration')} done. Continue with: {again}",
             128 + self.agreed if self.agreed else self.interruption.exit_code,
-        )
-
-    def _tell_repeated(self, line: Line, until: int) -> None:
-        self.watch.warn(
-            f"{line['estimator']} epoch {line['epoch']} changed no weight: every mini-batch has a zero gradient. "
-            f"Epochs up to {until} would do the same and are skipped; only the last is trained. If the errors are "
-            "large, the outputs are silent: try --output-bias 0.1 --output-scale 0.1, or ask "
-            f"{command('doctor', self.folder, *self._own_model())}."
         )
 
     def _tell_divergence(self, trainer: Trainer, known: int) -> None:
@@ -484,11 +409,11 @@ class Loop:
         leg = trainer.leg
         if leg in self._pointed:
             return
-        lines = self.metrics.of(leg, trainer.position.epoch)
+        lines = self.log.of(leg, trainer.position.epoch)
         labelled = self.plan.images.labelled
         chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1)) if labelled else 100.0
         for trial in leg.trials:
-            own = [line for line in lines if line["trial"] == trial and not line["repeated"]]
+            own = [line for line in lines if line["trial"] == trial]
             if not own or own[-1]["diverged"] is not None:
                 continue
             concern = Course(own, self.plan.iterations, chance, trainer.moved, labelled).concern()
@@ -507,8 +432,8 @@ class Loop:
         return ("--model", net.source) if isinstance(net, OwnNet) and is_own(net.source) else ()
 
 
-def _bare(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    return None if checkpoint is None else replace(checkpoint, weights={}, optimizer={}, start={}, average={})
+def _with_remedy(error: DamagedError, place: Path) -> DamagedError:
+    return DamagedError(f"{error} Or delete {place} to train that estimator again. Nothing has been changed.")
 
 
 def _or_zero(cosine: float | None) -> float:

@@ -1,14 +1,11 @@
-"""Results of a run: metrics.jsonl, the summary, and published results to check a new run against."""
+"""Results of a run: the summary, and published results to check a new run against."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import random
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,214 +13,9 @@ from typing import Any, NamedTuple
 from eqprop.experiments.experiment import Experiment
 from eqprop.experiments.io import from_dict
 from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
-from eqprop.files import open_lock, read_bytes, take_lock, write_text
-from eqprop.messages import command
-from eqprop.run.checkpoint import has_checkpoint, read_checkpoint, read_head
-from eqprop.run.folder import METRICS, TURNS
-from eqprop.run.plan import Leg, Plan, identity, read_description
-
-Line = dict[str, Any]
-"""estimator, trial, seed, epoch, test_error, test_error_top5 (if the experiment counts it), train_error,
-train_error_measured (percent), loss, residual_mean,
-residual_worst, unsettled (share of samples), seconds, repeated (skipped, as it would repeat the epoch before),
-diverged (None, or where and why); below float32 also precision: how far the update of the epoch's first mini-batch
-agrees with float32's, and after the first epoch how far float32's agrees with float64's."""
-
-RESERVED = ("method", "precision", "test_error_top5")
-"""Names that only some lines have, now or in version 0.1.0: no metric of one's own may take them."""
-
-WALL_TIME = "seconds"
-"""The only field of a line that differs between two runs of the same experiment."""
-
-
-class Metrics:
-    """The lines of a run folder.
-
-    writes      whether this process writes them, or only keeps them in memory
-    shared      whether other processes write lines of other legs meanwhile
-    """
-
-    def __init__(self, folder: Path, writes: bool = True, shared: bool = False) -> None:
-        self.path, self.writes, self.shared = folder / METRICS, writes, shared
-        self.lines: list[Line] = read_metrics(folder)
-
-    def append(self, lines: Iterable[Line]) -> None:
-        with self._alone():
-            self.lines.extend(lines)
-            self._write()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from writing, with their lines read again."""
-        if not self.shared:
-            yield
-            return
-        path = self.path.with_name(TURNS)
-        handle = open_lock(path)
-        try:
-            take_lock(handle, path, wait=True)
-            self.lines = read_metrics(self.path.parent)
-            yield
-        finally:
-            os.close(handle)
-
-    def replace(self, lines: list[Line]) -> None:
-        if lines != self.lines:
-            self.lines = lines
-            self._write()
-
-    def put_in_order(self, legs: Sequence[Leg]) -> None:
-        """Sort the lines as one process would have written them."""
-        order = {(leg.estimator, trial): n for n, leg in enumerate(legs) for trial in leg.trials}
-        last = len(order)
-        self.replace(
-            sorted(self.lines, key=lambda v: (order.get((v["estimator"], v["trial"]), last), v["epoch"], v["trial"]))
-        )
-
-    def drop(self, leg: Leg, after: int) -> None:
-        """Remove a leg's lines of later epochs."""
-        with self._alone():
-            kept = [line for line in self.lines if not belongs(line, leg) or line["epoch"] <= after]
-            self.replace(kept)
-
-    def of(self, leg: Leg, until: int) -> list[Line]:
-        """A leg's lines up to this epoch."""
-        return [line for line in self.lines if belongs(line, leg) and line["epoch"] <= until]
-
-    def _write(self) -> None:
-        if self.writes:
-            write_text(self.path, "".join(to_text(line) + "\n" for line in self.lines), parents=False)
-
-
-def to_text(line: Line) -> str:
-    return json.dumps(line)
-
-
-def belongs(line: Line, leg: Leg) -> bool:
-    return line["estimator"] == leg.estimator and line["trial"] in leg.trials
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-NUMBERS = (
-    "test_error",
-    "train_error",
-    "train_error_measured",
-    "loss",
-    "residual_mean",
-    "residual_worst",
-    "unsettled",
-    "seconds",
-)
-
-
-def _wrong_field(line: Any) -> str | None:
-    """The first field of a line that is missing or has another type than it should; None if all are right."""
-    if not isinstance(line, dict):
-        return "the object"
-    if not isinstance(line.get("estimator", line.get("method")), str):
-        return "estimator"
-    for name in ("trial", "seed", "epoch"):
-        if not isinstance(line.get(name), int) or isinstance(line[name], bool):
-            return name
-    for name in NUMBERS:
-        if name not in line or not _is_number(line[name]):
-            return name
-    if not _is_number(line.get("test_error_top5")):
-        return "test_error_top5"
-    if not isinstance(line.get("precision", {}), dict):
-        return "precision"
-    stopped = line.get("diverged", "")
-    return None if stopped is None or isinstance(stopped, dict) else "diverged"
-
-
-def cosines(line: Line, what: str) -> dict[str, float]:
-    """How far updates agree, whole and by parameter; empty if unknown. `what`: with_float32, float32_with_float64."""
-    found = line.get("precision", {}).get(what)
-    if not isinstance(found, dict) or not isinstance(found.get("parameters"), dict):
-        return {}
-    parts = {"whole": found.get("whole"), **found["parameters"]}
-    return {k: v["cosine"] for k, v in parts.items() if isinstance(v, dict) and isinstance(v.get("cosine"), float)}
-
-
-def parse_line(text: str, where: str) -> Line:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is damaged ({error}); expected JSON. Remove that line.") from error
-    wrong = _wrong_field(line)
-    if wrong is not None:
-        raise ValueError(f"{where} is damaged: {wrong} is missing or not as expected in a line of metrics. Remove it.")
-    return dict(line)
-
-
-def read_metrics(folder: Path) -> list[Line]:
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    try:
-        texts = read_bytes(path).decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); expected JSON lines. Restore it from a copy.") from error
-    lines = [parse_line(text, f"{path}, line {number},") for number, text in enumerate(texts, start=1)]
-    if any("method" in line for line in lines):
-        names = _old_estimators(folder)
-        lines = [_renamed(line, names, path) if "method" in line else line for line in lines]
-    return lines
-
-
-def _renamed(line: Line, names: Mapping[str, str], path: Path) -> Line:
-    old = line.pop("method")
-    if old not in names:
-        raise ValueError(f"{path} has a line of {old!r}, which this run did not train. Remove that line.")
-    return {"estimator": names[old], **line}
-
-
-def expected_epochs(trial: int, head: Mapping[str, Any]) -> range:
-    """The epochs of which a trial has a line, given its checkpoint: all, or those until it diverged."""
-    reached = int(head["position"]["epoch"])
-    stopped = head["diverged"].get(str(trial))
-    return range(1, 1 + (reached if stopped is None else min(reached, stopped["epoch"])))
-
-
-def compare_lines(found: Sequence[Line], leg: Leg, head: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a leg's lines up to its checkpoint, in words; empty if nothing is."""
-    counts = Counter((line["trial"], line["epoch"]) for line in found)
-    expected = {(trial, epoch) for trial in leg.trials for epoch in expected_epochs(trial, head)}
-    missing, extra = sum(1 for key in expected if not counts[key]), sum(1 for key in counts if key not in expected)
-    twice = sum(1 for n in counts.values() if n > 1)
-    wrong = [f"{n} {what}" for n, what in ((missing, "missing"), (twice, "duplicated"), (extra, "too many")) if n]
-    if wrong or head.get("lines") is None:
-        return wrong
-    saved = set(head["lines"])
-    changed = sum(1 for line in found if to_text(line) not in saved)
-    return [f"{changed} changed"] if changed else []
-
-
-def check_lines(folder: Path) -> None:
-    """Raise unless metrics.jsonl holds exactly the lines of each estimator and trial that its checkpoints count.
-
-    Without a checkpoint of this experiment there is nothing to compare with.
-    """
-    described = read_description(folder)
-    heads = {leg: read_head(folder / leg.folder) for leg in described.legs() if has_checkpoint(folder / leg.folder)}
-    # After the checkpoints: a run in progress writes its lines first.
-    lines = Metrics(folder)
-    for leg, head in heads.items():
-        wrong = compare_lines(lines.of(leg, head["position"]["epoch"]), leg, head)
-        if wrong and head["run"] == identity(described.content):
-            raise ValueError(
-                f"{lines.path} does not match the checkpoint in {leg.folder}: lines of {leg.estimator}: "
-                f"{', '.join(wrong)}. Restore it from a copy, or repair it with: {command('resume', folder)}"
-            )
-
-
-def _old_estimators(folder: Path) -> dict[str, str]:
-    """Map version 0.1.0's names for estimators to today's."""
-    described = read_description(folder)
-    return {name.partition("-")[0]: name for name in described.settings.estimators}
+from eqprop.run.checkpoint import Head
+from eqprop.run.log import Line
+from eqprop.run.plan import Leg, Plan
 
 
 def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
@@ -263,15 +55,13 @@ class Result:
         return mean
 
 
-def summarise(plan: Plan, folder: Path) -> dict[str, Any]:
-    """The JSON of `train --json`: errors per epoch in percent; mean and standard deviation over trials at the end."""
-    lines = read_metrics(folder)
-    seconds, engines = 0.0, {}
-    for leg in plan.legs():
-        if has_checkpoint(folder / leg.folder):
-            checkpoint = read_checkpoint(folder / leg.folder)
-            seconds += checkpoint.seconds
-            engines[leg.estimator] = checkpoint.engine
+def summarise(plan: Plan, lines: Sequence[Line], reached: Mapping[Leg, Head]) -> dict[str, Any]:
+    """The JSON of `train --json`: errors per epoch in percent; mean and standard deviation over trials at the end.
+
+    reached     where each leg that was begun has come to
+    """
+    engines = {leg.estimator: reached[leg].engine for leg in plan.legs() if leg in reached}
+    seconds = math.fsum(head.seconds for head in reached.values())
     return {
         "name": plan.experiment.name,
         "preset": plan.experiment.preset,
@@ -412,21 +202,16 @@ def draw(trials: list[StoredTrial], seed: int | None) -> StoredTrial:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(by_estimator(found), dict):
+        if not isinstance(found["estimators"], dict):
             raise TypeError("estimators")
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a result of `eqprop train --json`: {type(error).__name__} {error}.") from error
     return found
 
 
-def by_estimator(result: Mapping[str, Any]) -> Any:
-    """The results of a summary by estimator; version 0.1.0 called them methods."""
-    return result["estimators"] if "estimators" in result else result["methods"]
-
-
 def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
     out = []
-    for estimator, result in by_estimator(found).items():
+    for estimator, result in found["estimators"].items():
         good = [trial for trial in result["trials"] if trial["test_error"] and not trial["diverged"]]
         good = [trial for trial in good if len(trial["test_error"]) >= found.get("epochs", 0)]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,9 +18,9 @@ from eqprop.data.images import MNIST_DIGEST, check_device, is_mnist
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import ENGINES, EXCHANGE, STREAMED, Engine, Task, choose, engine_names, threads_for
 from eqprop.estimators import EP, Backprop, Estimator
-from eqprop.experiments.architecture import Factory, LayeredNet, Own, OwnNet, as_own
+from eqprop.experiments.architecture import Factory, Own, OwnNet, as_own
 from eqprop.experiments.experiment import ESTIMATORS, Experiment, setting
-from eqprop.experiments.io import OLD_ESTIMATORS, from_dict, to_dict
+from eqprop.experiments.io import from_dict, to_dict
 from eqprop.experiments.paper import printed_experiment
 from eqprop.messages import shown, unknown
 from eqprop.models import CrossEntropy, stack, stack_readouts
@@ -30,7 +29,7 @@ from eqprop.relax import SWEEPS, Phase, relax
 from eqprop.run.checkpoint import digest
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import image_shape, make_optimizer
-from eqprop.run.folder import FORMAT, OLD_FORMAT, experiment_file, read_json
+from eqprop.run.folder import EXPERIMENT, FORMAT, read_json
 from eqprop.starts import Carried, Initialised, Persistent, Start
 
 COUNTS = {
@@ -143,22 +142,6 @@ def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in parts if part.strip())
 
 
-def named_estimators(
-    estimators: str | Sequence[str] | None, methods: str | Sequence[str] | None, experiment: Experiment
-) -> tuple[str, ...]:
-    """The estimators asked for, or the experiment's own.
-
-    Version 0.1.0 named them in two parts: methods "ep", "bptt", "rbp", and for "ep" its form, such as "symmetric".
-    """
-    asked = split_estimators(estimators or ())
-    forms = [name for name in asked if name in OLD_ESTIMATORS]
-    if methods is None and not forms:
-        return asked or (experiment.estimator,)
-    own = experiment.estimator if experiment.estimator.startswith("ep") else "ep"
-    form = OLD_ESTIMATORS[forms[0]] if forms else asked[0] if asked else own
-    return tuple(form if name == "ep" else name for name in split_estimators(methods or "ep"))
-
-
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 """Optimizers that update each element independently, so that stacked networks do not mix."""
 
@@ -172,41 +155,16 @@ class Leg:
     folder: str
 
 
-def leg_folder(estimator: str, trial: int, settings: Settings, old: bool = False) -> str:
-    """The subfolder of a trial's checkpoints; version 0.1.0 used one name for every form of EP."""
-    name = estimator.partition("-")[0] if old else estimator
-    return name if settings.stacked or settings.trials == 1 else f"{name}-{trial}"
+def leg_folder(estimator: str, trial: int, settings: Settings) -> str:
+    """The subfolder of a trial's checkpoints."""
+    return estimator if settings.stacked or settings.trials == 1 else f"{estimator}-{trial}"
 
 
-def all_legs(settings: Settings, old: bool = False) -> list[Leg]:
+def all_legs(settings: Settings) -> list[Leg]:
     """One estimator after the other; its trials together if stacked, else one by one."""
     trials = tuple(range(settings.trials))
     groups = [trials] if settings.stacked else [(trial,) for trial in trials]
-    return [
-        Leg(name, group, leg_folder(name, group[0], settings, old)) for name in settings.estimators for group in groups
-    ]
-
-
-def arithmetic(experiment: Experiment) -> float:
-    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
-    net = experiment.architecture
-    if isinstance(net, LayeredNet):
-        sizes = net.sizes[:-1]
-        connections = sum(a * b for a, b in pairwise(sizes))
-    else:
-        connections = 4_000_000
-    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
-
-
-def divides_networks(settings: Settings, ranks: Ranks) -> bool:
-    """Whether each rank trains networks of its own, instead of its part of every mini-batch."""
-    return (
-        ranks.several and settings.parallel != "batch" and (settings.parallel == "networks" or _has_several(settings))
-    )
-
-
-def _has_several(settings: Settings) -> bool:
-    return len(settings.estimators) * (1 if settings.stacked else settings.trials) > 1
+    return [Leg(name, group, leg_folder(name, group[0], settings)) for name in settings.estimators for group in groups]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +174,6 @@ class Plan:
     images      on the device          own     builds the user's own network
     source      the name of the data set, or the directory it came from; None for tensors
     identity    digest of the run's experiment.json, which ties checkpoints to it
-    old         whether version 0.1.0 wrote the folder
     ranks       the processes among which each mini-batch is divided
     """
 
@@ -226,7 +183,6 @@ class Plan:
     own: Own | None = None
     identity: str = ""
     source: str | None = None
-    old: bool = False
     ranks: Ranks = ALONE
 
     @property
@@ -255,7 +211,7 @@ class Plan:
         return len(model.sweep(len(model.init_state(self.inputs(self.first()[0], model)))))
 
     def legs(self) -> list[Leg]:
-        return all_legs(self.settings, self.old)
+        return all_legs(self.settings)
 
     def network(self, trials: tuple[int, ...]) -> Dynamics:
         """Build these trials' networks with their initial weights, stacked if there are several."""
@@ -492,9 +448,6 @@ def make_plan(
     experiment = under_own_name(experiment, function)
     settings = replace(settings, estimators=settings.estimators or (experiment.estimator,))
     _check_lines(experiment, settings)
-    if divides_networks(settings, ranks):
-        # A stack is one network to the ranks; apart, its trials go to several.
-        settings, ranks = replace(settings, stacked=bool(settings.stacked)), ALONE
     check_divides(experiment.batch, ranks.size)
     if isinstance(images, Streamed) and experiment.augmentation is not None and experiment.augmentation.active:
         images = images.in_unit_range()
@@ -579,7 +532,7 @@ def identity(content: Mapping[str, Any]) -> str:
 
     Of the epochs it takes the first number, so that earlier checkpoints stay valid when they are raised.
     """
-    experiment = content.get("experiment", content.get("record"))
+    experiment = content["experiment"]
     if content.get(EARLIER):
         experiment = {**experiment, "epochs": content[EARLIER][0]}
     return digest([experiment, content["settings"], content["data"]])
@@ -590,13 +543,11 @@ class Described:
     """The description of a run, read from its folder.
 
     content     experiment.json, parsed         data    name, checksum, sample counts and origin of the data
-    old         whether version 0.1.0 wrote it
     """
 
     experiment: Experiment
     settings: Settings
     content: Mapping[str, Any]
-    old: bool = False
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -629,21 +580,21 @@ class Described:
                 "many epochs they fall: --decay-epochs."
             )
         _check_lines(longer, self.settings)
-        printed, key = printed_experiment(longer), "record" if self.old else "experiment"
+        printed = printed_experiment(longer)
         changes = None if printed is None else [str(change) for change in longer.changes(printed)]
         content = {
             **self.content,
-            key: {**self.content[key], "epochs": epochs},
+            "experiment": {**self.content["experiment"], "epochs": epochs},
             EARLIER: [*self.earlier_epochs, now.epochs],
             "changes_from_paper": changes,
         }
         return replace(self, experiment=longer, content=content)
 
     def legs(self) -> list[Leg]:
-        return all_legs(self.settings, self.old)
+        return all_legs(self.settings)
 
     def folder_of(self, estimator: str, trial: int) -> str:
-        return leg_folder(estimator, trial, self.settings, self.old)
+        return leg_folder(estimator, trial, self.settings)
 
 
 def _check_data_fields(data: Mapping[str, Any], path: Path) -> None:
@@ -663,17 +614,17 @@ def _check_data_fields(data: Mapping[str, Any], path: Path) -> None:
 
 def read_description(folder: Path) -> Described:
     """Read the experiment, settings and data of a run."""
-    path = experiment_file(folder)
+    path = folder / EXPERIMENT
     content = read_json(path, "the experiment of the run; without it this is not a run folder")
-    if content.get("format") not in (FORMAT, OLD_FORMAT):
+    if content.get("format") != FORMAT:
         found = content.get("format")
-        raise ValueError(f"{path} has format {found!r}; this version reads {OLD_FORMAT} and {FORMAT}.")
-    old = content["format"] == OLD_FORMAT
-    key = "record" if old else "experiment"
-    missing = [name for name in (key, "settings", "data") if name not in content]
+        raise ValueError(f"{path} has format {found!r}; this version reads {FORMAT}. Use the version that wrote it.")
+    missing = [name for name in ("experiment", "settings", "data") if name not in content]
     if missing:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}. Restore it from a copy.")
-    strange = next((name for name in (key, "settings", "data") if not isinstance(content[name], Mapping)), None)
+    strange = next(
+        (name for name in ("experiment", "settings", "data") if not isinstance(content[name], Mapping)), None
+    )
     if strange is not None:
         raise ValueError(
             f"{path} is damaged: {strange} is {shown(content[strange])}; expected an object. Restore it from a copy."
@@ -684,10 +635,8 @@ def read_description(folder: Path) -> Described:
         raise ValueError(
             f"{path} is damaged: {EARLIER} is {shown(earlier)}; expected numbers of epochs. Restore it from a copy."
         )
-    experiment, settings = from_dict(content[key], str(path)), dict(content["settings"])
-    if old:
-        settings["estimators"] = named_estimators(None, settings.pop("methods", ("ep",)), experiment)
-    return Described(experiment, Settings.from_dict(settings, str(path)), content, old)
+    experiment = from_dict(content["experiment"], str(path))
+    return Described(experiment, Settings.from_dict(content["settings"], str(path)), content)
 
 
 def is_channels_last(shape: Sequence[int], takes: tuple[int, ...] | None) -> bool:
@@ -759,12 +708,6 @@ def _threads(plan: Plan, model: Dynamics, stacked: bool) -> int:
     networks = plan.settings.trials if stacked else 1
     rows = min(plan.experiment.batch * networks, plan.images.train_samples)
     return threads_for(model, plan.inputs(plan.first(rows)[0], model))
-
-
-def plan_engines(plan: Plan, among: Collection[str]) -> dict[str, str]:
-    """The engine of these estimators for one trial, by estimator."""
-    found = zip(plan.settings.estimators, _engines(plan, plan.network((0,)), (0,)), strict=True)
-    return {estimator: engine for estimator, engine in found if estimator in among}
 
 
 def _engines(plan: Plan, model: Dynamics, trials: tuple[int, ...]) -> list[str]:

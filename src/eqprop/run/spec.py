@@ -163,8 +163,6 @@ class Run(Section, frozen=True, kw_only=True):
     patience            end a leg when its test error has not fallen for N epochs; 0: never
     keep_every          keep the weights of every N-th epoch too; 0: only the last
     states              where to keep persistent states: on the "device", or on the "cpu" if they do not fit there
-    parallel            what several processes divide: whole "networks" (estimators and trials), or each mini-"batch";
-                        "auto" divides networks if there are several
     """
 
     seed: Annotated[int, about("Seed of trial 0; trial r uses seed + r.", common=True, ge=0, le=MOST_SEED)] = 0
@@ -182,9 +180,6 @@ class Run(Section, frozen=True, kw_only=True):
     keep_every: Annotated[int, about("Also keep the weights of every N-th epoch.", ge=0, le=MANY)] = 0
     deterministic: Annotated[bool, about("Use algorithms that repeat every bit, on a GPU too.")] = False
     states: Annotated[Literal["device", "cpu"], about("Where to keep persistent states: device or cpu.")] = "device"
-    parallel: Annotated[
-        Literal["auto", "networks", "batch"], about("What processes divide: auto, networks or batch.")
-    ] = "auto"
 
 
 MODEL_KINDS: dict[str, type[ModelSettings]] = {

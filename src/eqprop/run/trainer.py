@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,7 @@ from eqprop.relax import NotFiniteError, Relaxation
 from eqprop.run.checkpoint import (
     Checkpoint,
     DamagedError,
+    Divergence,
     Position,
     check_weights,
     restore_start,
@@ -36,7 +37,7 @@ from eqprop.run.checkpoint import (
 from eqprop.run.distributed import SUMS, SharedStart, shared_start
 from eqprop.run.evaluate import Errors, Measure, measured_set
 from eqprop.run.extras import Average, Preparation, image_shape, make_optimizer
-from eqprop.run.metrics import Line
+from eqprop.run.log import Line
 from eqprop.run.plan import ELEMENTWISE, Leg, Plan, make_start
 from eqprop.starts import Start, fingerprint
 from eqprop.state import State
@@ -99,15 +100,6 @@ def check_not_forked(engine: str) -> None:
             f"This process was forked, and torch's threads do not survive a fork: the {engine} engine would wait for "
             "them for ever. Train with threads=1, or start processes with multiprocessing.get_context('spawn')."
         )
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where and why a trial was stopped."""
-
-    epoch: int
-    iteration: int
-    reason: str
 
 
 def _relative_change(before: Mapping[str, Tensor] | None, now: Mapping[str, Tensor]) -> float | None:
@@ -183,8 +175,7 @@ class Trainer:
         self._begun = self._iterations_done()
         self._order_epoch, self._order = -1, torch.empty(0)
         self._good, self._good_averages = self._weights(), self._averages()
-        known = checkpoint is None or checkpoint.still
-        self._at_epoch = self._good if known else None
+        self._at_epoch = None if self.position.iteration else self._good
 
     def _prepares(self) -> Preparation | None:
         """What makes inputs of stored samples in each iteration; None if they are inputs, or are made once.
@@ -307,9 +298,8 @@ class Trainer:
         """Take over the weights of rank 0, before the first iteration: a network of one's own may draw its own."""
         if self.ranks.several:
             self._take_over()
-            same = self._at_epoch is not None
             self._good, self._good_averages = self._weights(), self._averages()
-            self._at_epoch = self._good if same else None
+            self._at_epoch = None if self.position.iteration else self._good
 
     def _complete(self) -> None:
         """Bring the states of all samples to every rank."""
@@ -375,7 +365,6 @@ class Trainer:
                 continue
             # A runner counts from its own start; a large but finite state is only noticed at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
-            # It was in this epoch, whatever its number among all: epochs that only repeat another were skipped.
             iteration = total % self.plan.iterations
             rows = self._batches(self.position.epoch)[iteration].to(self.x.device)
             self._complete()
@@ -463,10 +452,7 @@ class Trainer:
         self._set_averages(r, self._good_averages)
 
     def end_epoch(self, between: Callable[[], None]) -> list[Line]:
-        """Measure, move to the next epoch and return this one's lines; `between` may raise to postpone that.
-
-        Lines of later epochs follow if those need no training (see `_repeated`).
-        """
+        """Measure, move to the next epoch and return this one's lines; `between` may raise to postpone that."""
         epoch = self.position.epoch + 1
         test, train = self._measured(epoch, between)
         counts = self.counts()
@@ -487,56 +473,15 @@ class Trainer:
         self.epoch_seconds = 0.0
         if self.plan.experiment.decay != "none":
             self._set_rates()
-        return [*lines, *self._repeated(lines)]
+        now = self._weights()
+        self.moved, self._at_epoch = _relative_change(self._at_epoch, now), now
+        return lines
 
     def _set_rates(self, warmth: float = 1.0) -> None:
         """The learning rates of this epoch, computed from the initial ones so that a resumed run has the same bits."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = self.plan.experiment.rate_in(self.position.epoch, rate, warmth)
         self.runner.take_rates()
-
-    def _repeated(self, lines: list[Line]) -> list[Line]:
-        """If later epochs can only repeat this one, skip to the last one and return the lines of those in between.
-
-        An epoch that changed no weight had a zero gradient on every mini-batch: clipped outputs are silent, or training
-        has converged. If only the weights determine the next epoch, it does the same. The last epoch is still trained,
-        as a check.
-        """
-        now = self._weights()
-        self.moved = _relative_change(self._at_epoch, now)
-        still, self._at_epoch = self._are_still(now), now
-        epoch, last = self.position.epoch, self.plan.experiment.epochs
-        measured = lines and lines[0]["train_error_measured"] is not None
-        if (
-            epoch + 1 >= last
-            or not self._only_weights_decide
-            or (self.plan.settings.train_error_every and not measured)
-            or not still
-        ):
-            return []
-        self.position = Position(last - 1, 0)
-        unmeasured = {"train_error_measured": None}
-        return [
-            {**line, "epoch": e, "seconds": 0.0, "repeated": True, **({} if self._train_error_due(e) else unmeasured)}
-            for e in range(epoch + 1, last)
-            for line in lines
-        ]
-
-    def _are_still(self, weights: dict[str, Tensor]) -> bool:
-        """Whether the weights have not changed since the epoch began."""
-        before = self._at_epoch
-        return before is not None and all(torch.equal(value, before[name]) for name, value in weights.items())
-
-    @property
-    def _only_weights_decide(self) -> bool:
-        """Whether an epoch sees every sample and depends on earlier epochs through the weights alone."""
-        experiment = self.plan.experiment
-        drawn = isinstance(self.estimator, EP) and self.estimator.nudging == "random-sign"
-        # With decaying rates, unchanged weights do not imply a zero gradient; an average moves on without one.
-        moved = experiment.optimizer_options, experiment.warmup, experiment.weight_decay, experiment.average
-        bare = experiment.optimizer == "SGD" and experiment.decay == "none" and not any(moved)
-        whole = self.plan.images.train_samples % experiment.batch == 0 and not self.streams
-        return bare and whole and not drawn and not self.plan.augments and self.start is None and not self.diverged
 
     def _train_error_due(self, epoch: int) -> bool:
         every = self.plan.settings.train_error_every
@@ -600,9 +545,10 @@ class Trainer:
         if stopped is not None:
             line.update(dict.fromkeys(list(line)[4:]))
         diverged = asdict(stopped) if stopped else None
-        if self.plan.experiment.precision != "float32" and stopped is None:
+        guarded = self.plan.experiment.precision != "float32" and epoch in (1, self.plan.experiment.epochs)
+        if guarded and stopped is None:
             line["precision"] = self._agreement(r, epoch)
-        return {**line, "seconds": self.epoch_seconds, "repeated": False, "diverged": diverged}
+        return {**line, "seconds": self.epoch_seconds, "diverged": diverged}
 
     def _agreement(self, r: int, epoch: int) -> dict[str, Any]:
         """How far the update of an epoch's first mini-batch agrees with float32's, and once with float64's."""
@@ -630,14 +576,13 @@ class Trainer:
             weights=self._good,
             optimizer=self.optimizer.state_dict(),
             tally=self.counts(),
-            diverged={str(trial): asdict(d) for trial, d in self.diverged.items()},
+            diverged=dict(self.diverged),
             seconds=self.seconds,
             epoch_seconds=self.epoch_seconds,
             engine=self.engine.name,
             run=self.plan.identity,
             start=saved_start(self.start, self.leg.trials),
             start_source=source_of(self.start),
-            still=self._are_still(self._good),
             average=self._good_averages,
         )
 
@@ -648,7 +593,7 @@ class Trainer:
         self._restore_averages(checkpoint)
         self._restore_optimizer(checkpoint)
         restore_start(self.start, self.leg.trials, checkpoint)
-        self.diverged = {int(trial): Divergence(**d) for trial, d in checkpoint.diverged.items()}
+        self.diverged = dict(checkpoint.diverged)
         self.position = checkpoint.position
         self._augment_as_in(self.position.epoch)
         self.seconds, self.epoch_seconds = checkpoint.seconds, checkpoint.epoch_seconds

@@ -14,11 +14,10 @@ from typing import Any, TextIO
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.experiments.experiment import label
-from eqprop.files import refuse_link
 from eqprop.messages import unknown
 from eqprop.plugins import Table
 from eqprop.relax import in_sweeps
-from eqprop.run.metrics import Line
+from eqprop.run.log import Line
 from eqprop.run.plan import Leg, Plan, data_name
 
 
@@ -255,21 +254,16 @@ def epoch_means(lines: Sequence[Line], metric: str) -> dict[int, float]:
 
 
 class Lines(Watch):
-    """One line per epoch, for logs and pipes.
+    """One line per epoch, for logs and pipes."""
 
-    heading     whether to describe the run first       trials      whether every line names its run and trials
-    """
-
-    def __init__(self, stream: TextIO | None = None, heading: bool = True, trials: bool = False) -> None:
-        self.stream, self.heading, self.trials = stream or sys.stderr, heading, trials
-        self.epochs, self.run = 0, ""
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.epochs = 0
         self.labels: dict[str, str] = {}
 
     def begin(self, plan: Plan, folder: Path) -> None:
-        self.epochs, self.run = plan.experiment.epochs, f"{folder.name}: " if self.trials else ""
+        self.epochs = plan.experiment.epochs
         self.labels = {estimator: label(estimator) for estimator in plan.settings.estimators}
-        if not self.heading:
-            return
         settings = plan.settings
         together = "side by side" if settings.stacked else "one after the other"
         trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
@@ -285,15 +279,14 @@ class Lines(Watch):
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
         label, begun = self.labels[leg.estimator], f", from epoch {epoch + 1}" if epoch else ""
-        self._say(f"{self.run}{label}, {trials}, engine {engine}{begun}")
+        self._say(f"{label}, {trials}, engine {engine}{begun}")
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
         if not lines:
             return
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
-        trials = f" trial {', '.join(str(line['trial']) for line in lines)}," if self.trials else ""
         self._say(
-            f"{self.run}{lines[0]['estimator']}{trials} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, "
+            f"{lines[0]['estimator']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, "
             f"train {train}, {progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
         )
 
@@ -307,7 +300,7 @@ class Lines(Watch):
         print(text, file=self.stream, flush=True)
 
 
-NOT_DRAWN = ("trial", "seed", "epoch", "seconds", "repeated", "residual_worst")
+NOT_DRAWN = ("trial", "seed", "epoch", "seconds", "residual_worst")
 """Numbers of a line of metrics that are no curve of TensorBoard's."""
 
 
@@ -340,11 +333,9 @@ class Events(Watch):
 
     def begin(self, plan: Plan, folder: Path) -> None:
         self.folder = folder / "tensorboard"
-        refuse_link(self.folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         self.end()
-        refuse_link(self.folder / leg.folder)
         # Make readers hide events newer than the checkpoint that the run resumes from.
         self.writer = self.writer_class(str(self.folder / leg.folder), purge_step=epoch + 1)
 

@@ -23,7 +23,7 @@ from eqprop.models.graph import Graph
 from eqprop.run.api import begin_or_resume
 from eqprop.run.evaluate import load
 from eqprop.run.folder import LOCK, read_json
-from eqprop.run.metrics import read_metrics
+from eqprop.run.log import read_metrics
 from eqprop.run.plan import Plan
 from eqprop.run.watch import Progress, Watch
 from eqprop.tuning.probe import looked_through

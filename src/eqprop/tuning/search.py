@@ -30,8 +30,8 @@ from eqprop.provenance import provenance
 from eqprop.run.api import begin_or_resume
 from eqprop.run.checkpoint import digest
 from eqprop.run.folder import LOCK
+from eqprop.run.log import Line, read_metrics
 from eqprop.run.loop import Stopped
-from eqprop.run.metrics import Line, read_metrics
 from eqprop.run.plan import Settings, describe, make_plan, read_images
 from eqprop.run.watch import Progress, Watch
 from eqprop.tuning.effort import Effort, Machine, held_out, short_training
