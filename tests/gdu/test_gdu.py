@@ -738,6 +738,8 @@ def silencing(bias: float) -> Dynamics:
     model = Layered((3, 8, 4), "prototypical", "hard-sigmoid", init="default", seed=0, dtype=F64)
     with torch.no_grad():
         model.b0.fill_(0.5)
+        model.W01.mul_(0.2)
+        model.W12.mul_(0.2)
         model.b1.copy_(torch.tensor([bias] * 4 + [0.5] * 4))
     return model
 
