@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.estimators import drawn_bias
 from docs.build import cifar10, estimators, gdu, performance, runs, table1
+from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
 from docs.build.text import Makers, filled
 from eqprop.files import write_text
@@ -89,13 +90,16 @@ def _name(make: Callable[[], str]) -> str:
 
 def stale() -> list[str]:
     """Pages that building would change, and pictures that are missing."""
-    pages = [name for name in BLOCKS if filled(text := read_text(name), makers(name)) != text]
-    return pages + [f"docs/pictures/{name}.svg" for name in PICTURES if not (FOLDER / f"{name}.svg").is_file()]
+    found = [name for name in BLOCKS if filled(text := read_text(name), makers(name)) != text]
+    found += [name for name, text in pages().items() if not (ROOT / name).is_file() or read_text(name) != text]
+    return found + [f"docs/pictures/{name}.svg" for name in PICTURES if not (FOLDER / f"{name}.svg").is_file()]
 
 
 def build() -> None:
     for name in BLOCKS:
         write_text(ROOT / name, filled(read_text(name), makers(name)))
+    for name, text in pages().items():
+        write_text(ROOT / name, text)
     for name, draw in PICTURES.items():
         write_text(FOLDER / f"{name}.svg", svg(draw()))
 

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from docs.build.claims.pages import SECTIONS
+from docs.build.claims.rules import rows
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "eqprop"
-NOTATION = ROOT / "docs" / "notation.md"
 
 CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
 LIBRARY = CORE | {"models", "starts", "engines", "data"}
@@ -174,10 +176,10 @@ def test_importing_eqprop_loads_neither_figures_nor_kernel_compilers() -> None:
     assert "matplotlib" not in with_eqprop
 
 
-def notation_rows() -> list[tuple[str, str, str]]:
-    """(label, printed number, names in eqprop) of every row of the label tables."""
-    pattern = r"^\| `([^`]+)` \| ([^|]+) \|.*\|([^|]*)\|$"
-    return re.findall(pattern, NOTATION.read_text(encoding="utf-8"), re.MULTILINE)
+def notation_rows() -> list[tuple[str, str, tuple[str, ...]]]:
+    """(label, printed number, names in eqprop) of every labelled row on the paper's pages."""
+    found = [row for page in SECTIONS for kind in ("label", "figure") for row in rows(page, kind)]
+    return [(row.label, row.place, row.code) for row in found if row.label]
 
 
 def docstrings(path: Path) -> Iterator[str]:
@@ -223,12 +225,12 @@ def test_the_label_tables_are_complete_and_in_the_order_of_the_paper() -> None:
 
 
 def test_names_in_the_label_tables_exist() -> None:
-    names = {name for _, _, where in notation_rows() for name in re.findall(r"`(eqprop[\w.]+)`", where)}
+    names = {name for _, _, code in notation_rows() for name in code}
     assert names
     for name in names:
         part = name.split(".")[1]
         planned = part in MAY_IMPORT and not any((SOURCE / p).exists() for p in (part, f"{part}.py"))
-        assert planned or exists(name), f"docs/notation.md names {name}, which does not exist"
+        assert planned or exists(name), f"docs/build/claims names {name}, which does not exist"
 
 
 def exists(name: str) -> bool:

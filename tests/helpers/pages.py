@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "docs" / "paper", ROOT / "docs" / "howto")
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 
 
 def code_blocks(page: Path, language: str) -> list[str]:
@@ -19,7 +20,8 @@ def code_blocks(page: Path, language: str) -> list[str]:
 
 def run_here(folder: Path, *words: str) -> str:
     """What a command prints, run in this folder with this copy of the package; it must exit with 0."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "EQPROP_CACHE": str(folder)}
+    path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "EQPROP_CACHE": str(folder)}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout

@@ -1,0 +1,175 @@
+"""What the paper says in words, measured: how fast nets settle, two losses, energies, contractions.
+
+python -m benchmarks.claims settling|losses|energy|contraction            prints what is measured
+python -m benchmarks.claims settling|losses|energy|contraction --write    and writes results/claims/NAME.json
+
+settling      steps until nine tenths of the samples move by less than 1e-3 and 1e-6, for every net of Tables 2 and 3 at
+              its first weights  [sec:depth]
+losses        L after T steps against L* at the steady state: values and gradients  [sec:loss-L-L*]
+energy        whether E and Phi rise or fall along a free phase  [sec:primitive-energy]
+contraction   whether nets whose Jacobian has a norm below 1 settle, and others  [sec:primitive-energy]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.collect import rounded, write_compact
+from docs.build.claims.sources import gdu_net, training_net
+from eqprop import BPTT, RBP, Dynamics, PrimitiveDynamics, SquaredError
+from eqprop.data import mnist
+from eqprop.models import Layered, Toy
+from eqprop.provenance import provenance
+from eqprop.state import distance
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "claims"
+Document = dict[str, Any]
+State = tuple[Tensor, ...]
+SEED = 0
+
+SAMPLES, SHARE, BELOW, MOST = 50, 0.9, (1e-3, 1e-6), 4000
+NETS = {
+    "GDU": ("EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h"),
+    "training": ("EB-1h", "EB-2h", "P-1h", "P-2h", "P-3h"),
+}
+
+
+def steps_to_rest(model: Dynamics, x: Tensor) -> dict[str, int]:
+    """Steps until the share of samples has a residual below each threshold; `MOST` where that does not happen."""
+    drive, s = model.drive(x), model.init_state(x)
+    reached: dict[str, int] = {}
+    for t in range(MOST):
+        new = model.step(drive, s)
+        residual = distance(new, s, 1)
+        for below in BELOW:
+            if f"{below:.0e}" not in reached and float((residual < below).float().mean()) >= SHARE:
+                reached[f"{below:.0e}"] = t
+        if len(reached) == len(BELOW):
+            break
+        s = new
+    return {(name := f"{below:.0e}").replace("e-0", "e-"): reached.get(name, MOST) for below in BELOW}
+
+
+@torch.no_grad()
+def settling() -> list[Document]:
+    x = mnist(dtype=torch.float64).sample(SAMPLES, SEED)[0]
+    found = []
+    for settings, names in NETS.items():
+        make = gdu_net if settings == "GDU" else training_net
+        for init in ("default", "glorot"):
+            for name in names:
+                model = make(name, init, SEED, torch.float64)
+                row = {"name": name, "settings": settings, "init": init, "steps": steps_to_rest(model, x)}
+                print(row, flush=True)
+                found.append({**row, "samples": SAMPLES, "share": SHARE, "most": MOST})
+    return found
+
+
+LARGE, SHORT, FEW = 600, 5, 5
+
+
+def losses() -> list[Document]:
+    """Three ways to T: large from zero, few steps from the steady state, too short from zero."""
+    source = torch.Generator().manual_seed(SEED)
+    model, cost = Toy((5, 50, 10), "tanh", eps=0.08, seed=SEED, dtype=torch.float64), SquaredError()
+    x = torch.rand(20, 10, generator=source, dtype=torch.float64)
+    y = torch.eye(5, dtype=torch.float64)[torch.randint(5, (20,), generator=source)]
+    rest, exact = RBP(LARGE, LARGE).gradient(model, cost, x, y)
+    value = cost(rest.state, y).mean()
+    found = []
+    for case, T, start in (
+        ("T large, from zero", LARGE, None),
+        (f"T = {FEW}, from the steady state", FEW, rest.state),
+        ("T too short, from zero", SHORT, None),
+    ):
+        free, grads = BPTT(T, T).gradient(model, cost, x, y, start)
+        a, b = (torch.cat([g.flatten() for g in own.values()]) for own in (grads, exact))
+        gaps = {"value_gap": float((cost(free.state, y).mean() - value).abs() / value)}
+        gaps["gradient_gap"] = float((a - b).norm() / b.norm())
+        found.append({"case": case, "T": T, **gaps})
+    return found
+
+
+@torch.no_grad()
+def energy() -> list[Document]:
+    """Along the free phase of five nets with eps 0.08: E = (|s|^2/2 - Phi) / eps, and Phi itself."""
+    source, found = torch.Generator().manual_seed(SEED), []
+    for seed in range(5):
+        model = Toy((5, 50, 10), "tanh", eps=0.08, seed=seed, dtype=torch.float64)
+        x = torch.rand(20, 10, generator=source, dtype=torch.float64)
+        s = tuple(torch.randn(v.shape, generator=source, dtype=v.dtype) for v in model.init_state(x))
+        primitive, energies = [], []
+        for _ in range(200):
+            primitive.append(phi := model.primitive(x, s))
+            energies.append((0.5 * sum(v.square().sum(-1) for v in s) - phi) / 0.08)
+            s = model.transition(x, s)
+        E, Phi = (torch.stack(own).diff(dim=0) for own in (energies, primitive))
+        counted = {"energy_rises": E > 1e-10, "primitive_rises": Phi > 1e-10, "primitive_falls": Phi < -1e-10}
+        found.append({"seed": seed, "steps": len(E), **{name: int(v.sum()) for name, v in counted.items()}})
+    return found
+
+
+@torch.no_grad()
+def contraction() -> list[Document]:
+    """Prototypical tanh nets of growing weights: a Jacobian's norm is nowhere above that of W, where sigma' is 1."""
+    source = torch.Generator().manual_seed(SEED)
+    x = torch.rand(20, 8, generator=source, dtype=torch.float64)
+    counts = {"contracting": 0, "contracting_settled": 0, "others": 0, "others_settled": 0}
+    for seed in range(24):
+        model = Layered((4, 12, 12, 8), "prototypical", "tanh", init="default", seed=seed, dtype=torch.float64)
+        for name in ("W01", "W12"):
+            model.get_parameter(name).mul_(0.4 + 0.2 * seed)
+        kind = "contracting" if norm_of(model) < 1 else "others"
+        counts[kind] += 1
+        counts[f"{kind}_settled"] += settles(model, x)
+    return [counts]
+
+
+def norm_of(model: Layered) -> float:
+    """The largest singular value of the symmetric W over all layers but the visible one."""
+    sizes = model.sizes[:-1]
+    ends = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
+    W = torch.zeros(ends[-1], ends[-1], dtype=torch.float64)
+    for n in range(len(sizes) - 1):
+        W[ends[n] : ends[n + 1], ends[n + 1] : ends[n + 2]] = model.weight(n)
+    return float(torch.linalg.matrix_norm(W + W.T, 2))
+
+
+def settles(model: PrimitiveDynamics, x: Tensor, steps: int = 600) -> bool:
+    drive, s = model.drive(x), model.init_state(x)
+    for _ in range(steps):
+        before, s = s, model.step(drive, s)
+        if bool((distance(s, before, 1) < 1e-6).all()):
+            return True
+    return False
+
+
+MEASURES: dict[str, Callable[[], list[Document]]] = {
+    "settling": settling,
+    "losses": losses,
+    "energy": energy,
+    "contraction": contraction,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the paper says in words, measured.")
+    parser.add_argument("name", choices=MEASURES)
+    parser.add_argument("--write", action="store_true", help="write results/claims/NAME.json")
+    given = parser.parse_args()
+    found = MEASURES[given.name]()
+    for row in found:
+        print(row)
+    if given.write:
+        made = provenance(torch.device("cpu"))
+        write_compact(RESULTS / f"{given.name}.json", [{**rounded(row), "provenance": made} for row in found])
+
+
+if __name__ == "__main__":
+    main()

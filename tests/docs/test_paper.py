@@ -1,0 +1,198 @@
+"""The pages on the paper have a row for everything in it, and every verdict is what its rule makes of results/."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.pages import ROOT, run_here
+
+from docs.build.claims.pages import KINDS, SECTIONS, every, pages, seconds
+from docs.build.claims.rules import UNMEASURED, Leaf, Row, judge, leaves, rows, verdict
+
+PAPER = Path(os.environ.get("EQPROP_PAPER", ROOT.parent / "shared" / "paper"))
+QUICK = 5.0
+"""Seconds up to which a command of the pages runs in the suite."""
+
+ALL = [
+    pytest.param(row, id=f"{page}-{kind}-{n}")
+    for page in SECTIONS
+    for kind in KINDS
+    for n, row in enumerate(rows(page, kind))
+]
+JUDGED = [one for one in ALL if one.values[0].rule]
+
+
+@cache
+def text() -> str:
+    """The LaTeX of the paper on one line; the test is skipped where it is not at hand."""
+    files = sorted(PAPER.glob("*.txt")) if PAPER.is_dir() else []
+    if not files:
+        pytest.skip(f"The paper is not in {PAPER}; give the folder of its LaTeX text in EQPROP_PAPER.")
+    return " ".join(" ".join(path.read_text(encoding="utf-8") for path in files).split())
+
+
+def labels() -> list[str]:
+    return [row.label for page in SECTIONS for row in every(page) if row.label]
+
+
+def of_kind(kind: str) -> list[Row]:
+    return [row for page in SECTIONS for row in rows(page, kind)]
+
+
+def test_there_is_a_row_for_every_label_figure_and_table() -> None:
+    assert len(labels()) == len(set(labels())) == 92
+    assert [row.place for row in of_kind("figure")] == [f"Figure {n}" for n in range(1, 23)]
+    assert [row.place for row in of_kind("label") if row.place.startswith("Table")] == ["Table 1", "Table 2", "Table 3"]
+
+
+def test_the_labels_are_those_of_the_paper() -> None:
+    assert sorted(labels()) == sorted(re.findall(r"\\label\{([^}]+)\}", text()))
+    assert len(of_kind("figure")) == text().count(r"\begin{figure}")
+    assert text().count(r"\begin{table}") == 3
+
+
+def test_a_sentence_is_found_by_its_anchor() -> None:
+    found = [row for kind in ("claim", "figure") for row in of_kind(kind)]
+    assert [row.says for row in found if not row.anchor] == []
+    assert [row.anchor for row in found if row.anchor not in text()] == []
+
+
+def test_claims_are_in_the_order_of_the_paper() -> None:
+    whole = text()
+    for page in SECTIONS:
+        places = [whole.index(row.anchor) for row in rows(page, "claim")]
+        assert places == sorted(places), [row.says for row in rows(page, "claim")]
+
+
+ABOUT = (
+    r"\sim 1\%",
+    r"\sim 10^{-2}",
+    r"\sim 10^{-1}",
+    r"\sim 2.2",
+    r"~0.90\%",
+    r"~10^{-1}",
+    r"\sim 0",
+    r"three to five",
+)
+"""Every quantity that the text gives as "about", apart from those of distributions."""
+
+
+def test_every_quantity_of_the_text_has_a_row() -> None:
+    found = re.findall(r"(?:\\sim|\$~)\s*[\d\\][^$]{0,9}", text())
+    assert {q for q in found if not any(known.lstrip("~") in q or q.strip("$") in known for known in ABOUT)} == {
+        r"\sim 1 \%"
+    }, "only another spelling of 1 %"
+
+
+def test_the_pages_show_every_row() -> None:
+    for page in SECTIONS:
+        shown = pages()[f"docs/paper/{page}.md"]
+        for row in every(page):
+            assert row.says in shown
+            assert row.place in shown
+            assert str(verdict(row)) in shown
+
+
+Change = Callable[[Any], Any]
+NUMBERS: tuple[Change, ...] = (
+    *(lambda v: v * 10, lambda v: v / 10, lambda v: v * 1e4, lambda v: v / 1e4, lambda v: 0 * v, lambda v: -v),
+    *(lambda v: v + 1, lambda v: v + 100, lambda v: 0 * v + 1),
+)
+
+
+def changed(value: Any, change: Change) -> Any:
+    """The value after a change: numbers by the change itself, lists element by element, words and truths reversed."""
+    if isinstance(value, list):
+        return [changed(v, change) for v in value]
+    if isinstance(value, bool):
+        return not value
+    return f"not {value}" if isinstance(value, str) else change(value)
+
+
+def changes(rule: str, found: dict[str, list[Leaf]]) -> Iterator[list[tuple[Leaf, Any]]]:
+    """Changes of one number, of all of one name, into a number of the rule, and of one name into another."""
+    for name, own in found.items():
+        for change in NUMBERS:
+            yield from ([(leaf, changed(leaf.value, change))] for leaf in own)
+            yield [(leaf, changed(leaf.value, change)) for leaf in own]
+        for stated in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rule):
+            yield [(leaf, changed(leaf.value, lambda _, n=stated: float(n))) for leaf in own]
+        for other, theirs in found.items():
+            if other == name:
+                continue
+            yield [(leaf, theirs[0].value) for leaf in own]
+            if len(theirs) == len(own):
+                both = list(zip(own, theirs, strict=True))
+                yield from (
+                    [(a, b.value) for n, (a, b) in enumerate(both) if n != without] for without in range(-1, len(own))
+                )
+
+
+def flips(row: Row, case: str) -> bool:
+    """Whether some generated change of the results turns the rule around in this case."""
+    found, before = leaves(row, case), judge(row, case)
+    assert found is not None
+    for change in changes(row.rule, found):
+        kept = [(leaf, leaf.value) for leaf, _ in change]
+        for leaf, value in change:
+            leaf.container[leaf.key] = value
+        try:
+            after = judge(row, case)
+        except ArithmeticError:
+            after = before
+        finally:
+            for leaf, value in kept:
+                leaf.container[leaf.key] = value
+        if after != before:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("row", JUDGED)
+def test_a_change_of_the_result_flips_the_verdict(row: Row) -> None:
+    if verdict(row).word == UNMEASURED:
+        assert row.show, "what is not measured yet has a command"
+        return
+    assert any(flips(row, case) for case in row.cases or ("",) if judge(row, case) is not None)
+
+
+@pytest.mark.parametrize("row", JUDGED)
+def test_a_rule_has_its_reason_its_command_and_its_number(row: Row) -> None:
+    assert row.why
+    assert row.show
+    assert row.ours
+
+
+def commands(quick: bool) -> list[str]:
+    shown = {row.show for page in SECTIONS for row in every(page) if row.show}
+    return sorted(command for command in shown if (seconds().get(command, 1e9) <= QUICK) == quick)
+
+
+def test_every_command_has_its_time_or_trains() -> None:
+    assert [c for c in commands(quick=False) if c not in seconds() and " train " not in c and "table1" not in c] == []
+    used = {row.show for page in SECTIONS for row in every(page)}
+    assert set(seconds()) <= used
+
+
+def run(command: str, folder: Path) -> None:
+    words = shlex.split(command)
+    run_here(folder, sys.executable, "-m", *(words[2:] if words[0] == "python" else words))
+
+
+@pytest.mark.parametrize("command", commands(quick=True))
+def test_a_quick_command_runs(command: str, tmp_path: Path) -> None:
+    run(command, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands(quick=False) if c in seconds()])
+def test_a_long_command_runs(command: str, tmp_path: Path) -> None:
+    run(command, tmp_path)
