@@ -20,7 +20,7 @@ from torch import Tensor
 import eqprop
 from eqprop import EP, Dynamics
 from eqprop.cost import Problem
-from eqprop.gdu.doctor import _start
+from eqprop.gdu.gradient_checks import _start
 from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
 from eqprop.models import stack
 from eqprop.state import State
@@ -192,13 +192,13 @@ def test_rates_of_zero_are_the_cause_and_some_of_zero_are_not() -> None:
 def test_a_start_counts_samples_by_the_limit_it_is_accused_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of states of size 100, one ends 200 away and one 0.5: nearer than a twentieth of their size."""
     own = SimpleNamespace(state=(torch.full((2, 1), 100.0),), rests=lambda limit: True)
-    monkeypatch.setattr("eqprop.gdu.doctor.march", lambda *given: own)
+    monkeypatch.setattr("eqprop.gdu.gradient_checks.march", lambda *given: own)
     model = SimpleNamespace(init_state=lambda x: None)
     free = SimpleNamespace(state=(torch.tensor([[300.0], [100.5]]),))
-    patient: Any = SimpleNamespace(
-        symptoms=SimpleNamespace(state=free.state), model=model, x=None, ep=EP(3, 1, beta=0.1), floor=0.0, free=free
+    p: Any = SimpleNamespace(
+        state=free.state, problem=SimpleNamespace(model=model, x=None), ep=EP(3, 1, beta=0.1), floor=0.0, free=free
     )
-    found = _start(patient)
+    found = _start(p)
     assert isinstance(found, Finding)
     assert found.shown_by.startswith("50% of the samples end up to 2e+02 away")
 

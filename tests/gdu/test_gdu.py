@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.nets import F64, asymmetric, batch, convolutional, energy_based, gather, prototypical, toy
+from helpers.nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, toy
 from helpers.tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from eqprop import (
     Dynamics,
     NotFiniteError,
     Phase,
+    Relaxation,
     SquaredError,
     from_energy,
     from_primitive,
@@ -27,23 +30,22 @@ from eqprop import (
     limit_steps,
     relax,
 )
+from eqprop.cost import Problem
 from eqprop.estimators import Step
 from eqprop.experiments.gdu import gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison, settling
+from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.lockstep import (
-    Comparison,
     Linearised,
     asymmetry,
     combine,
     dissect,
     flat,
-    flat_product,
     saturated,
     spectral_radius,
     unflat,
 )
-from eqprop.gdu.lockstep import limit_steps as reverse_limit_steps
-from eqprop.gdu.metrics import Distance, Group, batch_mean, groups, outcome_of
+from eqprop.gdu.metrics import Distance, Group, batch_mean, groups
 from eqprop.gdu.settling import settle
 from eqprop.models import Layered, stack
 
@@ -61,15 +63,15 @@ def small_nets() -> dict[str, Dynamics]:
     }
 
 
-def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> Comparison:
+def case_of(model: Dynamics, beta: float = BETA, steps: int = T) -> tuple[Problem, Relaxation, EP]:
     x, y = batch(model)
-    return Comparison(model, COST, x, y, relax(model, x, steps, keep=K), K, beta)
+    return Problem(model, COST, x, y), relax(model, x, steps, keep=K), EP(steps, K, beta)
 
 
 def stacked(model: Dynamics, beta: float = BETA) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """EP's processes and minus BPTT's, every group (K, elements), averaged over the samples."""
-    case = case_of(model, beta)
-    arguments = (model, COST, case.x, case.y, case.free)
+    problem, free, _ = case_of(model, beta)
+    arguments = (model, COST, problem.x, problem.y, free)
     ep, bptt = EP(T, K, beta=beta).processes(*arguments), BPTT(T, K).processes(*arguments)
     names = model.layer_names or [f"s{n}" for n in range(len(ep.neurons))]
     pairs = []
@@ -108,9 +110,9 @@ def test_metrics_are_those_of_the_whole_processes(name: str) -> None:
 @pytest.mark.parametrize("name", small_nets())
 def test_the_parts_add_up_to_the_difference(name: str) -> None:
     # Far from settled, so that no part is negligible.
-    case = case_of(small_nets()[name], beta=0.1, steps=12)
-    every = groups(case.model, case.free.state)
-    for moment in dissect(case):
+    problem, free, ep = case_of(small_nets()[name], beta=0.1, steps=12)
+    every = groups(problem.model, free.state)
+    for moment in dissect(problem, free, ep):
         for group in every:
             if group.kind == "neurons":
                 whole = sum(batch_mean(p, group) for p in moment.parts.values() if p.neurons)
@@ -134,15 +136,18 @@ def test_the_parts_together_are_no_less_than_the_rmse(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", small_nets())
-def test_the_limit_in_reverse_mode_is_the_one_in_forward_mode(name: str) -> None:
-    case = case_of(small_nets()[name], steps=12)
-    around = Linearised(case.model, case.x, case.free.state)
-    mine = gather(reverse_limit_steps(case, around))
-    theirs = gather(limit_steps(case.model, COST, case.x, case.y, case.free, K))
-    for a, b in zip(mine.neurons, theirs.neurons, strict=True):
-        assert float((a - b).abs().max()) < SAME_FORMULA
-    for group, value in mine.synapses.items():
-        assert float((value - theirs.synapses[group]).abs().max()) < SAME_FORMULA
+def test_products_with_the_jacobian_in_reverse_mode_are_those_of_the_limit_in_forward_mode(name: str) -> None:
+    """At rest the limit of small beta is J^t N (-dl/ds), and its synapses are the parameters' response to it."""
+    problem, free, _ = case_of(small_nets()[name], steps=4000)
+    around = Linearised(problem.model, problem.x, free.state)
+    zeros = tuple(torch.zeros_like(layer) for layer in free.state)
+    moved = around.product(zeros, tuple(-layer for layer in problem.pull(free.state)))
+    for step in limit_steps(problem.model, COST, problem.x, problem.y, free, K):
+        for a, b in zip(moved, step.neurons, strict=True):
+            assert float((a - b).abs().max()) < SAME_FORMULA
+        for group, value in around.synapses(moved).items():
+            assert float((value - step.synapses[group]).abs().max()) < SAME_FORMULA
+        moved = around.product(moved)
 
 
 def own_models() -> dict[str, Dynamics]:
@@ -255,17 +260,17 @@ def test_products_asymmetry_and_radius_are_those_of_the_dense_jacobian(make: Cal
     x, _ = batch(model, samples=1)
     s = relax(model, x, T).state
     J = dense_jacobian(model, x, s)
-    product, rows = flat_product(Linearised(model, x, s)), flat(s)
+    around, rows = Linearised(model, x, s), flat(s)
     v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(3), dtype=F64)
-    assert float((product(v)[0] - J @ v[0]).abs().max()) < SAME_FORMULA
+    assert float((around.on_rows(v)[0] - J @ v[0]).abs().max()) < SAME_FORMULA
     radius = float(torch.linalg.eigvals(J).abs().max())
-    assert spectral_radius(product, rows, seed=0) == pytest.approx(radius, rel=1e-6, abs=1e-12)
+    assert spectral_radius(around) == pytest.approx(radius, rel=1e-6, abs=1e-12)
     rest = J - torch.eye(len(J), dtype=F64) * J.trace() / len(J)
     expected = float((J - J.T).norm() / (2 * rest.norm()))
     # The same sample 400 times over is probed 3200 times, which knows a Frobenius norm to a few per cent.
     many = tuple(layer.expand(400, *layer.shape[1:]) for layer in s)
     around = Linearised(model, x.expand(400, *x.shape[1:]), many)
-    assert asymmetry(flat_product(around), flat(many), seed=0) == pytest.approx(expected, rel=0.1, abs=1e-12)
+    assert asymmetry(around) == pytest.approx(expected, rel=0.1, abs=1e-12)
 
 
 def test_saturated_neurons_are_counted() -> None:
@@ -274,10 +279,10 @@ def test_saturated_neurons_are_counted() -> None:
         model.b0.copy_(torch.tensor([-1.0, 0.5, 2.0]))
     x, _ = batch(model)
     around = Linearised(model, x, relax(model, x, 5).state)
-    assert saturated(around, seed=0) == pytest.approx(2 / 3)
+    assert float(torch.cat(saturated(around), 1).double().mean()) == pytest.approx(2 / 3)
     dead = from_transition(lambda x, s, theta: (theta["c"] + 0.5 * s[0] * x,), {"c": torch.ones(2, dtype=F64)}, (2,))
     x = torch.tensor([[1.0, 0.0]], dtype=F64)
-    assert saturated(Linearised(dead, x, relax(dead, x, 5).state), seed=0) == 0.5
+    assert torch.equal(saturated(Linearised(dead, x, relax(dead, x, 5).state))[0], torch.tensor([[False, True]]))
 
 
 def two_chains() -> Dynamics:
@@ -395,12 +400,13 @@ def test_a_free_phase_in_pieces_is_one_that_alternates_and_then_does_not(
     model = prototypical(3, "tanh")
     x, _ = batch(model)
     told: list[int] = []
-    free = settle(model, x, long, last, None, told.append, "alternating")
+    problem = Problem(model, COST, x, torch.zeros(len(x), 3, dtype=F64))
+    free = settle(problem, EP(long, last, BETA, schedule="alternating"), progress=told.append)
     turns = relax(model, x, Phase(long - last, "alternating"))
     together = relax(model, x, last, turns.state, keep=last)
-    for got, expected in zip((free.end.state, *free.end.trail), (together.state, *together.trail), strict=True):
+    for got, expected in zip((free.state, *free.trail), (together.state, *together.trail), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    assert free.end.steps == long or (long == 500 and not bool(free.end.residual.any()))
+    assert free.steps == long or (long == 500 and not bool(free.residual.any()))
     assert told == sorted(told)
 
 
@@ -548,17 +554,22 @@ def test_the_free_phase_in_pieces_is_the_one_of_a_single_run(
     model = energy_based(2, eps=0.1)
     x, _ = batch(model)
     told: list[int] = []
-    found = settle(model, x, steps, kept, None, told.append)
+    found = settle(Problem(model, COST, x, x), EP(steps, kept, BETA), progress=told.append)
     whole = relax(model, x, steps, keep=kept)
-    assert found.end.steps == steps
+    assert found.steps == steps
     assert told == sorted(told)
-    assert all(torch.equal(a, b) for a, b in zip(found.end.state, whole.state, strict=True))
-    assert len(found.end.trail) == len(whole.trail) == kept
-    for mine, theirs in zip(found.end.trail, whole.trail, strict=True):
+    assert all(torch.equal(a, b) for a, b in zip(found.state, whole.state, strict=True))
+    assert len(found.trail) == len(whole.trail) == kept
+    for mine, theirs in zip(found.trail, whole.trail, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    early = relax(model, x, found.looked)
-    assert found.looked <= max(steps // 2, 0)
-    assert torch.equal(found.earlier, early.residual)
+
+
+def test_a_free_phase_that_has_stopped_falling_says_since_when() -> None:
+    model = two_chains()
+    x = torch.tensor([[0.5]], dtype=F64)
+    with pytest.raises(NeverSettlesError, match=r"it has not fallen since step 100 \(") as told:
+        settle(Problem(model, COST, x, x), EP(200, 20, BETA))
+    assert f"{float(relax(model, x, 100).residual):.1e}" in str(told.value)
 
 
 def test_stopping_where_only_rounding_moves_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -675,8 +686,7 @@ def test_rounding_is_told_apart_in_float32() -> None:
     assert coarse.rounding < 1e-3 * coarse.finite_beta
     exact = gdu.compare(toy(), COST, x.double(), y.double(), T, K, 0.1).budget.synapses
     assert coarse.finite_beta == pytest.approx(exact.finite_beta, rel=1e-3)
-    case = Comparison(model, COST, x, y, relax(model, x, T, keep=K), K, 1e-4)
-    for moment in dissect(case):
+    for moment in dissect(Problem(model, COST, x, y), relax(model, x, T, keep=K), EP(T, K, 1e-4)):
         for name, g in moment.bptt.synapses.items():
             parts = sum(p.synapses[name].double() for p in moment.parts.values())
             gap = parts - (moment.ep.synapses[name].double() - g.double())
@@ -709,8 +719,7 @@ def test_an_error_of_the_size_of_the_gradient_is_no_approximation(rmse: float, c
     distance: Any = SimpleNamespace(
         metrics=lambda _: SimpleNamespace(rmse=rmse, cosine=cosine),
         parts_of_rmse=lambda _: {"asymmetry": 0.0},
-        one_sided=lambda: False,
-        silent=lambda: False,
+        signals=lambda: (torch.tensor([True]), torch.tensor([True])),
     )
     group = Group("synapses", "W01")
     assert outcome_of({group: distance}, {group: distance}, PAPER) == outcome
@@ -724,3 +733,68 @@ def test_what_cancelled_sums_leave_is_no_element_of_a_budget() -> None:
     distance.add(values, values * 0.9, {"one": part, "other": -part})
     assert distance.metrics(PAPER).rmse == pytest.approx(0.1)
     assert distance.parts_of_rmse(PAPER) == pytest.approx({"one": 0.1, "other": 0.1})
+
+
+def silencing(bias: float) -> Dynamics:
+    """A net with hard-sigmoid hidden neurons, half of which a bias holds at 1."""
+    model = Layered((3, 8, 4), "prototypical", "hard-sigmoid", init="default", seed=0, dtype=F64)
+    with torch.no_grad():
+        model.b0.fill_(0.5)
+        model.W01.mul_(0.2)
+        model.W12.mul_(0.2)
+        model.b1.copy_(torch.tensor([bias] * 4 + [0.5] * 4))
+    return model
+
+
+def test_neurons_that_hear_bptt_and_not_ep_are_counted() -> None:
+    """sigma' stops EP's update of a neuron, and not BPTT's gradient by its state."""
+    model = silencing(5.0)
+    x, y = batch(model)
+    found = gdu.compare(model, COST, x, y, T, K, BETA).silenced
+    problem, free, ep = case_of(model)
+    of = (model, COST, problem.x, problem.y, free)
+    f, g = (e.processes(*of).neurons for e in (ep, BPTT(T, K)))
+    for n, (name, silence) in enumerate(found.items()):
+        zero = [(layer == 0.0).all(0) for layer in (f[n], g[n])]
+        assert silence.unheard == int((zero[0] & ~zero[1]).sum())
+        assert silence.neurons == zero[0].numel()
+        assert name == f"s{n}"
+    assert found["s0"].saturated == found["s0"].unheard == 0
+    held = found["s1"]
+    assert (held.saturated, held.unheard, held.unheard_saturated, held.neurons) == (
+        4 * len(x),
+        *[4 * len(x)] * 2,
+        8 * len(x),
+    )
+    free_net = gdu.compare(silencing(0.5), COST, x, y, T, K, BETA)
+    assert all(silence.unheard == silence.saturated == 0 for silence in free_net.silenced.values())
+
+
+def test_a_report_says_where_ep_is_silent() -> None:
+    model = silencing(5.0)
+    report = gdu.compare(model, COST, *batch(model), T, K, BETA)
+    line = "s1: in 12 of 24 neurons (12 of the 12 saturated ones) EP's process is zero and BPTT's is not"
+    assert line in str(report)
+    assert "s0: in" not in str(report)
+    assert report.to_dict()["silenced"]["s1"]["unheard"] == 12
+
+
+def test_what_rounding_leaves_is_left_out_element_by_element() -> None:
+    f, g = torch.tensor([1.0, 5e-14, 5e-9], dtype=F64), torch.tensor([0.9, 0.0, 0.0], dtype=F64)
+    exact, heard = Distance(f, ()), Distance(f, (), noise=(1e-12, 1e-14))
+    for distance in (exact, heard):
+        distance.add(f, g, {})
+    assert exact.metrics(PAPER).rmse == pytest.approx((0.1 + 1.0 + 1.0) / 3)
+    assert heard.metrics(PAPER).rmse == pytest.approx((0.1 + 1.0) / 2)
+    assert (exact.metrics(PAPER).left_out, heard.metrics(PAPER).left_out) == (0, 1)
+
+
+def test_the_page_tells_what_saturated_neurons_do_on_p_conv() -> None:
+    root = Path(__file__).resolve().parents[2]
+    recorded = json.loads((root / "results" / "gdu" / "P-conv" / "gdu.json").read_text(encoding="utf-8"))["silenced"]
+    page = " ".join((root / "docs" / "gdu.md").read_text(encoding="utf-8").split())
+    for name, sentence in {"h0": "saturated neurons of h0", "h1": "of h1"}.items():
+        silence = recorded[name]
+        count = f"{silence['unheard_saturated']} of the {silence['saturated']}"
+        assert f"{count if name == 'h0' else count.replace('the ', '')} {sentence}" in page
+        assert silence["unheard_saturated"] > 0.99 * silence["saturated"]

@@ -22,7 +22,7 @@ from eqprop.cli import load_commands
 from eqprop.data import Images, mnist, one_hot
 from eqprop.dynamics import set_nudge_site
 from eqprop.experiments.io import from_dict
-from eqprop.gdu.metrics import HOLDS
+from eqprop.gdu.budget import HOLDS
 from eqprop.models import Layered
 from eqprop.relax import Phase, relax
 from eqprop.report.play import VERDICTS, dequantised, render, stored

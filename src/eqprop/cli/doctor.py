@@ -18,7 +18,7 @@ from eqprop.estimators import EP
 from eqprop.experiments.architecture import is_own, own_code
 from eqprop.experiments.gdu import Setup
 from eqprop.gdu.doctor import doctor as examine
-from eqprop.gdu.patient import Rates
+from eqprop.gdu.examination import Rates
 from eqprop.relax import Schedule
 
 CAUSE_FOUND = 1

@@ -28,6 +28,7 @@ from eqprop.estimators.ep import EP, Nudging
 from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, Setup, gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, Convention
 from eqprop.gdu.comparison import Concentration, phases
+from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
 from eqprop.relax import SCHEDULES, Schedule
@@ -325,6 +326,9 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_metrics(document))
     console.print(_budget(document))
     console.print(Text(_jacobian(document)))
+    for name, counts in document.get("silenced", {}).items():  # absent in documents of earlier versions
+        if counts["unheard"]:
+            console.print(Text(f"{name}: {Silence(**counts)}"))
     if "release" in document:  # absent in documents of earlier versions
         console.print(Text(str(Release(**document["release"]))))
     if document.get("concentration"):

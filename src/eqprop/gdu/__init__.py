@@ -6,7 +6,8 @@ GDU ("gradient-descending updates"): EP's updates equal minus BPTT's gradients, 
 """
 
 from eqprop.gdu.comparison import Options, Report, compare
-from eqprop.gdu.metrics import AUTHORS, PAPER, Convention, Gradients, Metrics, compare_gradients
+from eqprop.gdu.gradients import Gradients, compare_gradients
+from eqprop.gdu.metrics import AUTHORS, PAPER, Convention, Metrics
 from eqprop.gdu.settling import NeverSettlesError
 
 __all__ = [

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,40 +16,27 @@ from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
+from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
 from eqprop.gdu.doctor import OF_GRADIENT, examine
+from eqprop.gdu.examination import Examination
 from eqprop.gdu.lockstep import (
-    Comparison,
     Linearised,
     Moment,
     asymmetry,
     dissect,
-    flat,
-    flat_product,
     pair,
     saturated,
     spectral_radius,
+    total,
 )
-from eqprop.gdu.metrics import (
-    PAPER,
-    Budget,
-    Convention,
-    Distance,
-    Group,
-    Metrics,
-    Noise,
-    batch_mean,
-    groups,
-    measure,
-    noise,
-    outcome_of,
-    parts_of,
-    sentence,
-)
-from eqprop.gdu.patient import Patient, Symptoms
-from eqprop.gdu.settling import FreePhase, NeverSettlesError, Release, check_settling, release, settle, settles
+from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, Noise, Silence, batch_mean, groups, measure
+from eqprop.gdu.rest import settles
+from eqprop.gdu.settling import NeverSettlesError, Release, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import SWEEPS, NotFiniteError, Schedule, in_sweeps, relax
+from eqprop.relax import SWEEPS, NotFiniteError, Relaxation, Schedule, in_sweeps, prepare, relax
+
+KINDS = ("neurons", "synapses", "biases")
 
 STEP_COST = 25
 """Approximate cost of a process step in free steps, for the progress bar."""
@@ -88,105 +74,57 @@ def compare(
     """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main]."""
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
-    _check(model, x, T, K, beta)
-    progress = _Progress(options.progress, T, K)
-    ep = EP(T, K, beta, schedule=options.schedule)
-    patient = Patient(model, cost, x, y, ep, Symptoms(voice=options.voice))
-    with _explained(patient):
-        free = settle(model, x, T, K, options.tolerance, progress.free, options.schedule)
-        cost.check(free.end.state, y)
-        check_settling(free, T, options.tolerance)
-    batch = _Batch(model, cost, x, y, free, K, beta, options.schedule)
-    chosen = _chosen(free, options.drop_unsettled)
-    every = groups(model, free.end.state)
-    heard = noise(batch, free.end.state, beta)
-    whole, settled = _measure(batch, chosen, every, options.convention, progress, heard)
-    sample = int(free.end.settled.int().argmax())
-    residual = free.end.residual
+    problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule)
+    _check(problem, ep)
+    tell = _teller(options.progress, T + STEP_COST * K)
+    try:
+        free = settle(problem, ep, options.tolerance, tell)
+    except (NeverSettlesError, NotFiniteError) as error:
+        raise _explained(error, Examination(problem, ep, voice=options.voice)) from error
+    chosen, settled = _chosen(free, options.drop_unsettled)
+    steady, here = part(problem, free, settled), part(problem, free, chosen)
+    every, noise = groups(model, free.state), Noise.of(problem, ep, free.state)
+    together = total if ep.schedule == "sweeps-same" else iter
+    rest = measure(together(dissect(*steady, ep)), every, options.convention, noise, lambda t: tell(T + STEP_COST * t))
+    whole = (
+        rest
+        if here is steady or bool((chosen == settled).all())
+        else measure(together(pair(*here, ep)), every, options.convention, noise)
+    )
+    sample = int(free.settled.int().argmax())
+    one = part(problem, free, torch.arange(len(x), device=x.device) == sample)
     return Report(
         T=T,
         K=K,
         beta=beta,
-        dtype=str(free.end.state[0].dtype).removeprefix("torch."),
+        dtype=str(free.state[0].dtype).removeprefix("torch."),
         samples=int(chosen.sum()),
-        steps=free.end.steps,
+        steps=free.steps,
         schedule=options.schedule,
-        groups=len(model.sweep(len(free.end.state))) if options.schedule in SWEEPS else None,
+        groups=len(model.sweep(len(free.state))) if options.schedule in SWEEPS else None,
         convention=options.convention,
         residual=Residual(
-            max=float(residual.max()),
-            median=float(residual.median()),
-            unsettled=int((~free.end.settled).sum()),
+            max=float(free.residual.max()),
+            median=float(free.residual.median()),
+            unsettled=int((~free.settled).sum()),
             dropped=int((~chosen).sum()),
         ),
-        **_by_kind(whole, options.convention),
-        settled=None if whole is settled else _by_kind(settled, options.convention),
-        budget=_budget(batch, whole, settled, options, patient.at_end(free.end).only(chosen)),
-        release=release(batch.steady(), T, options.tolerance, options.schedule),
-        concentration=concentration(batch.whole()),
+        **_metrics(whole, options.convention),
+        settled=None if whole is rest else _metrics(rest, options.convention),
+        silenced=_silenced(*here, whole),
+        budget=_budget(steady, here, ep, (whole, rest), options),
+        release=release(*steady, ep, options.tolerance),
+        concentration=concentration(problem, free, ep),
         sample=sample,
-        traces=_traces(batch, sample, every, options),
+        traces=by_kind(follow(together(pair(*one, ep)), every, options.shown, options.seed)) if options.shown else {},
         seconds=time.perf_counter() - began,
         cpu_seconds=time.process_time() - worked,
     )
 
 
-@contextmanager
-def _explained(patient: Patient) -> Iterator[None]:
-    """Add what the doctor says of a free phase that has no rest."""
-    try:
-        yield
-    except (NeverSettlesError, NotFiniteError) as error:
-        if isinstance(found := settles(patient), Finding):
-            raise type(error)(f"{error} {tried(patient, found).text(patient.symptoms.voice)}") from error
-        raise
-
-
-@dataclass(frozen=True)
-class _Batch(Problem):
-    free: FreePhase
-    K: int
-    beta: float
-    schedule: Schedule = "synchronous"
-
-    def case(self, samples: Tensor) -> Comparison:
-        """The comparison on a subset of samples, by mask or index."""
-        free = self.free.only(samples).end
-        x, y = self.x[samples], self.y[samples]
-        return Comparison(self.model, self.cost, x, y, free, self.K, self.beta, self.schedule)
-
-    def whole(self) -> Comparison:
-        """All samples, including excluded ones."""
-        return self.case(torch.ones_like(self.free.end.settled))
-
-    def steady(self) -> Comparison:
-        """The settled samples, or all if none has settled."""
-        settled = self.free.end.settled
-        return self.case(settled if bool(settled.any()) else torch.ones_like(settled))
-
-
-class _Progress:
-    def __init__(self, tell: Callable[[float], None] | None, T: int, K: int) -> None:
-        self.tell, self.T, self.total = tell, T, T + STEP_COST * K
-        self.steps = 0
-
-    def free(self, done: int) -> None:
-        self._tell(done)
-
-    def through(self, moments: Iterator[Moment]) -> Iterator[Moment]:
-        for moment in moments:
-            yield moment
-            self.steps += 1
-            self._tell(self.T + STEP_COST * self.steps)
-
-    def _tell(self, done: int) -> None:
-        if self.tell is not None:
-            self.tell(min(done / self.total, 1.0))
-
-
-def _check(model: Dynamics, x: Tensor, T: int, K: int, beta: float) -> None:
-    EP(T, K, beta=beta)
-    BPTT(T, K)
+def _check(problem: Problem, ep: EP) -> None:
+    model, x = problem.model, problem.x
+    BPTT(ep.T, ep.K)
     if not trainable(model):
         name = type(model).__name__
         raise ValueError(f"{name} has no trainable parameter; expected at least one, to compare its updates.")
@@ -195,70 +133,78 @@ def _check(model: Dynamics, x: Tensor, T: int, K: int, beta: float) -> None:
             f"The input x has shape {tuple(x.shape)}, for stacked networks; expected a single network. Compare one at "
             "a time: eqprop.models.unstack(model, r)."
         )
+    problem.cost.check(prepare(model, x, None, None), problem.y)
 
 
-def _by_kind(found: dict[Group, Distance], convention: Convention) -> dict[str, dict[str, Metrics]]:
-    return {kind: {g.name: d.metrics(convention) for g, d in found.items() if g.kind == kind} for kind in KINDS}
+def _teller(progress: Callable[[float], None] | None, whole: int) -> Callable[[int], None]:
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(min(done / whole, 1.0))
+
+    return tell
 
 
-def _chosen(free: FreePhase, drop_unsettled: bool) -> Tensor:
-    settled = free.end.settled
-    if not drop_unsettled:
-        return torch.ones_like(settled)
+def _explained(error: ArithmeticError, p: Examination) -> ArithmeticError:
+    """With what the doctor says of a free phase that has no rest."""
+    found = settles(p)
+    return type(error)(f"{error} {tried(p, found).text(p.voice)}") if isinstance(found, Finding) else error
+
+
+def _chosen(free: Relaxation, drop_unsettled: bool) -> tuple[Tensor, Tensor]:
+    """Which samples are compared, and which of them the budget is of: those that have settled, all if none has."""
+    every, settled = torch.ones_like(free.settled), free.settled
     if not bool(settled.any()):
-        raise ValueError(
-            f"Dropping unsettled samples leaves none of the {settled.numel()} samples (the smallest residual is "
-            f"{float(free.end.residual.min()):.1e}). Raise T, or keep unsettled samples."
-        )
-    return settled
+        if drop_unsettled:
+            raise ValueError(
+                f"Dropping unsettled samples leaves none of the {settled.numel()} samples (the smallest residual is "
+                f"{float(free.residual.min()):.1e}). Raise T, or keep unsettled samples."
+            )
+        return every, every
+    return (settled if drop_unsettled else every), settled
 
 
-def _measure(
-    batch: _Batch,
-    chosen: Tensor,
-    every: tuple[Group, ...],
-    convention: Convention,
-    progress: _Progress,
-    heard: Noise,
-) -> tuple[dict[Group, Distance], dict[Group, Distance]]:
-    """The distances of the chosen samples, and those of the settled ones among them with the budget's parts."""
-    settled = batch.free.end.settled
-    if bool((chosen & ~settled).any()) and bool(settled.any()):
-        whole = measure(pair(batch.case(chosen)), every, convention, heard)
-        return whole, measure(progress.through(dissect(batch.steady())), every, convention, heard)
-    both = measure(progress.through(dissect(batch.steady())), every, convention, heard)
-    return both, both
+Of = TypeVar("Of")
+
+
+def by_kind(found: Mapping[Group, Of]) -> dict[str, dict[str, Of]]:
+    return {kind: {g.name: value for g, value in found.items() if g.kind == kind} for kind in KINDS}
+
+
+def _metrics(found: Mapping[Group, Distance], convention: Convention) -> dict[str, dict[str, Metrics]]:
+    return by_kind({group: distance.metrics(convention) for group, distance in found.items()})
+
+
+def _silenced(problem: Problem, free: Relaxation, found: Mapping[Group, Distance]) -> dict[str, Silence]:
+    masks = saturated(Linearised(problem.model, problem.x, free.state))
+    return {g.name: Silence.of(d, masks[g.depth]) for g, d in found.items() if g.kind == "neurons"}
 
 
 def _budget(
-    batch: _Batch, whole: dict[Group, Distance], settled: dict[Group, Distance], options: Options, patient: Patient
+    steady: tuple[Problem, Relaxation],
+    here: tuple[Problem, Relaxation],
+    ep: EP,
+    found: tuple[Mapping[Group, Distance], Mapping[Group, Distance]],
+    options: Options,
 ) -> Budget:
-    steady = batch.steady()
-    around = Linearised(batch.model, steady.x, steady.free.state)
-    product, rows = flat_product(around), flat(around.s)
-    has_primitive = isinstance(batch.model, PrimitiveDynamics)
-    neurons, synapses = (
-        parts_of(kind, whole, settled, options.convention, has_primitive) for kind in ("neurons", "synapses")
-    )
-    outcome = outcome_of(whole, settled, options.convention)
-    diagnosis = None if outcome == "holds" else examine(patient, OF_GRADIENT)
+    problem, free = steady
+    around = Linearised(problem.model, problem.x, free.state)
+    has_primitive = isinstance(problem.model, PrimitiveDynamics)
+    neurons, synapses = (parts_of(kind, *found, options.convention, has_primitive) for kind in ("neurons", "synapses"))
+    outcome = outcome_of(*found, options.convention)
+    diagnosis = None
+    if outcome != "holds":
+        p = Examination(here[0], ep, voice=options.voice)
+        p.free = here[1]
+        diagnosis = examine(p, OF_GRADIENT)
     return Budget(
         neurons=neurons,
         synapses=synapses,
-        asymmetry=asymmetry(product, rows, options.seed),
-        spectral_radius=spectral_radius(product, rows, options.seed),
-        saturated=saturated(around, options.seed),
+        asymmetry=asymmetry(around, options.seed),
+        spectral_radius=spectral_radius(around, options.seed),
+        saturated=float(torch.cat([mask.flatten(1) for mask in saturated(around, options.seed)], 1).double().mean()),
         outcome=outcome,
         verdict=sentence(outcome, neurons, synapses, diagnosis, has_primitive),
     )
-
-
-def _traces(batch: _Batch, sample: int, every: tuple[Group, ...], options: Options) -> dict[str, dict[str, Trace]]:
-    if options.shown == 0:
-        return {}
-    one = torch.tensor([sample], device=batch.x.device)
-    found = follow(pair(batch.case(one)), every, options.shown, options.seed)
-    return {kind: {g.name: trace for g, trace in found.items() if g.kind == kind} for kind in KINDS}
 
 
 CANDIDATES = 40
@@ -338,22 +284,21 @@ class Concentration:
         return f"Of the squared updates, unsettled samples contribute {100 * self.unsettled:.0f} % and {few}."
 
 
-def concentration(case: Comparison) -> Concentration | None:
+def concentration(problem: Problem, free: Relaxation, ep: EP) -> Concentration | None:
     """None if nothing is updated, or without a primitive, since the updates then do not telescope  [eq:ep-grad]."""
-    if not isinstance(case.model, PrimitiveDynamics):
+    if not isinstance(problem.model, PrimitiveDynamics):
         return None
-    squares = squared_updates(case.model, case)
+    squares = squared_updates(problem.model, problem, free, ep)
     if not bool(squares.any()):
         return None
     parts, counted = squares / squares.sum(), math.ceil(FEW * len(squares))
-    return Concentration(float(parts[~case.free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
+    return Concentration(float(parts[~free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
 
 
-def squared_updates(model: PrimitiveDynamics, case: Comparison) -> Tensor:
+def squared_updates(model: PrimitiveDynamics, problem: Problem, free: Relaxation, ep: EP) -> Tensor:
     """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 per sample, over all that are trained, (B,)."""
-    x, start = case.x, case.free.state
-    phase = EP(0, case.K, case.beta, schedule=case.schedule).nudged_phase()
-    end = relax(model, x, phase, start, Nudge(case.cost, case.y, case.beta)).state
+    x, start = problem.x, free.state
+    end = relax(model, x, ep.nudged_phase(), start, Nudge(problem.cost, problem.y, ep.beta)).state
     learned, found = trainable(model), []
     for n in range(len(x)):
         one = slice(n, n + 1)
@@ -361,9 +306,6 @@ def squared_updates(model: PrimitiveDynamics, case: Comparison) -> Tensor:
         moved = [g for name, g in model.contrast(x[one], late, early).items() if name in learned]
         found.append(torch.stack([g.detach().double().square().sum() for g in moved]).sum())
     return torch.stack(found)
-
-
-KINDS = ("neurons", "synapses", "biases")
 
 
 @dataclass(frozen=True)
@@ -394,6 +336,7 @@ class Report:
     cpu_seconds of this process over all threads: more reliable than wall time on a busy machine
     neurons, synapses, biases   `Metrics` by name
     settled     the same for the settled samples only, by kind and name; None unless only some had settled
+    silenced    by layer, the neurons that hear BPTT's signal and not EP's
     release     whether the samples return after the nudge
     concentration   how concentrated the updates are across samples; None without a primitive or without updates
     sample      the sample whose processes are in `traces`, by kind and name
@@ -415,6 +358,7 @@ class Report:
     synapses: dict[str, Metrics]
     biases: dict[str, Metrics]
     settled: dict[str, dict[str, Metrics]] | None
+    silenced: dict[str, Silence]
     budget: Budget
     release: Release
     concentration: Concentration | None
@@ -442,6 +386,7 @@ class Report:
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
             lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
+        lines += [f"{name}: {silence}" for name, silence in self.silenced.items() if silence.unheard]
         lines_of = [str(self.concentration)] if self.concentration else []
         return "\n".join([*lines, str(self.release), *lines_of, self.verdict])
 
@@ -457,6 +402,7 @@ class Report:
             "residual": asdict(self.residual),
             **{kind: _as_dict(getattr(self, kind)) for kind in KINDS},
             "settled": None if self.settled is None else {kind: _as_dict(m) for kind, m in self.settled.items()},
+            "silenced": _as_dict(self.silenced),
             "budget": self.budget.to_dict(),
             "release": asdict(self.release),
             "concentration": None if self.concentration is None else asdict(self.concentration),
@@ -464,12 +410,12 @@ class Report:
 
     def traces_to_dict(self) -> dict[str, Any]:
         """The processes of one sample, ready for JSON."""
-        traces = {kind: {name: asdict(t) for name, t in named.items()} for kind, named in self.traces.items()}
+        traces = {kind: _as_dict(named) for kind, named in self.traces.items()}
         return {"K": self.K, "beta": self.beta, "sample": self.sample, **traces}
 
 
-def _as_dict(metrics: dict[str, Metrics]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(m) for name, m in metrics.items()}
+def _as_dict(found: Mapping[str, Metrics | Silence | Trace]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(one) for name, one in found.items()}
 
 
 def _text(value: float | None, form: str) -> str:

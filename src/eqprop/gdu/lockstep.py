@@ -33,7 +33,7 @@ contract?
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -41,56 +41,13 @@ from torch import Tensor
 
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators import BPTT, EP, RBP
+from eqprop.estimators import BPTT, EP, limit_steps
 from eqprop.estimators.base import Step, trainable, update
-from eqprop.relax import SWEEPS, Relaxation, Schedule, Stepper, turns
+from eqprop.relax import Relaxation, Stepper, turns
 from eqprop.state import State, detach, scale, subtract
 
 Turn = tuple[int, ...] | None
 """The layers that one update changes; None for all."""
-
-
-@dataclass(frozen=True)
-class Comparison(Problem):
-    """A problem with its free phase and the K and beta of the second phase."""
-
-    free: Relaxation
-    K: int
-    beta: float
-    schedule: Schedule = "synchronous"
-
-    @property
-    def swept(self) -> bool:
-        return self.schedule in SWEEPS
-
-    @property
-    def order(self) -> list[Turn]:
-        """The layers that each update of the second phase changes; None for all."""
-        return turns(self.model, len(self.free.state), self.schedule, range(self.K))
-
-    def wide(self) -> Comparison | None:
-        """The same in float64, from the same state; None if it is float64 already."""
-        if self.x.dtype == torch.float64:
-            return None
-        state = tuple(layer.double() for layer in self.free.state)
-        return replace(self.double(), free=replace(self.free, state=state, trail=()))
-
-    def estimators(self) -> tuple[EP, BPTT, RBP]:
-        steps = max(self.free.steps, self.K)
-        schedule = self.schedule if self.swept else "synchronous"
-        return (
-            EP(steps, self.K, self.beta, schedule=schedule),
-            BPTT(steps, self.K, schedule=schedule),
-            RBP(steps, self.K),
-        )
-
-    def adjoint_steps(self) -> Iterator[Step]:
-        """nabla with the Jacobian held at the state reached: recurrent backprop, or BPTT through sweeps at rest."""
-        _, bptt, rbp = self.estimators()
-        if not self.swept:
-            return rbp.steps(self.model, self.cost, self.x, self.y, self.free)
-        rest = replace(self.free, trail=(self.free.state,) * self.K)
-        return bptt.steps(self.model, self.cost, self.x, self.y, rest)
 
 
 class Moment(NamedTuple):
@@ -104,18 +61,46 @@ class Moment(NamedTuple):
     parts: dict[str, Step]
 
 
-def pair(case: Comparison) -> Iterator[Moment]:
-    """EP and BPTT without the parts of their difference; in sweeps of the same order only their totals."""
-    return _total(_pair(case)) if case.schedule == "sweeps-same" else _pair(case)
+def pair(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Moment]:
+    """EP and BPTT after a free phase run with `keep=K`, without the parts of their difference."""
+    arguments = (problem.model, problem.cost, problem.x, problem.y, free)
+    bptt = BPTT(ep.T, ep.K, schedule=ep.schedule)
+    for f, nabla in zip(ep.steps(*arguments), bptt.steps(*arguments), strict=True):
+        yield Moment(f, combine((-1, nabla)), {})
 
 
-def dissect(case: Comparison) -> Iterator[Moment]:
-    """EP and BPTT with the parts of their difference; in sweeps of the same order only their totals."""
-    return _total(_dissect(case)) if case.schedule == "sweeps-same" else _dissect(case)
+def dissect(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Moment]:
+    """EP and BPTT with the parts of their difference."""
+    around, push = Linearised(problem.model, problem.x, free.state), first_push(problem, free.state)
+    order = turns(problem.model, len(free.state), ep.schedule, range(ep.K))
+    arguments = (problem.model, problem.cost, problem.x, problem.y)
+    at_rest = replace(free, trail=(free.state,) * ep.K)
+    others = zip(
+        drift_steps(problem, free, ep),
+        limit_steps(*arguments, free, ep.K, ep.schedule),
+        frozen_steps(around, around.product(_zeros(push), push), order),
+        _slope_steps(around, push, order),
+        BPTT(ep.T, ep.K, schedule=ep.schedule).steps(*arguments, at_rest),  # with J held there: recurrent backprop
+        _wide_steps(problem, free, ep),
+        strict=True,
+    )
+    for (f, g, _), (drift, limit, frozen, slope, nabla, wide) in zip(pair(problem, free, ep), others, strict=True):
+        response = combine((1, f), (-1, drift))
+        parts = {
+            "residual": combine((1, drift), (1, limit), (-1, frozen), (-1, nabla), (-1, g)),
+            "finite_beta": combine((1, response if wide is None else wide), (-1, limit)),
+        }
+        if wide is not None:
+            parts["rounding"] = combine((1, response), (-1, wide))
+        asymmetry = combine((1, frozen), (1, nabla))
+        if slope is not None:
+            parts["output_slope"] = Step((), slope.synapses)
+            asymmetry = Step(asymmetry.neurons, combine((1, asymmetry), (-1, slope)).synapses)
+        yield Moment(f, g, {**parts, "asymmetry": asymmetry})
 
 
-def _total(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """The sums over all t, as a single moment."""
+def total(moments: Iterator[Moment]) -> Iterator[Moment]:
+    """The sums over all t, as a single moment: in sweeps of the same order only they can be compared."""
     ep, bptt, parts = next(moments)
     for moment in moments:
         ep, bptt = combine((1, ep), (1, moment.ep)), combine((1, bptt), (1, moment.bptt))
@@ -123,88 +108,28 @@ def _total(moments: Iterator[Moment]) -> Iterator[Moment]:
     yield Moment(ep, bptt, parts)
 
 
-def _pair(case: Comparison) -> Iterator[Moment]:
-    ep, bptt, _ = case.estimators()
-    arguments = (case.model, case.cost, case.x, case.y, case.free)
-    for f, nabla in zip(ep.steps(*arguments), bptt.steps(*arguments), strict=True):
-        yield Moment(f, negative(nabla), {})
-
-
-def _dissect(case: Comparison) -> Iterator[Moment]:
-    around = Linearised(case.model, case.x, case.free.state)
-    push = first_push(case)
-    others = zip(
-        drift_steps(case),
-        limit_steps(case, around),
-        frozen_steps(around, around.product(_zeros(push), push), case.order),
-        _slope_steps(around, push, case.order),
-        case.adjoint_steps(),
-        _wide_steps(case),
-        strict=True,
-    )
-    for (f, g, _), (drift, limit, frozen, slope, nabla, wide) in zip(_pair(case), others, strict=True):
-        adjoint = negative(nabla)
-        response = combine((1, f), (-1, drift))
-        parts = {
-            "residual": combine((1, drift), (1, limit), (-1, frozen), (1, adjoint), (-1, g)),
-            "finite_beta": combine((1, response if wide is None else wide), (-1, limit)),
-        }
-        if wide is not None:
-            parts["rounding"] = combine((1, response), (-1, wide))
-        asymmetry = combine((1, frozen), (-1, adjoint))
-        if slope is not None:
-            parts["output_slope"] = Step((), slope.synapses)
-            asymmetry = Step(asymmetry.neurons, combine((1, asymmetry), (-1, slope)).synapses)
-        yield Moment(f, g, {**parts, "asymmetry": asymmetry})
-
-
-def drift_steps(case: Comparison) -> Iterator[Step]:
+def drift_steps(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Step]:
     """EP's formula without a nudge: the remaining movement of the free phase, divided by beta."""
-    model, x = case.model, case.x
-    unit = 1.0 / (case.beta * model.nudge_scale)
+    model, x, s = problem.model, problem.x, free.state
+    unit = 1.0 / (ep.beta * model.nudge_scale)
     with torch.no_grad():
         step = Stepper(model, model.drive(x), None)
-    s = case.free.state
-    for group in case.order:
+    for group in turns(model, len(s), ep.schedule, range(ep.K)):
         with torch.no_grad():
             new = step(s, group)
         yield update(model, x, s, new, unit)
         s = new
 
 
-def _wide_steps(case: Comparison) -> Iterator[Step | None]:
-    """f - drift in float64; None if the model is float64 already."""
-    wide = case.wide()
-    if wide is None:
-        yield from (None for _ in range(case.K))
+def _wide_steps(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Step | None]:
+    """f - drift in float64, from the same state; None if the model is float64 already."""
+    if problem.x.dtype == torch.float64:
+        yield from [None] * ep.K
         return
-    ep, _, _ = wide.estimators()
-    updates = ep.steps(wide.model, wide.cost, wide.x, wide.y, wide.free)
-    yield from (combine((1, f), (-1, drift)) for f, drift in zip(updates, drift_steps(wide), strict=True))
-
-
-def limit_steps(case: Comparison, around: Linearised) -> Iterator[Step]:
-    """EP's processes in the limit beta -> 0, along the continued free phase  [lemma:ep].
-
-    Like `eqprop.limit_steps`, in reverse mode: d s_{t+1} / d beta = J d s_t / d beta - N dl/ds.
-    """
-    model, x = case.model, case.x
-    tangent = _zeros(case.free.state)
-    for group in case.order:
-        pull = case.pull(around.s)
-        new_tangent = _taken(group, around.product(tangent, scale(detach(pull), -1.0)), tangent)
-        moved = subtract(new_tangent, tangent)
-        with torch.no_grad():
-            new = detach(_taken(group, model.step(around.drive, around.s), around.s))
-        still = all(torch.equal(a, b) for a, b in zip(new, around.s, strict=True))
-        after = around if still else Linearised(model, x, new)
-        if isinstance(model, PrimitiveDynamics) and not still:
-            late, early = after.synapses(new_tangent), around.synapses(tangent)
-            synapses = {name: late[name] - early[name] for name in late}
-        else:
-            synapses = around.synapses(moved)
-        yield Step(moved, synapses)
-        around, tangent = after, new_tangent
+    wide, start = problem.double(), replace(free, state=tuple(layer.double() for layer in free.state), trail=())
+    updates = ep.steps(wide.model, wide.cost, wide.x, wide.y, start)
+    for f, drift in zip(updates, drift_steps(wide, start, ep), strict=True):
+        yield combine((1, f), (-1, drift))
 
 
 def frozen_steps(around: Linearised, first: State, order: Sequence[Turn]) -> Iterator[Step]:
@@ -215,22 +140,16 @@ def frozen_steps(around: Linearised, first: State, order: Sequence[Turn]) -> Ite
     moved, tangent = first, _zeros(first)
     for group in order:
         if group is not None:
-            new = _taken(group, tuple(a + m for a, m in zip(around.product(tangent), first, strict=True)), tangent)
+            changed = [a + m for a, m in zip(around.product(tangent), first, strict=True)]
+            new = tuple(changed[n] if n in group else layer for n, layer in enumerate(tangent))
             moved, tangent = subtract(new, tangent), new
         yield Step(moved, around.synapses(moved))
         moved = moved if group is not None else around.product(moved)
 
 
-def _taken(group: Turn, new: State, old: State) -> State:
-    """The layers of a group from `new`, the others from `old`; all from `new` without a group."""
-    return (
-        new if group is None else tuple(a if n in group else b for n, (a, b) in enumerate(zip(new, old, strict=True)))
-    )
-
-
-def first_push(case: Comparison) -> State:
+def first_push(problem: Problem, s: State) -> State:
     """-dl/ds at the end of the free phase."""
-    return scale(detach(case.pull(case.free.state)), -1.0)
+    return scale(detach(problem.pull(s)), -1.0)
 
 
 def slope_excess(around: Linearised, push: State) -> State | None:
@@ -243,32 +162,25 @@ def slope_excess(around: Linearised, push: State) -> State | None:
 
 def _slope_steps(around: Linearised, push: State, order: Sequence[Turn]) -> Iterator[Step | None]:
     first = slope_excess(around, push)
-    if first is None:
-        yield from (None for _ in order)
-    else:
-        yield from frozen_steps(around, first, order)
+    yield from [None] * len(order) if first is None else frozen_steps(around, first, order)
 
 
 def _zeros(s: State) -> State:
-    return tuple(torch.zeros_like(v) for v in s)
-
-
-def negative(step: Step) -> Step:
-    return Step(scale(step.neurons, -1.0), {name: -g for name, g in step.synapses.items()})
+    return tuple([torch.zeros_like(v) for v in s])
 
 
 def combine(*terms: tuple[int, Step]) -> Step:
     """A signed sum of steps, over the parameters common to all."""
-    names = [name for name in terms[0][1].synapses if all(name in step.synapses for _, step in terms)]
-    layers = zip(*(step.neurons for _, step in terms), strict=True)
-    signs = [sign for sign, _ in terms]
+    signs, steps = zip(*terms, strict=True)
+    names = [name for name in steps[0].synapses if all(name in step.synapses for step in steps)]
+    layers = zip(*[step.neurons for step in steps], strict=True)
     return Step(
-        tuple(_sum(signs, layer) for layer in layers),
-        {name: _sum(signs, [step.synapses[name] for _, step in terms]) for name in names},
+        tuple([_sum(signs, layer) for layer in layers]),
+        {name: _sum(signs, [step.synapses[name] for step in steps]) for name in names},
     )
 
 
-def _sum(signs: list[int], values: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+def _sum(signs: Sequence[int], values: Sequence[Tensor]) -> Tensor:
     wide = torch.float64 if any(v.dtype == torch.float64 for v in values) else values[0].dtype
     total = signs[0] * values[0].to(wide)
     for sign, value in zip(signs[1:], values[1:], strict=True):
@@ -294,6 +206,10 @@ class Linearised:
     def product(self, v: State, push: State | None = None) -> State:
         """J v, or J v + N p, where p is a nudge and N the derivative of the step by the nudge."""
         return self._step((*v, *(tuple(torch.zeros_like(a) for a in v) if push is None else push)))
+
+    def on_rows(self, rows: Tensor) -> Tensor:
+        """J v, with all layers of v in one row per sample, (B, N)."""
+        return flat(self.product(unflat(rows, self.s)))
 
     def squashed(self, v: State) -> State:
         """D v, where D is the derivative of squash at dPhi/ds(s): diag(sigma') for a prototypical net."""
@@ -373,7 +289,7 @@ PROBES = 8
 KRYLOV = 60
 """Steps of Arnoldi's iteration used to estimate the spectral radius."""
 
-SATURATED_BELOW = 0.01
+SATURATED = 0.01
 """A neuron counts as saturated where sigma' is below this."""
 
 
@@ -387,18 +303,13 @@ def unflat(rows: Tensor, like: State) -> State:
     return tuple(part.view_as(layer) for part, layer in zip(parts, like, strict=True))
 
 
-def flat_product(around: Linearised) -> Callable[[Tensor], Tensor]:
-    """v -> J v on rows (B, N), with J per sample at its state."""
-    return lambda rows: flat(around.product(unflat(rows, around.s)))
-
-
-def asymmetry(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> float:
+def asymmetry(around: Linearised, seed: int = 0) -> float:
     """|J - J^T| / (2 |J - c|) in Frobenius norm, estimated by random probes of u.Jv - v.Ju; 0 ... 1.
 
     c is the multiple of the identity nearest to J: the leak of an energy-based net is always symmetric and would
     mask the weights. 0 is symmetric, 1 antisymmetric; independent weights give 0.7.
     """
-    source = torch.Generator().manual_seed(seed)
+    source, rows, product = torch.Generator().manual_seed(seed), flat(around.s), around.on_rows
     odd, even, trace, size, samples = [], [], 0.0, 0.0, []
     for _ in range(PROBES):
         u, v = (torch.randn(rows.shape, generator=source, dtype=torch.float64).to(rows) for _ in range(2))
@@ -415,12 +326,12 @@ def asymmetry(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> f
     return 0.5 * (float(torch.stack(odd).double().square().mean()) / whole) ** 0.5 if whole > 0.0 else 0.0
 
 
-def spectral_radius(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int) -> float:
+def spectral_radius(around: Linearised, seed: int = 0) -> float:
     """max |lambda(J)| over the samples, by Arnoldi's iteration from a random vector.
 
     Below 1 the steady state attracts; the closer to 1, the slower.
     """
-    source = torch.Generator().manual_seed(seed)
+    source, rows, product = torch.Generator().manual_seed(seed), flat(around.s), around.on_rows
     size = min(KRYLOV, rows.shape[1])
     q = torch.randn(rows.shape, generator=source, dtype=torch.float64).to(rows)
     basis = [q / q.norm(dim=1, keepdim=True)]
@@ -442,28 +353,29 @@ def spectral_radius(product: Callable[[Tensor], Tensor], rows: Tensor, seed: int
 
 
 @torch.no_grad()
-def saturated(around: Linearised, seed: int) -> float:
-    """The fraction of neurons over all samples that cannot carry a signal: sigma' below `SATURATED_BELOW`.
+def slopes(around: Linearised) -> State | None:
+    """sigma' of every neuron at s: of squash, or of the model's `activation`; None where neither bends."""
+    model, s = around.model, around.s
+    if not isinstance(model, PrimitiveDynamics):
+        return None
+    found = around.squashed(tuple([torch.ones_like(layer) for layer in s]))
+    own = getattr(getattr(model, "activation", None), "slope", None)
+    if own is not None and all(bool((v == 1.0).all()) for v in found):
+        found = tuple([own(layer) for layer in s])
+    return None if all(bool((v == 1.0).all()) for v in found) else found
 
-    sigma' is that of squash for a prototypical net, and of the model's `activation` at s for an energy-based one.
-    For a model with neither, a neuron counts if it does not respond at all: a zero row of J.
+
+@torch.no_grad()
+def saturated(around: Linearised, seed: int = 0) -> State:
+    """Which neurons of each sample cannot carry a signal: sigma' below `SATURATED`.
+
+    Where there is no sigma', those that do not respond at all: a zero row of J.
     """
-    s = around.s
-    if isinstance(around.model, PrimitiveDynamics):
-        slope = flat(around.squashed(tuple(torch.ones_like(layer) for layer in s)))
-        own = getattr(getattr(around.model, "activation", None), "slope", None)
-        if bool((slope == 1.0).all()) and own is not None:
-            slope = flat(tuple(own(layer) for layer in s))
-        if not bool((slope == 1.0).all()):
-            return _fraction(slope.abs() < SATURATED_BELOW)
-    source = torch.Generator().manual_seed(seed)
-    product = flat_product(around)
-    silent = torch.ones_like(flat(s), dtype=torch.bool)
+    if (found := slopes(around)) is not None:
+        return tuple([v.abs() < SATURATED for v in found])
+    source, s = torch.Generator().manual_seed(seed), around.s
+    silent = [torch.ones_like(layer, dtype=torch.bool) for layer in s]
     for _ in range(2):
-        v = torch.randn(silent.shape, generator=source, dtype=torch.float64).to(s[0])
-        silent &= product(v) == 0.0
-    return _fraction(silent)
-
-
-def _fraction(mask: Tensor) -> float:
-    return float(mask.double().mean())
+        v = tuple([torch.randn(layer.shape, generator=source, dtype=torch.float64).to(layer) for layer in s])
+        silent = [held & (moved == 0.0) for held, moved in zip(silent, around.product(v), strict=True)]
+    return tuple(silent)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from eqprop.cost import Problem
-from eqprop.dynamics import Dynamics, set_nudge_site
-from eqprop.gdu.patient import EXPLODED, Grads, Patient, march, most_steps, nudged, whole_cosine
+from eqprop.dynamics import set_nudge_site
+from eqprop.gdu.examination import EXPLODED, Examination, Grads, march, nudged, whole_cosine
 from eqprop.gdu.verdict import Finding, nice
 from eqprop.state import State, distance
 
@@ -32,7 +32,7 @@ class Trial:
     text: str
 
 
-def tried(p: Patient, finding: Finding) -> Finding:
+def tried(p: Examination, finding: Finding) -> Finding:
     """The finding with what its change does when applied; where that falls short, with the first that does cure."""
     if not finding.change or finding.tried:
         return finding
@@ -48,13 +48,13 @@ def tried(p: Patient, finding: Finding) -> Finding:
     return first or finding
 
 
-def _changes(p: Patient, finding: Finding) -> Iterator[dict[str, Any]]:
+def _changes(p: Examination, finding: Finding) -> Iterator[dict[str, Any]]:
     """The change itself, then the same taken further, to where a longer walk must lead or a weaker nudge."""
     change = dict(finding.change)
     yield change
     for factor in (2, 4):
         if "eps" in change:  # smaller steps, and as many more of them
-            shorter = p.model.nudge_scale / change["eps"] * factor / 2
+            shorter = p.problem.model.nudge_scale / change["eps"] * factor / 2
             yield {**change, "T": int(nice(p.ep.T * shorter)), "K": int(nice(p.ep.K * shorter))}
         elif "beta" in change:
             grows = abs(change["beta"]) > abs(float(p.ep.beta))
@@ -68,22 +68,22 @@ def _changes(p: Patient, finding: Finding) -> Iterator[dict[str, Any]]:
         yield {**change, "schedule": "sweeps"}
 
 
-def attempt(p: Patient, change: Mapping[str, Any]) -> Trial | None:
+def attempt(p: Examination, change: Mapping[str, Any]) -> Trial | None:
     """EP's gradient with the change applied to a copy, against the exact one; None where the model refuses it."""
     try:
         treated = applied(p, change)
-        treated.ep.check_nudge(treated.model, treated.x.dtype)
+        treated.ep.check_nudge(treated.problem.model, treated.problem.x.dtype)
     except (ValueError, TypeError):
         return None
     if not float(treated.free.residual.max()) < EXPLODED:
         return Trial(False, "the state still grows without bound")
-    there = march(treated.wide, tuple(v.double() for v in treated.free.state), most_steps(p), 1e-12)
+    there = march(treated.wide, tuple(v.double() for v in treated.free.state), p.most_steps, 1e-12)
     if not there.rests(AT_REST):
         return Trial(False, f"the state still does not rest, residual {there.residual:.1e}")
     treated.take_rest(there.state)
     if treated.series.grows:
         return Trial(False, "at rest a push still grows")
-    found = nudged(treated, treated.ep, treated.free.state)
+    found = nudged(treated.problem, treated.ep, treated.free.state)
     value = whole_cosine(found, treated.exact)
     text = f"the cosine to the exact gradient is then {value:.3f}"
     if value >= CURED:
@@ -98,25 +98,24 @@ def _error(found: Grads, exact: Grads) -> float:
     return sum(float((found[name] - g).square().sum()) for name, g in exact.items()) ** 0.5
 
 
-def applied(p: Patient, change: Mapping[str, Any]) -> Patient:
+def applied(p: Examination, change: Mapping[str, Any]) -> Examination:
     """The same with some settings changed, on a copy of the model. Raises ValueError or TypeError where it refuses."""
     phases = {name: value for name, value in change.items() if name in ("T", "K", "beta", "schedule")}
-    problem, symptoms = Problem(copy.deepcopy(p.model), p.cost, p.x, p.y), p.symptoms
+    problem, state = replace(p.problem, model=copy.deepcopy(p.problem.model)), p.state
     if "dtype" in change:
         problem = problem.double()
-        wide = None if symptoms.state is None else tuple(v.double() for v in symptoms.state)
-        symptoms = replace(symptoms, state=wide)
+        state = None if state is None else tuple(layer.double() for layer in state)
     if "nudge_site" in change:
         set_nudge_site(problem.model, change["nudge_site"])
     if "eps" in change:
         _set_eps(problem, p.start, change["eps"])
-    return Patient(problem.model, problem.cost, problem.x, problem.y, replace(p.ep, **phases), symptoms)
+    return replace(p, problem=problem, ep=replace(p.ep, **phases), state=state)
 
 
 @torch.no_grad()
 def _set_eps(problem: Problem, s: State, eps: float) -> None:
     """Give an energy's step another size. Raises ValueError where the step does not follow."""
-    model: Dynamics = problem.model
+    model = problem.model
     old, drive = model.nudge_scale, model.drive(problem.x)
     before = model.step(drive, s)
     for name in ("eps", "nudge_scale"):

@@ -24,7 +24,7 @@ from torch import Tensor
 from eqprop.cost import Problem
 from eqprop.estimators import EP, RBP
 from eqprop.estimators.base import parameter_vjp, trainable
-from eqprop.gdu.lockstep import Linearised, flat, flat_product, slope_excess, unflat
+from eqprop.gdu.lockstep import Linearised, flat, slope_excess, unflat
 from eqprop.gdu.verdict import Voice
 from eqprop.relax import NotFiniteError, Phase, Relaxation, prepare, relax
 from eqprop.state import State, detach, distance, scale
@@ -48,35 +48,34 @@ DENSE = 64
 """Neurons up to which the Jacobian is written out."""
 
 
-@dataclass(frozen=True)
-class Symptoms:
-    """What may be known beside the problem.
+@dataclass
+class Examination:
+    """A problem with its free phase, its rest and the gradients between EP's and the exact one, each made once.
 
     state       where the free phase begins; None: the model's own `init_state`
     rates       learning rates, or the optimizer; None: rates are not examined
     voice       in whose terms remedies are written
     """
 
+    problem: Problem
+    ep: EP
     state: State | None = None
     rates: Rates = None
     voice: Voice = "python"
 
-
-@dataclass(frozen=True)
-class Patient(Problem):
-    """A problem under examination: its free phase, its rest and the gradients between EP and the truth, made once."""
-
-    ep: EP
-    symptoms: Symptoms
-
     @cached_property
     def start(self) -> State:
-        return prepare(self.model, self.x, self.symptoms.state, None)
+        return prepare(self.problem.model, self.problem.x, self.state, None)
 
     @cached_property
     def free(self) -> Relaxation:
         """The free phase as it is, finite or not."""
-        return relax(self.model, self.x, Phase(self.ep.T, self.ep.schedule, stop="settled", checked=False), self.start)
+        return relax(
+            self.problem.model,
+            self.problem.x,
+            Phase(self.ep.T, self.ep.schedule, stop="settled", checked=False),
+            self.start,
+        )
 
     @property
     def floor(self) -> float:
@@ -87,9 +86,7 @@ class Patient(Problem):
     @cached_property
     def wide(self) -> Problem:
         """The same in float64."""
-        if self.x.dtype == torch.float64:
-            return self
-        return Problem(self.model, self.cost, self.x, self.y).double()
+        return self.problem if self.problem.x.dtype == torch.float64 else self.problem.double()
 
     @cached_property
     def rest(self) -> State:
@@ -104,7 +101,7 @@ class Patient(Problem):
 
     def take_rest(self, state: State) -> None:
         """Use a state that more steps, or alternating ones, have led to."""
-        self.__dict__["rest"] = march(self.wide, tuple(layer.double() for layer in state), self.ep.T, 1e-12).state
+        self.rest = march(self.wide, tuple(layer.double() for layer in state), self.ep.T, 1e-12).state
 
     @cached_property
     def as_it_is(self) -> Grads:
@@ -112,11 +109,11 @@ class Patient(Problem):
 
     @cached_property
     def at_rest(self) -> Grads:
-        return nudged(self, self.ep, tuple(layer.to(self.x.dtype) for layer in self.rest))
+        return nudged(self.problem, self.ep, tuple(layer.to(self.problem.x.dtype) for layer in self.rest))
 
     @cached_property
     def in_float64(self) -> Grads:
-        return self.at_rest if self.wide is self else nudged(self.wide, self.ep, self.rest)
+        return self.at_rest if self.wide is self.problem else nudged(self.wide, self.ep, self.rest)
 
     @cached_property
     def around(self) -> Linearised:
@@ -128,7 +125,7 @@ class Patient(Problem):
         rows = flat(self.rest)
         if rows.shape[1] > DENSE:
             return None
-        product = flat_product(self.around)
+        product = self.around.on_rows
         unit = torch.eye(rows.shape[1]).to(rows)
         return torch.stack([product(e.expand_as(rows)) for e in unit], -1)
 
@@ -136,7 +133,7 @@ class Patient(Problem):
     def product(self) -> Product:
         """v -> J v on rows (B, N)."""
         J = self.jacobian
-        return flat_product(self.around) if J is None else lambda rows: torch.einsum("bij,bj->bi", J, rows)
+        return self.around.on_rows if J is None else lambda rows: torch.einsum("bij,bj->bi", J, rows)
 
     @cached_property
     def push(self) -> State:
@@ -186,21 +183,15 @@ class Patient(Problem):
 
     @property
     def most_steps(self) -> int:
-        return most_steps(self)
+        return most_steps(self.problem)
 
-    def at_end(self, free: Relaxation) -> Patient:
-        """The same, with a free phase that has been run already."""
-        found = replace(self)
-        found.__dict__["free"] = free
-        return found
-
-    def only(self, samples: Tensor) -> Patient:
+    def only(self, samples: Tensor) -> Examination:
         """Some of the samples, by mask; the same if they are all."""
         if bool(samples.all()):
             return self
-        state = self.symptoms.state
-        kept = None if state is None else tuple(layer[samples] for layer in state)
-        return replace(self, x=self.x[samples], y=self.y[samples], symptoms=replace(self.symptoms, state=kept))
+        problem = replace(self.problem, x=self.problem.x[samples], y=self.problem.y[samples])
+        state = None if self.state is None else tuple(layer[samples] for layer in self.state)
+        return replace(self, problem=problem, state=state)
 
     def remarks(self) -> tuple[str, ...]:
         """What is not as the theorem has it, yet does no harm."""

@@ -1,0 +1,195 @@
+"""What the doctor asks of a problem before it runs it for long: numbers, samples, targets, formulas, the cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Problem, SquaredError
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
+from eqprop.estimators.base import trainable
+from eqprop.functional import FromFunction
+from eqprop.gdu.examination import EXPLODED, Examination, size_of
+from eqprop.gdu.verdict import Finding
+from eqprop.state import detach, distance, first_bad_layer, layer_name
+
+BOUNDED = 1e3
+"""Outputs that huge states drive beyond this have no bounds."""
+SAME = 1e-6
+"""Relative distance up to which two evaluations of one formula, or two states of rest, count as the same."""
+
+Checks = dict[str, Callable[[Examination], Finding | str]]
+"""A check returns what it measured, or the cause it found."""
+
+
+def _numbers(p: Examination) -> Finding | str:
+    named: dict[str, Tensor] = {"x": p.problem.x, "y": p.problem.y, **p.problem.theta}
+    bad = next((name for name, v in named.items() if not bool(torch.isfinite(v).all())), None)
+    if bad is None:
+        return "parameters, inputs and targets are finite"
+    count = int((~torch.isfinite(named[bad])).sum())
+    return Finding("bad-numbers", f"{count} of {named[bad].numel()} elements of {bad} are not", advice="Look there.")
+
+
+@torch.no_grad()
+def _repeatable(p: Examination) -> Finding | str:
+    drive = p.problem.model.drive(p.problem.x)
+    s = p.start
+    for _ in range(3):
+        s = p.problem.model.step(drive, s)
+    apart = max(
+        float(distance(p.problem.model.step(drive, s), p.problem.model.step(drive, s), 1).max()) for _ in range(3)
+    )
+    if apart > 0.0:
+        shown = f"the same state gives two next states, {apart:.1e} apart"
+        return Finding("random", shown, advice="Look for dropout (model.eval() turns it off), noise or a stored state.")
+    return "the transition repeats itself"
+
+
+@torch.no_grad()
+def _separate(p: Examination) -> Finding | str:
+    if len(p.problem.x) < 2:
+        return "one sample alone"
+    s = p.start
+    for _ in range(3):
+        s = p.problem.model.transition(p.problem.x, s)
+    whole = p.problem.model.transition(p.problem.x, s)
+    alone = p.problem.model.transition(p.problem.x[:1], tuple(layer[:1] for layer in s))
+    apart = float(distance(alone, tuple(layer[:1] for layer in whole), 1).max())
+    limit = math.sqrt(torch.finfo(p.problem.x.dtype).eps) * max(1.0, size_of(whole))
+    if not apart <= limit:
+        return Finding(
+            "mixing",
+            f"the first sample moves by {apart:.1e} more or less when it is alone",
+            advice="Make F a function of each sample: no normalisation over the batch (dimension 0).",
+        )
+    return "samples do not see each other"
+
+
+def _held(p: Examination) -> Finding | str:
+    rates = p.rates
+    if not isinstance(rates, torch.optim.Optimizer):
+        return "no optimizer given"
+    held = {id(v) for group in rates.param_groups for v in group["params"]}
+    missing = [name for name, v in trainable(p.problem.model).items() if id(v) not in held]
+    if missing:
+        return Finding(
+            "optimizer",
+            f"{len(missing)} of {len(trainable(p.problem.model))} are not in it ({', '.join(missing)})",
+            advice="Make the optimizer from model.parameters() after the model is built and moved.",
+        )
+    return "the optimizer holds every parameter"
+
+
+def _targets(p: Examination) -> Finding | str:
+    if not isinstance(p.problem.cost, SquaredError):
+        return "the cost is not the squared error"
+    y, (low, high) = p.problem.y, reach(p.problem)
+    if max(abs(low), abs(high)) > BOUNDED:
+        return "the outputs have no bounds"
+    beyond = float(torch.maximum(y.max() - high, low - y.min()))
+    if beyond > 0.1 * (high - low):
+        return Finding(
+            "targets",
+            f"they go from {float(y.min()):.3g} to {float(y.max()):.3g}, the outputs from {low:.3g} to {high:.3g}",
+            advice="Scale the targets into the range of the outputs, or give the output layer another activation.",
+        )
+    return f"targets lie within the outputs' reach, {low:.3g} to {high:.3g}"
+
+
+@torch.no_grad()
+def reach(problem: Problem) -> tuple[float, float]:
+    """The range of the outputs: what squash and projection, or the transition, make of huge states."""
+    like = problem.model.init_state(problem.x)
+    source = torch.Generator().manual_seed(0)
+    outputs = []
+    for _ in range(8):
+        signs = [torch.randint(0, 2, v.shape, generator=source).to(v) * 2 - 1 for v in like]
+        huge = tuple(EXPLODED * v for v in signs)
+        made = (
+            problem.model.project(problem.model.squash(huge)) if isinstance(problem.model, PrimitiveDynamics) else None
+        )
+        outputs.append((made or problem.model.transition(problem.x, huge))[0])
+    found = torch.stack(outputs)
+    return float(found.min()), float(found.max())
+
+
+def _formulas(p: Examination) -> Finding | str:
+    """Hand-written dPhi/ds and dPhi/dtheta against automatic differentiation, at random states."""
+    model = p.wide.model
+    if not isinstance(model, PrimitiveDynamics):
+        return "no Phi to check formulas against"
+    if not _by_hand(model):
+        return "Phi is differentiated automatically"
+    source = torch.Generator().manual_seed(0)
+    draw = [tuple(torch.rand(v.shape, generator=source).to(v.double()) for v in p.start) for _ in range(2)]
+    with torch.no_grad():
+        by_hand = model.gradient(model.drive(p.wide.x), draw[0])
+    theirs = detach(model.autodiff_gradient(p.wide.x, draw[0]))
+    layers = {layer_name(model.layer_names, n): pair for n, pair in enumerate(zip(by_hand, theirs, strict=True))}
+    name, apart = max(((n, _apart(*pair)) for n, pair in layers.items()), key=lambda item: item[1])
+    part, off = max(model.parts_apart(p.wide.x, draw[0]).items(), key=lambda item: item[1], default=("", 0.0))
+    if off > SAME:
+        shown = f"{part} is off by {off:.1%} of the derivative of its forward map"
+        return Finding("formula", shown, advice="Correct it, or leave it out: autodiff stands in for it.")
+    if apart > SAME and not _slope_left_out(model):
+        shown = f"gradient() of layer {name} is off by {apart:.1%} of the derivative that autodiff finds"
+        return Finding(
+            "formula", shown, advice="Correct gradient(), or leave it out: autodiff_gradient stands in for it."
+        )
+    mine, oracle = model.contrast(p.wide.x, *draw), model.autodiff_contrast(p.wide.x, *draw)
+    name, apart = max(((n, _apart(mine[n], oracle[n])) for n in oracle if n in mine), key=lambda item: item[1])
+    if apart > SAME:
+        shown = f"contrast() of {name} is off by {apart:.1%} of the derivative that autodiff finds"
+        return Finding(
+            "formula", shown, advice="Correct contrast(), or leave it out: autodiff_contrast stands in for it."
+        )
+    return "hand-written formulas are the derivatives of Phi"
+
+
+def _by_hand(model: PrimitiveDynamics) -> bool:
+    """Whether dPhi/ds or dPhi/dtheta has a formula of its own; models made of functions have none."""
+    if isinstance(model, FromFunction):
+        return False
+    return any(getattr(type(model), name) is not getattr(PrimitiveDynamics, name) for name in ("gradient", "contrast"))
+
+
+def _slope_left_out(model: Dynamics) -> bool:
+    """The authors' energy-based nets leave sigma' out of the output's step on purpose."""
+    return getattr(model, "output_slope", True) is False
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    size = max(float(a.detach().norm()), float(b.detach().norm()))
+    return float((a - b).detach().norm()) / size if size else 0.0
+
+
+def _pulls(p: Examination) -> Finding | str:
+    s = p.free.state
+    if first_bad_layer(s) is not None:
+        return "not measured: the state is not finite"
+    with torch.no_grad():
+        loss = float(p.problem.cost.values(s, p.problem.y, p.problem.theta).mean())
+        pull = size_of(p.problem.pull(s))
+    if pull == 0.0 and abs(loss) > 0.0:
+        return Finding(
+            "no-pull",
+            f"the loss is {loss:.3g}, its derivative by every neuron is 0",
+            advice="Use a cost that is differentiable in s: no argmax, round or detach in it.",
+        )
+    return f"the cost pulls by up to {pull:.1e}"
+
+
+BEFORE: Checks = {
+    "numbers": _numbers,
+    "repeatable": _repeatable,
+    "samples": _separate,
+    "optimizer": _held,
+    "targets": _targets,
+    "formulas": _formulas,
+    "cost": _pulls,
+}
+"""In turn, before anything is run for long; the first that fails is the cause."""
