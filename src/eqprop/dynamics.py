@@ -192,6 +192,12 @@ class PrimitiveDynamics(Dynamics):
         raise NotImplementedError(f"{self.title} must define primitive(x, s), one value per sample.")
 
     @property
+    def by_hand(self) -> bool:
+        """Whether dPhi/ds or dPhi/dtheta has a formula of its own, beside automatic differentiation."""
+        names = ("gradient", "contrast")
+        return any(getattr(type(self), name) is not getattr(PrimitiveDynamics, name) for name in names)
+
+    @property
     def squashes(self) -> bool:
         """Whether squash is not the identity; if it is, the nudge is neither inside nor outside."""
         return type(self).squash is not PrimitiveDynamics.squash

@@ -99,7 +99,7 @@ def layer_shapes(layers: Sequence[LayerShape]) -> tuple[tuple[int, ...], ...]:
     return shapes
 
 
-class FromFunction:
+class _ByFunction:
     """Base of the models made from functions: named parameters and layers of given shapes."""
 
     def __init__(self, parameters: Theta, layers: Sequence[LayerShape], extras: Extras) -> None:
@@ -146,7 +146,7 @@ class FromFunction:
         return s if self.extras.project is None else tuple(self.extras.project(layer) for layer in s)
 
 
-class _Transition(FromFunction, Dynamics):
+class _Transition(_ByFunction, Dynamics):
     def __init__(
         self,
         function: Callable[[Tensor, State, Theta], State],
@@ -176,7 +176,7 @@ class _Fixed(NamedTuple):
     theta: Theta
 
 
-class _Primitive(FromFunction, PrimitiveDynamics):
+class _Primitive(_ByFunction, PrimitiveDynamics):
     def __init__(
         self,
         function: Callable[[Tensor, State, Theta], Tensor],
@@ -199,6 +199,10 @@ class _Primitive(FromFunction, PrimitiveDynamics):
     def gradient(self, drive: Drive, s: State) -> State:
         x, theta = drive if isinstance(drive, _Fixed) else self.drive(drive)
         return self._slope(lambda inputs: self._checked(self.function(x, inputs, theta), inputs, x), s)
+
+    @property
+    def by_hand(self) -> bool:
+        return False
 
     @property
     def squashes(self) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 from eqprop.cost import Problem, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import trainable
-from eqprop.functional import FromFunction
 from eqprop.gdu.examination import EXPLODED, Examination, size_of
 from eqprop.gdu.verdict import Finding
 from eqprop.state import detach, distance, first_bad_layer, layer_name
@@ -122,7 +121,7 @@ def _formulas(p: Examination) -> Finding | str:
     model = p.wide.model
     if not isinstance(model, PrimitiveDynamics):
         return "no Phi to check formulas against"
-    if not _by_hand(model):
+    if not model.by_hand:
         return "Phi is differentiated automatically"
     source = torch.Generator().manual_seed(0)
     draw = [tuple(torch.rand(v.shape, generator=source).to(v.double()) for v in p.start) for _ in range(2)]
@@ -148,13 +147,6 @@ def _formulas(p: Examination) -> Finding | str:
             "formula", shown, advice="Correct contrast(), or leave it out: autodiff_contrast stands in for it."
         )
     return "hand-written formulas are the derivatives of Phi"
-
-
-def _by_hand(model: PrimitiveDynamics) -> bool:
-    """Whether dPhi/ds or dPhi/dtheta has a formula of its own; models made of functions have none."""
-    if isinstance(model, FromFunction):
-        return False
-    return any(getattr(type(model), name) is not getattr(PrimitiveDynamics, name) for name in ("gradient", "contrast"))
 
 
 def _slope_left_out(model: Dynamics) -> bool:
