@@ -581,7 +581,9 @@ class CompiledStepper(Stepper):
         self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
         if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
-            given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
+            given.nudge.implicit(  # raises if it has none
+                given.model.init_state(given.x)[0], given.model.nudge_scale, given.model.least_curvature
+            )
         self.form = steps.memory_format(given)
         self.values = laid_out(given.tensors(), self.form)
         self.inputs: dict[str, Tensor] = {}

@@ -274,6 +274,7 @@ class EagerRunner(Runner):
                 self._clip(job.clip)
         with self._frozen_kept():
             job.optimizer.step()
+            job.model.project_parameters()
         if job.after is not None:
             job.after()
         self.clock += 1.0
