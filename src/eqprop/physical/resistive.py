@@ -155,9 +155,9 @@ class Resistive(PrimitiveDynamics):
         self, drive: Currents, s: State, layers: Collection[int], push: Sequence[Tensor | None] | None = None
     ) -> State:
         """The exact minimum over these layers' nodes, one at a time; a push is a current into the node."""
-        return tuple([self._moved(drive, s, n, push) if n in layers else v for n, v in enumerate(s)])
+        return tuple([self._minimum(drive, s, n, push) if n in layers else v for n, v in enumerate(s)])
 
-    def _moved(self, drive: Currents, s: State, n: int, push: Sequence[Tensor | None] | None = None) -> Tensor:
+    def _minimum(self, drive: Currents, s: State, n: int, push: Sequence[Tensor | None] | None = None) -> Tensor:
         current, force = self._current(drive, s, n), None if push is None else push[n]
         current = current if force is None else current + force
         return self._diodes(n, current / _positive(drive.total[n]))
@@ -181,7 +181,7 @@ class Resistive(PrimitiveDynamics):
         A negative conductance that outweighs a node's own leaves no minimum.
         """
         chosen = range(len(s)) if layers is None else layers
-        new = [self._moved(drive, s, n) if n in chosen and n else v for n, v in enumerate(s)]
+        new = [self._minimum(drive, s, n) if n in chosen and n else v for n, v in enumerate(s)]
         if 0 in chosen:
             total = drive.total[0] + strength
             o = (self._current(drive, s, 0) + strength * target) / total
