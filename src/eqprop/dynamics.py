@@ -129,23 +129,25 @@ class Dynamics(nn.Module):
         """Multiplications and additions of a step of one sample; by default as if every parameter were used once."""
         return 2 * sum(p.numel() for p in self.parameters())
 
+    def constrained(self) -> dict[str, Tensor]:
+        """The parameters that a constraint would change, by name, as they should be: `{"g": self.g.clamp(min=0)}`.
+
+        By default none. Training asks after each step of the optimizer; in a loop of one's own, call `constrain`.
+        """
+        return {}
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Give the parameters the values of `constrained`."""
+        for name, value in self.constrained().items():
+            self.get_parameter(name).copy_(value)
+
     def feedforward(self, x: Tensor) -> State:
         """The layers of the feed-forward net with the same weights: each seen once, from the input to the output."""
         raise ValueError(
             f"{self.title} has no forward pass; backprop serves prototypical nets whose connections make no loop, such "
             "as Layered, Convolutional or Network. Train it by BPTT."
         )
-
-    def project_parameters(self) -> None:
-        """Bring the parameters back into their range, after each optimizer step; by default they have none.
-
-        It must run on the parameters' device without reading values back.
-        """
-
-    @property
-    def bounds_parameters(self) -> bool:
-        """Whether optimizer steps are followed by a projection."""
-        return type(self).project_parameters is not Dynamics.project_parameters
 
     def check_nudge(self, beta: float) -> None:
         """Raise ValueError if the nudged phase of strength beta, or of -beta, has no rest. By default all have."""

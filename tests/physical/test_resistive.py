@@ -99,7 +99,7 @@ def test_conductances_stay_at_zero_or_above() -> None:
     EP(40, 40, 0.1, "symmetric", schedule="sweeps").backward(model, SquaredError(), x, y)
     optimizer.step()
     assert min(float(model.weight(n).detach().min()) for n in range(2)) < 0.0
-    model.project_parameters()
+    model.constrain()
     assert all(float(model.weight(n).detach().min()) >= 0.0 for n in range(2))
 
 

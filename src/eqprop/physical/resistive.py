@@ -208,11 +208,9 @@ class Resistive(PrimitiveDynamics):
                 out[f"b{n}"] = moved[n].mean(0)
         return {name: out[name] for name, p in self.named_parameters() if p.requires_grad}
 
-    @torch.no_grad()
-    def project_parameters(self) -> None:
+    def constrained(self) -> dict[str, Tensor]:
         """Conductances are not negative."""
-        for n in range(self.depth):
-            self.weight(n).clamp_(min=0.0)
+        return {f"W{n}{n + 1}": self.weight(n).clamp(min=0.0) for n in range(self.depth)}
 
     @property
     def least_conductance(self) -> float:
