@@ -127,7 +127,11 @@ def relax(
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
-    s, steps, before, step = _run(model, x, phase, prepare(model, x, state, nudge), nudge, keep)
+    start = prepare(model, x, state, nudge)
+    if model.settles_itself:
+        settled_alone: Relaxation = model.relaxation(x, phase, None if state is None else start, nudge, keep)
+        return settled_alone
+    s, steps, before, step = _run(model, x, phase, start, nudge, keep)
     residual = distance(step(s), s, model.sample_dims(x))
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
     # States skipped by an early stop equal the fixed point.
@@ -138,6 +142,8 @@ def relax(
 @torch.no_grad()
 def end_of_phase(model: Dynamics, x: Tensor, phase: Phase, state: State, nudge: Nudge) -> State:
     """The last state of a nudged phase, as by `relax`, without the further step that measures its residual."""
+    if model.settles_itself:
+        return relax(model, x, phase, state, nudge).state
     return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0)[0]
 
 
