@@ -34,13 +34,18 @@ from eqprop.state import State
 
 if TYPE_CHECKING:
     from eqprop import report
+    from eqprop.classifier import EqPropClassifier
     from eqprop.gdu.doctor import doctor
     from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
     from eqprop.run import distributed as distributed
 
 _OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
 _ROOMS = {"report": "eqprop.report", "distributed": "eqprop.run.distributed"}
-_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.run")}
+_LATER = {
+    "doctor": "eqprop.gdu.doctor",
+    "EqPropClassifier": "eqprop.classifier",
+    **dict.fromkeys(_OF_TRAINING, "eqprop.run"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -61,6 +66,7 @@ __all__ = [
     "CrossEntropy",
     "Dynamics",
     "EarlyStopping",
+    "EqPropClassifier",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
