@@ -33,13 +33,14 @@ from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
 from eqprop.state import State
 
 if TYPE_CHECKING:
-    from eqprop import report
+    from eqprop import papers, report
     from eqprop.gdu.doctor import doctor
-    from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
+    from eqprop.run.evaluate import evaluate, load, predict
 
-_OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
-_ROOMS = {"report": "eqprop.report", "distributed": "eqprop.run.distributed"}
+_OF_TRAINING = ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train")
+_ROOMS = {"papers": "eqprop.papers", "report": "eqprop.report", "distributed": "eqprop.run.distributed"}
 _LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.run")}
 
 
@@ -71,10 +72,13 @@ __all__ = [
     "PrimitiveDynamics",
     "Processes",
     "Relaxation",
+    "Session",
+    "Spec",
     "SquaredError",
     "State",
     "Watch",
     "__version__",
+    "bind",
     "data",
     "distributed",
     "doctor",
@@ -86,6 +90,7 @@ __all__ = [
     "limit_steps",
     "load",
     "models",
+    "papers",
     "predict",
     "random_sign",
     "register",
