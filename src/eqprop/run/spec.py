@@ -19,6 +19,7 @@ from eqprop.messages import shown, unknown
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet, ToyNet
 from eqprop.models.network import GraphNet
+from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
 from eqprop.relax import Schedule, Stop
@@ -186,6 +187,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "layered": LayeredNet,
     "convolutional": ConvolutionalNet,
     "graph": GraphNet,
+    "predictive": PredictiveNet,
     "toy": ToyNet,
     "own": OwnNet,
 }
