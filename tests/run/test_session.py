@@ -16,7 +16,9 @@ FEW: dict[str, Any] = {"samples": 60, "test_samples": 20, "sizes": [10, 8, 784],
 def own(seed: int = 0) -> Any:
     """An energy with four outputs, and three samples that show two of the classes."""
     W = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
-    model = eqprop.from_energy(lambda x, s, th: (s[0] ** 2 / 2 - s[0] * (x @ th["W"].T)).sum(-1), {"W": W}, layers=(4,))
+    model = eqprop.from_energy(
+        lambda x, s, th: (s[0] ** 2 / 2 - s[0] * (x @ th["W"].T)).sum(-1), {"W": W}, (4,), eps=0.5
+    )
     return model, eqprop.SquaredError(), torch.rand(3, 6), torch.tensor([0, 1, 0])
 
 
