@@ -1,8 +1,10 @@
 """Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
+from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.ep import EP, Nudging, Signs, limit_steps, random_sign
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP, GrowingAdjointError
@@ -11,8 +13,11 @@ __all__ = [
     "BPTT",
     "EP",
     "RBP",
+    "AsymEP",
     "Backprop",
     "ContinualEP",
+    "CoupledLearning",
+    "Dyadic",
     "Estimator",
     "GrowingAdjointError",
     "HolomorphicEP",
@@ -20,6 +25,7 @@ __all__ = [
     "Processes",
     "Signs",
     "Step",
+    "VectorField",
     "limit_steps",
     "random_sign",
 ]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
+from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.ep import EP, Nudging
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP
@@ -30,6 +32,12 @@ class HolomorphicSettings(EstimatorSettings, frozen=True, kw_only=True):
     """Of `HolomorphicEP`."""
 
     points: Annotated[int, about("Points on the circle of ep-holomorphic.", ge=2, le=10_000)] = 4
+
+
+class AsymmetricSettings(EstimatorSettings, frozen=True, kw_only=True):
+    """Of `VectorField` and `AsymEP`."""
+
+    centered: Annotated[bool, about("Whether to take the mean over beta and -beta.")] = True
 
 
 @dataclass(frozen=True)
@@ -54,9 +62,13 @@ _BUILT_IN = {
     "ep-random-sign": Form(EP, fixed={"nudging": "random-sign"}),
     "ep-holomorphic": Form(HolomorphicEP, HolomorphicSettings),
     CONTINUAL: Form(ContinualEP),
+    "vector-field": Form(VectorField, AsymmetricSettings),
+    "asym-ep": Form(AsymEP, AsymmetricSettings),
+    "dyadic": Form(Dyadic),
+    "coupled-learning": Form(CoupledLearning),
     "bptt": Form(BPTT),
     "rbp": Form(RBP),
-    BACKPROP: Form(Backprop),
+    BACKPROP: Form(Backprop, fixed={"T": 1, "K": 1, "schedule": "synchronous", "stop": "never"}),
 }
 
 ESTIMATORS: Table[Form] = Table("estimator", _BUILT_IN, lambda name, part: Form(part))
