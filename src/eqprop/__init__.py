@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, papers, report, starts
+    from eqprop import data, gdu, models, papers, physical, report, starts
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from eqprop.gdu.doctor import doctor
     from eqprop.models import CrossEntropy
     from eqprop.plugins import register
+    from eqprop.physical import spice as spice
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
     from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from eqprop.run.evaluate import evaluate, load, predict
     from eqprop.state import State
 
-_MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "report", "starts")
+_MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
+    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "physical", "report", "starts")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),

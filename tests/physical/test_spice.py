@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqprop import EP, SquaredError
+from eqprop import EP, SquaredError, relax
 from eqprop.physical import spice
 from eqprop.physical.resistive import Resistive
 
@@ -53,6 +53,9 @@ def test_training_with_ngspice_as_the_network() -> None:
     model, x, y = random_net(3)
     here = Resistive(model.sizes, model.gain, seed=3, dtype=torch.float64)
     here.load_state_dict(model.state_dict())
+    lumped = relax(spice.Spice(model, lumped=True), x, 1).state
+    for a, b in zip(relax(spice.Spice(model), x, 1).state, lumped, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     machine = spice.Spice(model)
     beta, cost = 0.5 * model.least_conductance, SquaredError()
     EP(1, 1, beta, "symmetric").backward(machine, cost, x, y)
