@@ -10,7 +10,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     # another program shares their cores. OpenMP reads it when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from eqprop import data, gdu, models, starts
+from eqprop import data, engines, gdu, models, starts
 from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import (

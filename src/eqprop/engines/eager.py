@@ -15,8 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
-from eqprop.estimators import EP, Estimator, Signs
+from eqprop.engines.base import (
+    PRECISIONS,
+    Batch,
+    Engine,
+    Job,
+    Precision,
+    Runner,
+    Tally,
+    full_precision,
+    has_bare_sgd,
+)
+from eqprop.estimators import EP, Estimator, Grads, Signs
 from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
 
@@ -254,8 +264,10 @@ class EagerRunner(Runner):
         estimator = self.estimator
         if isinstance(estimator, EP) and signs is not None:
             estimator = estimator.with_sign(signs if job.networks else signs[0])
+        problem = Problem(job.model, job.cost, batch.x, batch.y)
         with outside_steps(self.precision, batch.x.device), self.stepping():
-            free = estimator.backward(job.model, job.cost, batch.x, batch.y, begun)
+            free, grads = self.gradient(estimator, problem, begun)
+            estimator.fill_grad(problem, grads)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             dims = 2 if job.networks else 1
@@ -264,6 +276,10 @@ class EagerRunner(Runner):
         if job.start is not None and begun is not None:
             job.start.end(batch.x, batch.rows, begun, free.state)
         return loss
+
+    def gradient(self, estimator: Estimator, problem: Problem, begun: State | None) -> tuple[Relaxation, Grads]:
+        """Both phases and the update, without touching `.grad`."""
+        return estimator.gradient(problem.model, problem.cost, problem.x, problem.y, begun)
 
     def update(self, loss: Tensor) -> None:
         """The second half: freeze networks that are not finite, clip, and step."""
@@ -340,6 +356,7 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
     reference = True
+    computes = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS
 

@@ -1,6 +1,6 @@
 """Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
-from eqprop.estimators.base import Estimator, Processes, Step
+from eqprop.estimators.base import Estimator, Grads, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
 from eqprop.estimators.ep import EP, Nudging, Signs, limit_steps, random_sign
@@ -14,6 +14,7 @@ __all__ = [
     "Backprop",
     "ContinualEP",
     "Estimator",
+    "Grads",
     "GrowingAdjointError",
     "HolomorphicEP",
     "Nudging",
