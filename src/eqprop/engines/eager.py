@@ -26,7 +26,7 @@ from eqprop.engines.base import (
     full_precision,
     has_bare_sgd,
 )
-from eqprop.estimators import EP, Estimator, Grads, Signs
+from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
 
@@ -264,10 +264,8 @@ class EagerRunner(Runner):
         estimator = self.estimator
         if isinstance(estimator, EP) and signs is not None:
             estimator = estimator.with_sign(signs if job.networks else signs[0])
-        problem = Problem(job.model, job.cost, batch.x, batch.y)
         with outside_steps(self.precision, batch.x.device), self.stepping():
-            free, grads = self.gradient(estimator, problem, begun)
-            estimator.fill_grad(problem, grads)
+            free = self.backward(estimator, batch, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             dims = 2 if job.networks else 1
@@ -277,9 +275,12 @@ class EagerRunner(Runner):
             job.start.end(batch.x, batch.rows, begun, free.state)
         return loss
 
-    def gradient(self, estimator: Estimator, problem: Problem, begun: State | None) -> tuple[Relaxation, Grads]:
-        """Both phases and the update, without touching `.grad`."""
-        return estimator.gradient(problem.model, problem.cost, problem.x, problem.y, begun)
+    def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
+        """Add the gradient to `.grad`; return the free phase."""
+        problem = Problem(self.job.model, self.job.cost, batch.x, batch.y)
+        free, grads = estimator.gradient(problem.model, problem.cost, problem.x, problem.y, begun)
+        estimator.fill_grad(problem, grads)
+        return free
 
     def update(self, loss: Tensor) -> None:
         """The second half: freeze networks that are not finite, clip, and step."""
@@ -290,6 +291,7 @@ class EagerRunner(Runner):
                 self._clip(job.clip)
         with self._frozen_kept():
             job.optimizer.step()
+            job.model.constrain()
         if job.after is not None:
             job.after()
         self.clock += 1.0
