@@ -11,33 +11,9 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     # another program shares their cores. OpenMP reads it when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-<<<<<<< HEAD
-from eqprop import data, engines, gdu, models, starts
-from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
-from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators import (
-    BPTT,
-    EP,
-    RBP,
-    ContinualEP,
-    Estimator,
-    GrowingAdjointError,
-    HolomorphicEP,
-    Processes,
-    limit_steps,
-    random_sign,
-)
-from eqprop.functional import from_energy, from_primitive, from_transition
-from eqprop.models import CrossEntropy
-from eqprop.plugins import register
-from eqprop.provenance import __version__
-from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
-from eqprop.state import State
-
-=======
->>>>>>> main
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, papers, report, starts
+    from eqprop import data, engines, gdu, models, papers, report, starts
+    from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
     from eqprop.estimators import (
@@ -64,9 +40,10 @@ if TYPE_CHECKING:
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "report", "starts")
+    name: f"eqprop.{name}" for name in ("data", "engines", "gdu", "models", "papers", "report", "starts")
 }
 _NAMES = {
+    "classifier": ("EqPropClassifier",),
     "cost": ("Cost", "FunctionCost", "Nudge", "SquaredError"),
     "dynamics": ("Dynamics", "PrimitiveDynamics"),
     "estimators": (
@@ -118,6 +95,7 @@ __all__ = [
     "CrossEntropy",
     "Dynamics",
     "EarlyStopping",
+    "EqPropClassifier",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
@@ -138,6 +116,7 @@ __all__ = [
     "data",
     "distributed",
     "doctor",
+    "engines",
     "evaluate",
     "from_energy",
     "from_primitive",

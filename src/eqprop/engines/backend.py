@@ -64,4 +64,5 @@ class Engines:
         return chosen[key]
 
 
-Estimator.backend = Engines()
+BACKEND = Engines()
+"""What `Estimator.backward` asks."""

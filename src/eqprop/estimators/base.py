@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +35,13 @@ class Backend(Protocol):
     ) -> tuple[Relaxation, Grads]: ...
 
 
+@functools.cache
+def _backend() -> Backend:
+    """The engines, which know the estimators: so they are imported by name, at the first call."""
+    found: Backend = importlib.import_module("eqprop.engines.backend").BACKEND
+    return found
+
+
 class Step(NamedTuple):
     """One time step of a process: neurons per sample, synapses as the batch mean."""
 
@@ -61,9 +70,6 @@ class Estimator(ABC):
     `eqprop.relax.Phase`). `checked=False` skips the checks that read results back from the device; the caller must
     then check for NaN.
     """
-
-    backend: ClassVar[Backend]
-    """What computes the gradients of `backward`; the engines put themselves here."""
 
     orientation: ClassVar[int] = 1
     """+1 if the process sums to dL/dtheta, -1 if it sums to the negative."""
@@ -178,7 +184,7 @@ class Estimator(ABC):
         engine  what computes it, by name; None: that of `eqprop.engines.use`, else the fastest that serves
         """
         problem = Problem(model, cost, x, y)
-        free, grads = self.backend.gradient(self, problem, state, engine)
+        free, grads = _backend().gradient(self, problem, state, engine)
         self.fill_grad(problem, grads)
         return free
 
