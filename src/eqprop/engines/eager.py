@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
 from eqprop.estimators import EP, Estimator, Signs
-from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
+from eqprop.relax import Phase, Relaxation, Stepper, Update, difference_stepper, relax, stepping
 from eqprop.state import State
 
 _aten = torch.ops.aten
@@ -119,22 +119,31 @@ def products(precision: Precision) -> Iterator[None]:
 class PreciseStepper(Stepper):
     """The reference's step with products in a declared precision."""
 
-    def __init__(self, model: Dynamics, x: Tensor, nudge: Nudge | None, precision: Precision) -> None:
+    def __init__(self, make: Callable[[], Stepper], precision: Precision) -> None:
         with products(precision):
-            drive = model.drive(x)
-        super().__init__(model, drive, nudge)
+            self.inner = make()
         self.precision = precision
+
+    def start(self, s: State) -> State:
+        return self.inner.start(s)
 
     def __call__(self, s: State, update: Update = None) -> State:
         with products(self.precision):
-            return super().__call__(s, update)
+            return self.inner(s, update)
 
 
 def stepping_in(precision: Precision) -> AbstractContextManager[None]:
     """Let `relax` take the reference's steps in this precision."""
     if precision == "float32":
         return nullcontext()
-    return stepping(lambda model, x, nudge, phase: PreciseStepper(model, x, nudge, precision))
+
+    def make(model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
+        return PreciseStepper(lambda: Stepper(model, model.drive(x), nudge), precision)
+
+    def difference(model: Dynamics, x: Tensor, nudge: Nudge, s: State) -> Stepper:
+        return PreciseStepper(lambda: difference_stepper(model, x, nudge, s), precision)
+
+    return stepping(make, difference)
 
 
 CLIP_EPS = 1e-6
