@@ -29,9 +29,7 @@ UNBOUNDED = (-math.inf, math.inf)
 class Departure(Protocol):
     """d -> F(x, s* + d; nudged) - F(x, s*) for a fixed s*, without cancellation."""
 
-    def __call__(
-        self, d: State, push: Sequence[Tensor | None], layers: Collection[int] | None = None
-    ) -> State:
+    def __call__(self, d: State, push: Sequence[Tensor | None], layers: Collection[int] | None = None) -> State:
         """The next d, of some layers or of all, with a push outside or inside sigma as the model has it."""
 
     def implicit(
@@ -150,12 +148,32 @@ class Dynamics(nn.Module):
         """Multiplications and additions of a step of one sample; by default as if every parameter were used once."""
         return 2 * sum(p.numel() for p in self.parameters())
 
+    def constrained(self) -> dict[str, Tensor]:
+        """The parameters that a constraint would change, by name, as they should be: `{"g": self.g.clamp(min=0)}`.
+
+        By default none. Training asks after each step of the optimizer; in a loop of one's own, call `constrain`.
+        """
+        return {}
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Give the parameters the values of `constrained`."""
+        for name, value in self.constrained().items():
+            self.get_parameter(name).copy_(value)
+
     def feedforward(self, x: Tensor) -> State:
         """The layers of the feed-forward net with the same weights: each seen once, from the input to the output."""
         raise ValueError(
             f"{self.title} has no forward pass; backprop serves prototypical nets whose connections make no loop, such "
             "as Layered, Convolutional or Network. Train it by BPTT."
         )
+
+    def check_nudge(self, beta: float) -> None:
+        """Raise ValueError if the nudged phase of strength beta, or of -beta, has no rest. By default all have."""
+
+    def notices(self) -> tuple[str, ...]:
+        """Sentences about this network that whoever trains it should read before."""
+        return ()
 
     def sample_dims(self, x: Tensor) -> int:
         """The number of leading dimensions of x that index samples: 1, or 2 for stacked networks."""
@@ -207,6 +225,9 @@ class PrimitiveDynamics(Dynamics):
 
     conservative: bool = True
     """Whether F follows from a Phi, and EP's update is its derivative."""
+
+    least_curvature: float = 1.0
+    """What an implicit nudge adds to; at minus this beta its solution is not unique. inf: the model itself looks."""
 
     nudge_site: NudgeSite = "outside"
     """Set by `set_nudge_site`, or as a class attribute of a custom model."""

@@ -31,7 +31,7 @@ from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
-from eqprop.engines.eager import EagerRunner, PreciseStepper
+from eqprop.engines.eager import EagerRunner, PreciseStepper, difference_in
 from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -580,8 +580,10 @@ class CompiledStepper(Stepper):
     def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
         self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
-        if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
-            given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
+        model = given.model
+        if given.nudge is not None and isinstance(model, PrimitiveDynamics) and model.nudge_site == "implicit":
+            # Raises if it has none.
+            given.nudge.implicit(model.init_state(given.x)[0], model.nudge_scale, model.least_curvature)
         self.form = steps.memory_format(given)
         self.values = laid_out(given.tensors(), self.form)
         self.inputs: dict[str, Tensor] = {}
@@ -735,7 +737,7 @@ class CompiledSteps:
         return known[key].run
 
     def stepping(self) -> AbstractContextManager[None]:
-        return stepping(self.stepper)
+        return stepping(self.stepper, difference_in(self.precision))
 
 
 def step_of(given: Given, values: Arguments, s: State, update: Update, precision: Precision) -> State:

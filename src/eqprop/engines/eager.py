@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,16 @@ from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
 from eqprop.estimators import EP, Estimator, Signs
-from eqprop.relax import Phase, Relaxation, Stepper, Update, difference_stepper, relax, stepping
+from eqprop.relax import (
+    DifferenceMaker,
+    Phase,
+    Relaxation,
+    Stepper,
+    Update,
+    difference_stepper,
+    relax,
+    stepping,
+)
 from eqprop.state import State
 
 _aten = torch.ops.aten
@@ -119,31 +128,45 @@ def products(precision: Precision) -> Iterator[None]:
 class PreciseStepper(Stepper):
     """The reference's step with products in a declared precision."""
 
-    def __init__(self, make: Callable[[], Stepper], precision: Precision) -> None:
+    def __init__(self, model: Dynamics, x: Tensor, nudge: Nudge | None, precision: Precision) -> None:
         with products(precision):
-            self.inner = make()
+            drive = model.drive(x)
+        super().__init__(model, drive, nudge)
+        self.precision = precision
+
+    def __call__(self, s: State, update: Update = None) -> State:
+        with products(self.precision):
+            return super().__call__(s, update)
+
+
+class PreciseDifference(Stepper):
+    """The difference form's step with products in a declared precision."""
+
+    def __init__(self, model: Dynamics, x: Tensor, nudge: Nudge, s: State, precision: Precision) -> None:
+        with products(precision):
+            self.inner = difference_stepper(model, x, nudge, s)
         self.precision = precision
 
     def start(self, s: State) -> State:
         return self.inner.start(s)
 
-    def __call__(self, s: State, update: Update = None) -> State:
+    def __call__(self, d: State, update: Update = None) -> State:
         with products(self.precision):
-            return self.inner(s, update)
+            return self.inner(d, update)
+
+
+def difference_in(precision: Precision) -> DifferenceMaker:
+    """The steps of the difference form in this precision."""
+    if precision == "float32":
+        return difference_stepper
+    return lambda model, x, nudge, s: PreciseDifference(model, x, nudge, s, precision)
 
 
 def stepping_in(precision: Precision) -> AbstractContextManager[None]:
     """Let `relax` take the reference's steps in this precision."""
     if precision == "float32":
         return nullcontext()
-
-    def make(model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
-        return PreciseStepper(lambda: Stepper(model, model.drive(x), nudge), precision)
-
-    def difference(model: Dynamics, x: Tensor, nudge: Nudge, s: State) -> Stepper:
-        return PreciseStepper(lambda: difference_stepper(model, x, nudge, s), precision)
-
-    return stepping(make, difference)
+    return stepping(lambda model, x, nudge, phase: PreciseStepper(model, x, nudge, precision), difference_in(precision))
 
 
 CLIP_EPS = 1e-6
@@ -264,7 +287,7 @@ class EagerRunner(Runner):
         if isinstance(estimator, EP) and signs is not None:
             estimator = estimator.with_sign(signs if job.networks else signs[0])
         with outside_steps(self.precision, batch.x.device), self.stepping():
-            free = estimator.backward(job.model, job.cost, batch.x, batch.y, begun)
+            free = self.backward(estimator, batch, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             dims = 2 if job.networks else 1
@@ -273,6 +296,10 @@ class EagerRunner(Runner):
         if job.start is not None and begun is not None:
             job.start.end(batch.x, batch.rows, begun, free.state)
         return loss
+
+    def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
+        """Add the gradient to `.grad`; return the free phase."""
+        return estimator.backward(self.job.model, self.job.cost, batch.x, batch.y, begun)
 
     def update(self, loss: Tensor) -> None:
         """The second half: freeze networks that are not finite, clip, and step."""
@@ -283,6 +310,7 @@ class EagerRunner(Runner):
                 self._clip(job.clip)
         with self._frozen_kept():
             job.optimizer.step()
+            job.model.constrain()
         if job.after is not None:
             job.after()
         self.clock += 1.0

@@ -192,6 +192,7 @@ class EP(Estimator):
     def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
         if self.form == "plain":
             check_resolved(self.beta, model, dtype)
+        model.check_nudge(float(self.beta.abs().max()) if isinstance(self.beta, Tensor) else self.beta)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):

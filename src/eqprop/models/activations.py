@@ -16,7 +16,6 @@ from eqprop.autodiff import derivative, leaf
 from eqprop.messages import unknown
 from eqprop.plugins import Table
 
-
 Move = Callable[[Tensor], Tensor]
 """e -> f(a + e) - f(a) for a fixed a."""
 
@@ -109,7 +108,7 @@ def _sigmoid_moves(a: Tensor) -> Move:
     return lambda e: 0.5 * move(2.0 * e)
 
 
-def clamp_moves(a: Tensor, low: float | Tensor, high: float | Tensor) -> Move:
+def clamp_moves(a: Tensor, low: float, high: float) -> Move:
     """clamp(a + e) - c, c = clamp(a): e + (a - c) between low - c and high - c; a - c is 0 within the bounds."""
     c = a.clamp(low, high)
     beyond, down, up = a - c, low - c, high - c

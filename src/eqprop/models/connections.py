@@ -144,15 +144,17 @@ class Connection:
         """
         if not theta:
             return {}
-        change = changed(plus, minus) if change is None else change
+        given, change = change is not None, changed(plus, minus) if change is None else change
         moved = self.weight_gradient(change.post, plus.pre, theta)
         if plus.pre is minus.pre:
             return moved
         if self.linear:
             other = self.weight_gradient(minus.post, change.pre, theta)
             return {name: moved[name] + other[name] for name in moved}
-        one, two = (self.weight_gradient(minus.post, ends.pre, theta) for ends in (plus, minus))
-        return {name: moved[name] + (one[name] - two[name]) for name in moved}
+        ends = (minus.pre.double() + change.pre, minus.pre.double()) if given else (plus.pre, minus.pre)
+        post, wide = minus.post.to(ends[0].dtype), {name: v.to(ends[0].dtype) for name, v in theta.items()}
+        one, two = (self.weight_gradient(post, pre, wide) for pre in ends)
+        return {name: moved[name] + (one[name] - two[name]).to(moved[name].dtype) for name in moved}
 
     def around(self, at: Ends, theta: Theta, back: Theta) -> Departure:
         """What A and the feedback change by when the layers move from here; `back` holds the feedback's parameters."""

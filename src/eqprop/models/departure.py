@@ -45,9 +45,7 @@ class GraphDeparture:
             free = [graph._leaked(a, layer, n) for n, (a, layer) in enumerate(zip(inputs, s, strict=True))]
             self._clips = [clamp_moves(v, 0.0, 1.0) for v in free]
 
-    def __call__(
-        self, d: State, push: Sequence[Tensor | None], layers: Collection[int] | None = None
-    ) -> State:
+    def __call__(self, d: State, push: Sequence[Tensor | None], layers: Collection[int] | None = None) -> State:
         """The next d; of some layers, the others unchanged, or of all."""
         chosen = range(len(d)) if layers is None else layers
         step = self._energy_step if self.graph.energy_based else self._prototypical_step
@@ -101,9 +99,7 @@ class GraphDeparture:
         ends = (bounds[0] - o, bounds[1] - o)
         return solve_implicit(self._moves[0], e + (self._inputs[0] - o), target - o, strength, ends, size)
 
-    def _implicit_energy(
-        self, d: State, target: Tensor, strength: float | Tensor, layers: Collection[int]
-    ) -> State:
+    def _implicit_energy(self, d: State, target: Tensor, strength: float | Tensor, layers: Collection[int]) -> State:
         """Without sigma around the step: (1 + beta) d = F(s* + d) - F(s*) + beta (y - F(s*)), before the clip."""
         out = []
         for n, v, e in self._arriving(d, layers):
@@ -125,7 +121,9 @@ class GraphDeparture:
         if graph.networks is None or c.stacks:
             return c.around(at, theta, back)
         return [
-            c.around(Ends(at.post[k], at.pre[k]), {n: v[k] for n, v in theta.items()}, {n: v[k] for n, v in back.items()})
+            c.around(
+                Ends(at.post[k], at.pre[k]), {n: v[k] for n, v in theta.items()}, {n: v[k] for n, v in back.items()}
+            )
             for k in range(graph.networks)
         ]
 

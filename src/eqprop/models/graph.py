@@ -284,7 +284,7 @@ class Graph(PrimitiveDynamics):
 
         Differences come first, dr r+^T + r- dr^T: the sums over samples are far larger than what they differ in.
 
-        Where there is no Phi it is one-sided, dr_post (r-_pre)^T for W and r-_post dr_pre^T for the weights of an untied
+        Where there is no Phi it is one-sided, dr_post (r-_pre)^T for W and r-_post dr_pre^T for those of an untied
         way back, divided by the gains that a layer's share of the nudge has passed (`update_scales`).
         """
         plus, minus = self.activity(s_plus), self.activity(s_minus)
@@ -295,7 +295,8 @@ class Graph(PrimitiveDynamics):
             return super().difference_contrast(x, s, plus, minus)
         if self.energy_based:
             moves = [sigma.around(layer) for sigma, layer in zip(self.activations, s, strict=True)]
-            plus, minus = (d and tuple([move(v) for move, v in zip(moves, d, strict=True)]) for d in (plus, minus))
+            plus = tuple([move(d) for move, d in zip(moves, plus, strict=True)])
+            minus = minus and tuple([move(d) for move, d in zip(moves, minus, strict=True)])
         r = self.activity(s)
         if minus is None:
             return self._contrast(x, add(r, plus), r, plus)
@@ -340,14 +341,15 @@ class Graph(PrimitiveDynamics):
         return out
 
     def _update_scales(self) -> tuple[float, ...]:
-        """How much of a nudge of the output arrives at each layer: the largest product of gains of a way there."""
-        found = [0.0] * len(self.layers)
-        found[0] = 1.0
+        """How much of the output's error arrives at each layer: the largest product of feedback gains on a way back.
+
+        Gains of the ways forward are part of the error itself.
+        """
+        found = [1.0, *[0.0] * (len(self.layers) - 1)]
         for _ in found:
             for link in self._inner:
-                c, post, pre = link[:3]
-                found[pre] = max(found[pre], abs(c.feedback_gain) * found[post])
-                found[post] = max(found[post], abs(c.forward_gain) * found[pre])
+                if link.pre != link.post:
+                    found[link.pre] = max(found[link.pre], abs(link.connection.feedback_gain) * found[link.post])
         return tuple(v or 1.0 for v in found)
 
     def outside_phi(self, x: Tensor) -> list[str]:
@@ -360,8 +362,8 @@ class Graph(PrimitiveDynamics):
         for name, sigma in zip(self.names, self.activations, strict=True):
             if not sigma.elementwise and (self.energy_based or site == "implicit" or len(self.layers[name]) > 1):
                 raise ValueError(
-                    f"The layer {name} has the activation {sigma.name}, which mixes neurons; expected a flat layer of a "
-                    "prototypical net, without the implicit nudge. Use an elementwise activation."
+                    f"The layer {name} has the activation {sigma.name}, which mixes neurons; expected a flat layer of "
+                    "a prototypical net, without the implicit nudge. Use an elementwise activation."
                 )
 
     def _mean(self, total: Tensor, samples: int) -> Tensor:

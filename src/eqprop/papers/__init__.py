@@ -36,6 +36,7 @@ PAPERS = (
     "ernoult-2020",
     "laborieux-2021",
     "scellier-2023",
+    "scellier-2024",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""
