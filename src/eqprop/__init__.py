@@ -12,7 +12,8 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, report, starts
+    from eqprop import data, gdu, models, papers, report, starts
+    from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
     from eqprop.estimators import (
@@ -33,14 +34,16 @@ if TYPE_CHECKING:
     from eqprop.plugins import register
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
-    from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
+    from eqprop.run.evaluate import evaluate, load, predict
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "report", "starts")
+    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "report", "starts")
 }
 _NAMES = {
+    "classifier": ("EqPropClassifier",),
     "cost": ("Cost", "FunctionCost", "Nudge", "SquaredError"),
     "dynamics": ("Dynamics", "PrimitiveDynamics"),
     "estimators": (
@@ -53,7 +56,7 @@ _NAMES = {
     "plugins": ("register",),
     "provenance": ("__version__",),
     "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
-    "run": ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train"),
+    "run": ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train"),
     "state": ("State",),
 }
 _HOMES = {name: f"eqprop.{module}" for module, names in _NAMES.items() for name in names}
@@ -92,6 +95,7 @@ __all__ = [
     "CrossEntropy",
     "Dynamics",
     "EarlyStopping",
+    "EqPropClassifier",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
@@ -102,10 +106,13 @@ __all__ = [
     "PrimitiveDynamics",
     "Processes",
     "Relaxation",
+    "Session",
+    "Spec",
     "SquaredError",
     "State",
     "Watch",
     "__version__",
+    "bind",
     "data",
     "distributed",
     "doctor",
@@ -117,6 +124,7 @@ __all__ = [
     "limit_steps",
     "load",
     "models",
+    "papers",
     "predict",
     "random_sign",
     "register",

@@ -55,9 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run.spec": LIBRARY | SHARED,
     "papers": LIBRARY | SHARED | {"run.spec"},
     "run": LIBRARY | SHARED | {"experiments", "run.spec", "papers"},
+    "classifier": LIBRARY,
     "report": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
     "tuning": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
-    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report"},
+    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report", "classifier"},
     "cli": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }

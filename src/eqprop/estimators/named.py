@@ -68,7 +68,7 @@ _BUILT_IN = {
     "coupled-learning": Form(CoupledLearning),
     "bptt": Form(BPTT),
     "rbp": Form(RBP),
-    BACKPROP: Form(Backprop),
+    BACKPROP: Form(Backprop, fixed={"T": 1, "K": 1, "schedule": "synchronous", "stop": "never"}),
 }
 
 ESTIMATORS: Table[Form] = Table("estimator", _BUILT_IN, lambda name, part: Form(part))
