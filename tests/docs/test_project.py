@@ -167,7 +167,7 @@ def test_a_reader_of_a_call_meets_few_functions_and_files(tmp_path: Path, words:
 
 
 def test_importing_eqprop_loads_neither_figures_nor_kernel_compilers() -> None:
-    heavy = ("matplotlib", "triton", "cupy", "numba", "torch._inductor", "typer")
+    heavy = ("matplotlib", "triton", "cupy", "numba", "torch._inductor", "typer", "jax")
     code = f"import sys, torch, eqprop; print([m for m in {heavy} if m in sys.modules])"
     # torch itself may load some of these; only what eqprop adds counts.
     without = f"import sys, torch; print([m for m in {heavy} if m in sys.modules])"
