@@ -19,6 +19,7 @@ from eqprop.messages import shown, unknown
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet, ToyNet
 from eqprop.models.network import GraphNet
+from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
 from eqprop.physical.resistive import ResistiveNet
@@ -194,6 +195,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "layered": LayeredNet,
     "convolutional": ConvolutionalNet,
     "graph": GraphNet,
+    "predictive": PredictiveNet,
     "toy": ToyNet,
     "resistive": ResistiveNet,
     "own": OwnNet,
@@ -237,6 +239,12 @@ def section_type(section: str, values: Mapping[str, Any]) -> type[Section]:
 def _shared() -> frozenset[str]:
     """The settings of every spec, which an estimator from outside may ask for by name."""
     return frozenset(f.flat for section in ("phases", "optimizer", "data", "run") for f in fields_of(SECTIONS[section]))
+
+
+def fields_of_spec(spec: Spec) -> dict[str, Any]:
+    """The settings by flat name that an estimator may ask for: phases, optimizer, data and run."""
+    sections = ("phases", "optimizer", "data", "run")
+    return {f.flat: getattr(getattr(spec, f.section), f.leaf) for f in declared() if f.section in sections}
 
 
 class Change(NamedTuple):
