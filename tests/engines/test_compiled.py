@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import os
 import signal
 import warnings
 from dataclasses import replace
