@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, papers, physical, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from eqprop.functional import from_energy, from_primitive, from_transition
     from eqprop.gdu.doctor import doctor
     from eqprop.models import CrossEntropy
-    from eqprop.plugins import register
     from eqprop.physical import spice as spice
+    from eqprop.plugins import register
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
     from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "physical", "report", "starts")
+    name: f"eqprop.{name}"
+    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),
@@ -117,6 +118,8 @@ __all__ = [
     "data",
     "distributed",
     "doctor",
+    "echo",
+    "engines",
     "evaluate",
     "from_energy",
     "from_primitive",

@@ -1,4 +1,4 @@
-"""Imperfections of devices, one layer around any model or machine: noise, bits, limits, mismatch, drift and the like."""
+"""Imperfections of devices, a layer around any model or machine: noise, bits, limits, mismatch, drift, asymmetry."""
 
 from __future__ import annotations
 
