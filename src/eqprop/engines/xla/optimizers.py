@@ -35,6 +35,15 @@ class Rule(ABC):
     def step(self, p: Array, g: Array, kept: Values, rate: Array) -> tuple[Array, Values]:
         """The parameter and what is kept after a step."""
 
+    def plain(self, p: Any, slope: Any, decay: bool = True) -> np.ndarray[Any, Any]:
+        """The gradient that `slope` was made of."""
+        g = slope - p * p.dtype.type(self.weight_decay) if decay and self.weight_decay else slope
+        return np.ascontiguousarray(-g if self.maximize else g)
+
+    @abstractmethod
+    def gradient(self, before: Any, after: Any, kept: Any, rate: float) -> np.ndarray[Any, Any]:
+        """The gradient of a first step, with nothing kept before it, from what it left."""
+
     def slope(self, p: Array, g: Array, decay: bool = True) -> Array:
         """The gradient with its sign and, in the gradient, the decay of weights."""
         g = -g if self.maximize else g
@@ -53,7 +62,7 @@ class Sgd(Rule):
         if not self.momentum:
             return []
         v = state.get("momentum_buffer")
-        return [np.float64(v is not None), np.zeros(p.shape, _of(p)) if v is None else v.detach().numpy()]
+        return [np.array(float(v is not None)), np.zeros(p.shape, _of(p)) if v is None else v.detach().numpy()]
 
     def write(self, p: nn.Parameter, state: dict[str, Any], values: list[np.ndarray[Any, Any]]) -> None:
         if values and float(values[0]):
@@ -67,6 +76,10 @@ class Sgd(Rule):
             kept = jnp.ones_like(begun), v
             g = g + v * self.momentum if self.nesterov else v
         return p + g * (-rate).astype(p.dtype), kept
+
+    def gradient(self, before: Any, after: Any, kept: Any, rate: float) -> np.ndarray[Any, Any]:
+        found = np.asarray(kept[1]) if self.momentum else (before - np.asarray(after)) / before.dtype.type(rate)
+        return self.plain(before, found)
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class Adam(Rule):
 
     def read(self, p: nn.Parameter, state: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
         means = [state[name].detach().numpy() if state else np.zeros(p.shape, _of(p)) for name in self._names]
-        return [np.float64(float(state["step"]) if state else 0.0), *means]
+        return [np.array(float(state["step"]) if state else 0.0), *means]
 
     def write(self, p: nn.Parameter, state: dict[str, Any], values: list[np.ndarray[Any, Any]]) -> None:
         if not float(values[0]):
@@ -107,6 +120,10 @@ class Adam(Rule):
         size, root = -rate / (1.0 - first**count), jnp.sqrt(1.0 - second**count)
         below = jnp.sqrt(largest) / root.astype(p.dtype) + self.eps
         return p + m * size.astype(p.dtype) / below, (count, m, v, *((largest,) if self.amsgrad else ()))
+
+    def gradient(self, before: Any, after: Any, kept: Any, rate: float) -> np.ndarray[Any, Any]:
+        found = np.asarray(kept[1]) / before.dtype.type(1.0 - self.betas[0])
+        return self.plain(before, found, not self.decoupled_weight_decay)
 
 
 _RULES: dict[type[torch.optim.Optimizer], type[Rule]] = {

@@ -6,10 +6,12 @@ can, such as an optimizer that only torch has, the gradient alone is one, and th
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +29,20 @@ from eqprop.engines.traced import CannotTrace, Checks, Watch
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.engine import AGREE, NOISE, Programs, apart, reference, size_of, strength
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
-from eqprop.engines.xla.program import Array, Arrays, Gradient, Inputs, Kind, Name, Piece, Pieces, as_array, as_tensor
+from eqprop.engines.xla.program import (
+    Array,
+    Arrays,
+    Gradient,
+    Inputs,
+    Kind,
+    Name,
+    Piece,
+    Pieces,
+    Turns,
+    as_array,
+    as_tensor,
+)
+from eqprop.engines.xla.windows import Array
 from eqprop.estimators import EP, Estimator
 from eqprop.estimators.base import add_to_grad
 from eqprop.relax import Relaxation, settled_below
@@ -83,6 +98,7 @@ class Given(NamedTuple):
     order       (MOST, B) or (MOST, R, B) rows of the samples, of which the first `count` are used
     beta, unit  of the nudge, by iteration
     rates       of the learned parameters
+    free        whether parameters are left as they are by a constraint
     """
 
     theta: list[Array]
@@ -97,6 +113,7 @@ class Given(NamedTuple):
     periods: Array
     tolerance: Array
     count: Array
+    free: Array
 
 
 class Carried(NamedTuple):
@@ -105,14 +122,13 @@ class Carried(NamedTuple):
     kept        by the optimizer, for each learned parameter
     counts      (7, R), as in `Tally`
     clock       iterations since the runner's start
-    grads       of the last iteration, and its free state
+    state       the free state of the last iteration
     """
 
     learned: list[Array]
     kept: list[Values]
     counts: dict[str, Array]
     clock: Array
-    grads: list[Array]
     state: Arrays
 
 
@@ -150,13 +166,22 @@ class Iterations:
         if None in self.constrained:
             raise CannotTrace("it constrains a parameter that is not trained")
         self.state = s
-        self.checks, self.calls = Checks(), 0
-        self.run = jax.jit(self._run, donate_argnums=())
+        self.checks, self.made = Checks(), set[bool]()
+        self.run = jax.jit(partial(self._run, looked=False))
+        self.look = jax.jit(partial(self._run, looked=True))
 
-    def _run(self, given: Given, carried: Carried) -> Carried:
-        return lax.fori_loop(0, given.count, lambda n, now: self._iterate(given, n, now), carried)
+    def __call__(self, given: Given, carried: Carried, looked: bool) -> Carried:
+        """`_run`, compiled at its first call."""
+        first = looked not in self.made
+        self.made.add(looked)
+        with running(first):
+            return jax.block_until_ready((self.look if looked else self.run)(given, carried))
 
-    def _iterate(self, given: Given, n: Array, now: Carried) -> Carried:
+    def _run(self, given: Given, carried: Carried, looked: bool) -> Carried:
+        """Run iterations; `looked` at each, or else as if all numbers stayed finite, which is a third faster."""
+        return lax.fori_loop(0, given.count, lambda n, now: self._iterate(given, n, now, looked), carried)
+
+    def _iterate(self, given: Given, n: Array, now: Carried, looked: bool) -> Carried:
         rows = given.order[n]
         theta = [now.learned[self.learned_at[k]] if k in self.learned_at else v for k, v in enumerate(given.theta)]
         x, y, labels = given.images[rows], given.targets[rows], given.labels[rows]
@@ -167,16 +192,25 @@ class Iterations:
         loss, scores = self.answers.at(inputs)(*found.state)
         loss = loss.reshape(self.networks, -1)
         counts = self._counted(now, given, loss, scores.argmax(-1) != labels, found.residual)
+        going = None
+        if looked:
+            bad = jnp.where(~self._good(loss, grads) & (counts["bad"] < 0), now.clock, counts["bad"])
+            counts, going = counts | {"bad": bad}, bad < 0
+            grads = [jnp.where(self._by_network(going, g), g, 0) for g in grads]
+        if self.clip is not None:
+            grads = self._clipped(grads, self.clip)
+        learned, kept = self._stepped(given, inputs, now, grads)
+        if going is not None:  # a network that is frozen keeps its parameters
+            before = zip(learned, now.learned, strict=True)
+            learned = [jnp.where(self._by_network(going, p), p, old) for p, old in before]
+        return Carried(learned, kept, counts, now.clock + 1.0, found.state)
+
+    def _good(self, loss: Array, grads: list[Array]) -> Array:
+        """Which networks' numbers are finite."""
         good = jnp.all(jnp.isfinite(loss), 1)
         for g in grads:
             good &= jnp.all(jnp.isfinite(g).reshape(self.networks, -1), 1)
-        bad = jnp.where(~good & (counts["bad"] < 0), now.clock, counts["bad"])
-        going = bad < 0
-        masked = [jnp.where(self._by_network(going, g), g, 0) for g in grads]
-        if self.clip is not None:
-            masked = self._clipped(masked, self.clip)
-        learned, kept = self._stepped(given, inputs, now, masked, going)
-        return Carried(learned, kept, counts | {"bad": bad}, now.clock + 1.0, grads, found.state)
+        return good
 
     def _grads(self, found: Arrays, learned: list[Array]) -> list[Array]:
         """The gradient of each learned parameter, the sum of its parts."""
@@ -204,19 +238,19 @@ class Iterations:
         return [g * self._by_network(factor, g).astype(g.dtype) for g in grads]
 
     def _stepped(
-        self, given: Given, inputs: Inputs, now: Carried, grads: list[Array], going: Array
+        self, given: Given, inputs: Inputs, now: Carried, grads: list[Array]
     ) -> tuple[list[Array], list[Values]]:
-        """The optimizer's step and the constraint; networks that are frozen keep their parameters."""
+        """The optimizer's step, and the constraint."""
         parts = zip(self.rules, now.learned, grads, now.kept, given.rates, strict=True)
         steps = [rule.step(p, g, kept, rate) for rule, p, g, kept, rate in parts]
         learned = [p for p, _ in steps]
         if self.constrained:
             theta = [learned[self.learned_at[k]] if k in self.learned_at else v for k, v in enumerate(inputs.theta)]
-            for number, value in zip(self.constrained, self.constraint.at(inputs._replace(theta=theta))(), strict=True):
+            values = self.constraint.at(inputs._replace(theta=theta))()
+            for number, value in zip(self.constrained, values, strict=True):
                 assert number is not None, "checked when made"
-                learned[number] = value
-        before = zip(learned, now.learned, strict=True)
-        return [jnp.where(self._by_network(going, p), p, old) for p, old in before], [kept for _, kept in steps]
+                learned[number] = jnp.where(given.free, learned[number], value)
+        return learned, [kept for _, kept in steps]
 
     def _by_network(self, value: Array, like: Array) -> Array:
         return value.reshape(-1, *[1] * (like.ndim - 1)) if self.stacked else value[0]
@@ -308,7 +342,9 @@ class XlaRunner(EagerRunner):
         title = self.job.model.title
         warnings.warn(f"{title} trains on the eager engine, which is slower: {reason}.", stacklevel=4)
 
-    def _given(self, iterations: Iterations, rows: Tensor, estimator: EP, signs: Tensor | None) -> Given:
+    def _given(
+        self, iterations: Iterations, rows: Tensor, estimator: EP, signs: Tensor | None, free: bool = False
+    ) -> Given:
         """The inputs of a call for these rows."""
         if self.samples is None:
             self.samples = Samples.of(self.job)
@@ -339,6 +375,7 @@ class XlaRunner(EagerRunner):
             np.array([kind.free.periods(estimator.T), kind.second.periods(estimator.K)], np.int32),
             np.float64(settled_below(iterations.state[0].dtype, estimator.tolerance)),
             np.int32(count),
+            np.bool_(free),
         )
 
     def _carried(self, iterations: Iterations) -> Carried:
@@ -346,19 +383,21 @@ class XlaRunner(EagerRunner):
         state = self.job.optimizer.state
         counts = {name: as_array(getattr(self.tally, name)) for name in Tally.names()}
         learned = [as_array(p) for p in iterations.learned]
-        kept = [tuple(rule.read(p, state.get(p, {}))) for p, rule in zip(iterations.learned, iterations.rules, strict=True)]
-        grads = [np.zeros_like(p) for p in learned]
+        kept = [
+            tuple(rule.read(p, state.get(p, {}))) for p, rule in zip(iterations.learned, iterations.rules, strict=True)
+        ]
         free = tuple(as_array(layer) for layer in iterations.state)
-        return Carried(learned, kept, counts, as_array(self.clock), grads, free)
+        return Carried(learned, kept, counts, as_array(self.clock), free)
 
     def _call(self, iterations: Iterations, rows: Tensor, signs: Tensor | None) -> None:
         """Run some iterations, and take over what they leave."""
         estimator, optimizer = self.estimator, self.job.optimizer
         assert isinstance(estimator, EP), "others are refused"
         given, carried = self._given(iterations, rows, estimator, signs), self._carried(iterations)
-        with running(first=iterations.calls == 0):
-            end = jax.block_until_ready(iterations.run(given, carried))
-            iterations.calls += 1
+        looked = bool(iterations.constrained) or bool((self.tally.bad >= 0).any())
+        end = iterations(given, carried, looked)
+        if not (looked or _finite(end)):
+            end = iterations(given, carried, looked=True)
         for p, rule, new, kept in zip(iterations.learned, iterations.rules, end.learned, end.kept, strict=True):
             as_array(p)[...] = new
             if kept:
@@ -373,41 +412,70 @@ class XlaRunner(EagerRunner):
     def _verify(self, iterations: Iterations, rows: Tensor) -> None:
         """Compare a short iteration with the reference's. Raises CannotTrace where the two differ.
 
-        The nudge is as strong as the cost itself, so that rounding does not hide a difference.
+        The nudge is as strong as the cost itself, so that rounding does not hide a difference. The gradient is read off
+        the optimizer's first step, at a rate that moves the parameters far.
         """
-        estimator = self.estimator
-        assert isinstance(estimator, EP), "others are refused"
-        problem, kind = self._problem(rows), iterations.kind
-        ones = torch.ones(iterations.networks, dtype=torch.float64)
-        strong = isinstance(estimator.beta, Tensor) or (estimator.nudging == "random-sign" and iterations.stacked)
-        nudging = "one-sided" if estimator.nudging == "random-sign" else estimator.nudging
-        # Whole periods, and the rest that the program has.
-        T, K = (
-            _short(n, steps, len(turns.pattern), turns.rest)
-            for n, steps, turns in (
-                (estimator.T, CHECKED_STEPS[0], kind.free),
-                (estimator.K, CHECKED_STEPS[1], kind.second),
-            )
-        )
-        short = replace(estimator, T=T, K=K, stop="never", checked=False, nudging=nudging, beta=ones if strong else 1.0)
-        given, carried = self._given(iterations, rows.unsqueeze(0), short, None), self._carried(iterations)
-        with running(first=iterations.calls == 0):
-            end = iterations.run(given, carried)
-            iterations.calls += 1
-            ours = [*map(as_tensor, end.state), *map(as_tensor, end.grads)]
-        theirs = self._reference(iterations, problem, short, problem.model.init_state(problem.x))
+        problem, short = self._problem(rows), self._shortened(iterations)
+        theirs = self._reference(iterations, problem, short)
+        state, wanted = theirs[: len(iterations.state)], theirs[len(iterations.state) :]
+        before = self._carried(iterations)
+        before = before._replace(kept=[tuple(map(np.zeros_like, kept)) for kept in before.kept])
+        rates = [_far(p, size_of(g)) for p, g in zip(before.learned, wanted, strict=True)]
+        given = self._given(iterations, rows.unsqueeze(0), short, None, free=True)._replace(rates=rates)
+        after = iterations(given, before, looked=False)
+        moves = zip(iterations.rules, before.learned, after.learned, after.kept, rates, strict=True)
+        ours = [*map(as_tensor, after.state), *(torch.tensor(rule.gradient(*move)) for rule, *move in moves)]
+        theirs = [*state, *self._as_stepped(wanted)]
         largest = 0.1 * max(map(size_of, theirs), default=0.0)
         allowed = [AGREE[v.dtype] * max(size_of(v), largest) for v in theirs]
-        if apart(ours, theirs, allowed):
-            shaken = replace(problem, x=problem.x * (1.0 + 2.0 * torch.finfo(problem.x.dtype).eps))
-            other = self._reference(iterations, shaken, short, problem.model.init_state(shaken.x))
-            noise = [NOISE * size_of(a - b) + least for a, b, least in zip(theirs, other, allowed, strict=True)]
-            if apart(ours, theirs, noise):
-                raise CannotTrace("its compiled iteration differs from the reference's")
+        if not apart(ours, theirs, allowed):
+            return
+        nearby = replace(problem, x=problem.x * (1.0 + 2.0 * torch.finfo(problem.x.dtype).eps))
+        other = self._reference(iterations, nearby, short)
+        other = [*other[: len(state)], *self._as_stepped(other[len(state) :])]
+        noise = [NOISE * size_of(a - b) + least for a, b, least in zip(theirs, other, allowed, strict=True)]
+        if apart(ours, theirs, noise):
+            raise CannotTrace("its compiled iteration differs from the reference's")
 
-    def _reference(self, iterations: Iterations, problem: Problem, estimator: EP, s: State) -> list[Tensor]:
-        free, grads = reference(problem, estimator, s)
+    def _shortened(self, iterations: Iterations) -> EP:
+        """The estimator with short phases, of whole periods and the rest that the program has."""
+        estimator, kind = self.estimator, iterations.kind
+        assert isinstance(estimator, EP), "others are refused"
+        drawn = estimator.nudging == "random-sign"
+        each = isinstance(estimator.beta, Tensor) or (drawn and iterations.stacked)
+        beta: Any = torch.ones(iterations.networks, dtype=torch.float64) if each else 1.0
+        T = _short(estimator.T, CHECKED_STEPS[0], kind.free)
+        K = _short(estimator.K, CHECKED_STEPS[1], kind.second)
+        nudging = "one-sided" if drawn else estimator.nudging
+        return replace(estimator, T=T, K=K, stop="never", checked=False, nudging=nudging, beta=beta)
+
+    def _reference(self, iterations: Iterations, problem: Problem, estimator: EP) -> list[Tensor]:
+        """The free state and the gradient of each learned parameter."""
+        free, grads = reference(problem, estimator, problem.model.init_state(problem.x))
         return [*free.state, *(grads[p] for p in iterations.learned)]
+
+    def _as_stepped(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients as the optimizer gets them."""
+        if self.job.clip is None:
+            return grads
+        networks = self.job.networks or 1
+        norms = torch.stack([g.double().reshape(networks, -1).square().sum(1) for g in grads]).sum(0).sqrt()
+        factor = (self.job.clip / (norms + CLIP_EPS)).clamp(max=1.0)
+        return [
+            g * (factor.view(-1, *[1] * (g.dim() - 1)) if self.job.networks else factor[0]).to(g.dtype) for g in grads
+        ]
+
+
+def _far(p: np.ndarray[Any, Any], slope: float) -> np.float64:
+    """A power of two: the rate at which a gradient of this size moves a parameter by several times its own."""
+    size = float(np.abs(p).max(initial=0.0))
+    return np.float64(2.0 ** round(math.log2(8.0 * size / slope)) if size > 0.0 and 0.0 < slope < math.inf else 1.0)
+
+
+def _finite(end: Carried) -> bool:
+    """Whether parameters, what the optimizer keeps, and losses are finite: what is not never becomes so again."""
+    values = (*end.learned, *(v for kept in end.kept for v in kept), end.counts["loss"])
+    return all(bool(np.isfinite(np.sum(np.asarray(v), dtype=np.float64))) for v in values)
 
 
 def is_whole(job: Job) -> bool:
@@ -416,9 +484,10 @@ def is_whole(job: Job) -> bool:
     return all(part is None for part in beside)
 
 
-def _short(n: int, steps: int, period: int, rest: int) -> int:
+def _short(n: int, steps: int, turns: Turns) -> int:
     """At most about this many updates, with the same rest as n."""
-    return min(n, -(-steps // period) * period + rest)
+    period = len(turns.pattern)
+    return min(n, -(-steps // period) * period + turns.rest)
 
 
 def _padded(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
