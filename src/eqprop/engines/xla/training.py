@@ -23,14 +23,13 @@ from torch import Tensor, nn
 
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
-from eqprop.engines.base import Batch, Job, Tally, checked_rows
+from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
 from eqprop.engines.traced import CannotTrace, Checks, Watch
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, Programs, apart, reference, size_of, strength
+from eqprop.engines.xla.engine import AGREE, NOISE, apart, reference, size_of, strength
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
-    Array,
     Arrays,
     Gradient,
     Inputs,
@@ -44,7 +43,6 @@ from eqprop.engines.xla.program import (
 )
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import EP, Estimator
-from eqprop.estimators.base import add_to_grad
 from eqprop.relax import Relaxation, settled_below
 from eqprop.state import State
 
@@ -136,6 +134,7 @@ class Iterations:
     """Iterations of a job as a program, for one size of mini-batch.
 
     learned     the parameters that are trained, each once
+    pace        how many of them a call takes
     """
 
     def __init__(self, job: Job, rules: Mapping[nn.Parameter, Rule], problem: Problem) -> None:
@@ -166,7 +165,7 @@ class Iterations:
         if None in self.constrained:
             raise CannotTrace("it constrains a parameter that is not trained")
         self.state = s
-        self.checks, self.made = Checks(), set[bool]()
+        self.checks, self.made, self.pace = Checks(), set[bool](), 1
         self.run = jax.jit(partial(self._run, looked=False))
         self.look = jax.jit(partial(self._run, looked=True))
 
@@ -272,11 +271,14 @@ class Samples:
 
 
 class XlaRunner(EagerRunner):
-    """Runs a job's iterations in programs: whole ones where it can, else their gradients."""
+    """Runs a job's iterations in programs: whole ones where it can, else their gradients.
 
-    def __init__(self, job: Job, programs: Programs) -> None:
+    falls_back      whether a model that has no program is left to the reference, with a warning, or else raises
+    """
+
+    def __init__(self, job: Job, engine: Engine, falls_back: bool = False) -> None:
         super().__init__(job)
-        self.programs = programs
+        self.engine, self.falls_back = engine, falls_back
         self.samples: Samples | None = None
         self.known: dict[object, Iterations] = {}
         self.refused: str | None = None
@@ -299,20 +301,22 @@ class XlaRunner(EagerRunner):
             super().run(order)
             return
         signs = self.next_signs(len(rows))
-        done, count = 0, 1
+        done = 0
         while done < len(rows):
-            part = slice(done, min(done + count, len(rows)))
+            part = slice(done, min(done + iterations.pace, len(rows)))
             began = time.perf_counter()
             self._call(iterations, rows[part], None if signs is None else signs[part])
             took = (time.perf_counter() - began) / (part.stop - done)
-            done, count = part.stop, max(1, min(MOST, 2 * count, int(CALL_SECONDS / max(took, 1e-9))))
+            done = part.stop
+            iterations.pace = max(1, min(MOST, 2 * iterations.pace, int(CALL_SECONDS / max(took, 1e-9))))
 
     def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
-        job = self.job
-        s = job.model.init_state(batch.x) if begun is None else begun
-        assert isinstance(estimator, EP), "others are refused"
-        free, grads = self.programs.gradient(Problem(job.model, job.cost, batch.x, batch.y), estimator, s)
-        add_to_grad(grads)
+        if self.refused:
+            return super().backward(estimator, batch, begun)
+        problem = Problem(self.job.model, self.job.cost, batch.x, batch.y)
+        task = Task(problem.model, problem.cost, estimator.for_call(problem.model))
+        free, grads = self.engine.gradient(task, batch.x, batch.y, estimator.begin(problem, begun))
+        estimator.fill_grad(problem, grads)
         return free
 
     def free_states(self) -> State | None:
@@ -338,8 +342,10 @@ class XlaRunner(EagerRunner):
         return found
 
     def _leave(self, reason: str) -> None:
-        self.refused = reason
         title = self.job.model.title
+        if not self.falls_back:
+            raise ValueError(f"The engine 'xla' cannot serve {title}: {reason}. Use 'eager'.")
+        self.refused = reason
         warnings.warn(f"{title} trains on the eager engine, which is slower: {reason}.", stacklevel=4)
 
     def _given(
@@ -481,7 +487,7 @@ def _finite(end: Carried) -> bool:
 def is_whole(job: Job) -> bool:
     """Whether an iteration of this job is nothing but mini-batch, gradient, clip, step and counts."""
     beside = job.start, job.prepare, job.stream, job.exchange, job.after
-    return all(part is None for part in beside)
+    return isinstance(job.estimator, EP) and all(part is None for part in beside)
 
 
 def _short(n: int, steps: int, turns: Turns) -> int:
