@@ -215,7 +215,7 @@ class AlignedRows:
 
     def fetch(self) -> None:
         if self.copied:
-            self.rows.copy_(self.padded(self.arrange(self.parameter.detach())).view_as(self.rows))
+            self.rows[..., : self.columns].copy_(self.arrange(self.parameter.detach()))
 
     def give_back(self) -> None:
         if self.copied:
@@ -230,6 +230,25 @@ class AlignedRows:
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.rows)
         return self.gradient
+
+    def given_gradient(self) -> Tensor:
+        """The gradient from C in the parameter's shape, without a copy: ask `renewed` before C writes the next."""
+        return self.unpadded(self.gradient_rows())
+
+    def renewed(self) -> bool:
+        """Whether a new buffer takes the place of one that is held by others; fresh memory is slow to write."""
+        if self.gradient is not None and _holders(self.gradient) <= ALONE:
+            return False
+        self.gradient = torch.zeros_like(self.rows)
+        return True
+
+
+def _holders(v: Tensor) -> int:
+    return int(torch._C._storage_Use_Count(v.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
+ALONE = _holders(torch.empty(1))
+"""What `_holders` says where only one tensor has the memory."""
 
 
 class Table:

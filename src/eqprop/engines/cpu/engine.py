@@ -8,15 +8,17 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from eqprop.cost import SquaredError
+from eqprop.cost import Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, Tally, Task, checked_rows, has_bare_sgd
+from eqprop.engines.base import Engine, Job, Runner, Tally, Task, checked_rows, has_bare_sgd, load_engine
 from eqprop.engines.cpu.binding import Net, NoLibraryError, library, net_of, networks_of, refuses_net, unit_of
-from eqprop.estimators import BPTT, EP, Estimator, Signs
+from eqprop.engines.traced import Watch
+from eqprop.estimators import BPTT, EP, Estimator, Grads, Signs
 from eqprop.models import Convolutional, Layered
 from eqprop.relax import SWEEPS, Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State, first_bad_layer
@@ -72,7 +74,7 @@ class CpuRunner(Runner):
         table.point("images", self.images)
         table.point("targets", self.targets)
         table.point("labels", self.labels)
-        describe_estimator(self.net, job)
+        describe_estimator(self.net, job.estimator, job.images.dtype)
 
     def _addresses(self) -> list[int]:
         return [p.data_ptr() for p in self.job.model.parameters()]
@@ -147,8 +149,7 @@ class CpuRunner(Runner):
             optimizer.step()
 
 
-def describe_estimator(net: Net, job: Job) -> None:
-    estimator = job.estimator
+def describe_estimator(net: Net, estimator: Estimator, dtype: torch.dtype) -> None:
     assert isinstance(estimator, EP | BPTT), "others are refused"
     net.table.set(
         T=estimator.T,
@@ -158,14 +159,14 @@ def describe_estimator(net: Net, job: Job) -> None:
         symmetric=isinstance(estimator, EP) and estimator.nudging == "symmetric",
         alternating=estimator.schedule == "alternating",
         settled=estimator.stop == "settled",
-        tolerance=settled_below(job.images.dtype, estimator.tolerance),
+        tolerance=settled_below(dtype, estimator.tolerance),
     )
     describe_beta(net, estimator, [1.0] * net.table.struct.networks)
 
 
 def describe_beta(net: Net, estimator: Estimator, each: Sequence[float]) -> None:
     """Set beta with a sign per network."""
-    beta = float(estimator.beta) if isinstance(estimator, EP) else 1.0
+    beta = float(estimator.beta) if isinstance(estimator, EP) and not isinstance(estimator.beta, Tensor) else 1.0
     net.table.list_numbers("beta", [beta * sign for sign in each], ctypes.c_double)
 
 
@@ -187,6 +188,75 @@ def _check_data(job: Job) -> None:
         raise ValueError(f"The labels have shape {tuple(job.labels.shape)}; expected ({len(job.images)},).")
 
 
+BAD = Tally.names().index("bad")
+
+
+class Gradients:
+    """The gradient of single mini-batches of one model.
+
+    watch   of what the model is: while it does not change, no engine has to be asked again whether it serves it
+    """
+
+    def __init__(self, model: Dynamics, networks: int) -> None:
+        self.watch, self.networks = Watch(model), networks
+        self.net = net_of(model, networks)
+        self.addresses = [p.data_ptr() for p in model.parameters()]
+        held = [w.parameter for w in self.net.held]
+        self.learned = [p.requires_grad for p in held]
+        self.fetched = [w for w in self.net.held if w.copied]
+        self.counts = torch.empty(len(Tally.names()), networks, dtype=torch.float64)
+        self.net.table.point("tally", self.counts)
+        self.net.table.set(gradients_only=True, iterations=1, first=0)
+        self.batch, self.estimator = 0, None
+
+    def fits(self, model: Dynamics, networks: int) -> bool:
+        """Whether it is still the gradient of this model."""
+        same = networks == self.networks and self.addresses == [p.data_ptr() for p in model.parameters()]
+        return same and not self.watch.changed()
+
+    def __call__(self, problem: Problem, estimator: Estimator, s: State) -> tuple[Relaxation, Grads, bool]:
+        """The free phase, the gradients, and whether all numbers are finite."""
+        net, table, x = self.net, self.net.table, problem.x
+        self._describe(estimator, x.shape[problem.model.sample_dims(x) - 1], x.dtype)
+        given = net.to_c(s)
+        reached, residual = tuple(map(torch.empty_like, given)), x.new_empty(s[0].shape[:-1])
+        for held in self.fetched:
+            held.fetch()
+        table.set(threads=torch.get_num_threads())
+        table.point("images", net.images(x))
+        table.point("targets", problem.y.contiguous())
+        table.point("residuals", residual)
+        net.describe_state(given, reached)
+        self.counts.fill_(-1.0)  # no network is frozen, and nobody reads the others
+        if library(net.unit, x.dtype).train(ctypes.byref(table.struct)):
+            raise MemoryError(f"Out of memory: batch {self.batch}, K={estimator.K}. Lower the batch size or K.")
+        grads = {h.parameter: h.given_gradient() for h, learned in zip(net.held, self.learned, strict=True) if learned}
+        free = Relaxation(
+            net.from_c(reached), estimator.T, residual, residual < settled_below(x.dtype, estimator.tolerance)
+        )
+        # Where the sums overflow, the reference looks again.
+        fine = math.isfinite(float(x.sum()) + float(problem.y.sum())) and max(self.counts[BAD].tolist()) < 0.0
+        return free, grads, fine
+
+    def _describe(self, estimator: Estimator, batch: int, dtype: torch.dtype) -> None:
+        """Pass what has changed since the last call."""
+        net, table = self.net, self.net.table
+        fresh = [held.renewed() for held in net.held]
+        if True in fresh:
+            net.describe_gradients([0.0 if learned else math.nan for learned in self.learned])
+        if estimator is not self.estimator:
+            self.estimator = estimator
+            describe_estimator(net, estimator, dtype)
+            if isinstance(beta := getattr(estimator, "beta", None), Tensor):
+                table.list_numbers("beta", beta.expand(self.networks).tolist(), ctypes.c_double)
+        if batch != self.batch:
+            self.batch = batch
+            order = torch.arange(batch * self.networks)
+            table.set(batch=batch)
+            table.point("order", order)
+            table.point("labels", torch.zeros_like(order))
+
+
 class Cpu(Engine):
     """The paper's nets, the squared error, EP and BPTT, in float32 or float64. Needs a C compiler.
 
@@ -196,10 +266,14 @@ class Cpu(Engine):
 
     name = "cpu"
     device = "cpu"
+    computes = True
     models = (Layered, Convolutional)
     costs = (SquaredError,)
     estimators = (EP, BPTT)
     starts = ("zero", "persistent", "initialised", "carried")
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Dynamics, Gradients | None] = WeakKeyDictionary()
 
     def refuses_more(self, task: Task) -> str | None:
         model = task.model
@@ -219,6 +293,28 @@ class Cpu(Engine):
             return relax(model, x, phase, state)
         settled = residual < settled_below(residual.dtype, phase.tolerance)
         return Relaxation(end, int(steps.max()), residual, settled)
+
+    def gradient(self, task: Task, x: Tensor, y: Tensor, state: State) -> tuple[Relaxation, Grads]:
+        """In C; by the next engine where that does not serve the call, or its phases end for each sample alone."""
+        model, estimator = task.model, task.estimator
+        assert estimator is not None
+        assert task.cost is not None
+        known, networks = self._known.get(model), networks_of(model, x)
+        if known is None or networks is None or not known.fits(model, networks):
+            served = self.refuses(task) is None and networks is not None
+            known = Gradients(model, networks or 1) if served else None
+            self._known[model] = known
+        plain = type(task.cost) is SquaredError and estimator.stop == "never" and estimator.T > 0
+        if known is None or not plain or known.watch.refusal is not None:
+            following = load_engine("xla").automatic(task)
+            serves = following is not None and following.refuses(task) is None
+            return (following if following and serves else super()).gradient(task, x, y, state)
+        if estimator.checked:
+            estimator.check_nudge(model, x.dtype)
+        free, grads, fine = known(Problem(model, task.cost, x, y), estimator, state)
+        if not fine:
+            return super().gradient(task, x, y, state)  # which says where a number was first not finite
+        return free, grads
 
     def runner(self, job: Job) -> Runner:
         reason = self.refuses(job.task)

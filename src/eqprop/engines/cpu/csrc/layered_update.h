@@ -51,6 +51,7 @@ static void update_network(const Training *job, int64_t network, const Team *tea
 /* Store the gradients of this rank's rows; returns whether any is not finite. */
 static int write_gradients(const Training *job, int64_t network, const Team *team, int rank) {
     const Layered *p = job->p;
+    const int calm = is_calm(&p->task, &job->notes, network);
     int spoilt = 0;
     for (int64_t n = 0; n < p->depth; n++) {
         int64_t first, last;
@@ -61,12 +62,12 @@ static int write_gradients(const Training *job, int64_t network, const Team *tea
         if (trained(p->weight_rates[n])) {
             real *into = p->weight_gradients[n] + network * p->sizes[n] * p->apart[n];
             outer(terms, count, first, last, vectors_of(p->sizes[n + 1]), 0, scale, into, p->apart[n]);
-            spoilt |= has_infinite(into + first * p->apart[n], (last - first) * p->apart[n]);
+            if (!calm) spoilt |= has_infinite(into + first * p->apart[n], (last - first) * p->apart[n]);
         }
         if (p->biases && trained(p->bias_rates[n])) {
             real *into = p->bias_gradients[n] + network * padded(p->sizes[n]);
             add_rows(terms, first, last, 0, scale, into);
-            spoilt |= has_infinite(into + first, last - first);
+            if (!calm) spoilt |= has_infinite(into + first, last - first);
         }
     }
     return spoilt;

@@ -19,7 +19,7 @@ typedef struct {
     const real *images, *targets;  /* (N, inputs), (N, outputs) */
     const int64_t *labels, *order; /* (N,), (iterations, R, B) */
     double *tally;                 /* samples, errors, loss, residual, worst, unsettled, bad: (7, R) */
-    real *residuals;               /* relaxation: (R, B) */
+    real *residuals;               /* relaxation: (R, B); training: of the last iteration, or null */
     int64_t *steps;                /* relaxation: steps used, (R, B) */
 } Task;
 
@@ -82,10 +82,15 @@ static double gradient_scale(const Task *task, int64_t network) {
 static int trained(double rate) { return !isnan(rate); }
 
 /* Whether the network's numbers are small enough to guarantee finite gradients. */
-static int is_tame(const Task *task, const Notes *notes, int64_t network) {
-    int wild = task->gradients_only != 0 || fabs(gradient_scale(task, network)) > 1e9;
+static int is_calm(const Task *task, const Notes *notes, int64_t network) {
+    int wild = fabs(gradient_scale(task, network)) > 1e9;
     for (int64_t b = 0; b < task->batch; b++) wild |= notes->wild[network * task->batch + b];
     return !wild;
+}
+
+/* Whether the weights can be updated at once, without storing and looking at the gradients. */
+static int is_tame(const Task *task, const Notes *notes, int64_t network) {
+    return !task->gradients_only && is_calm(task, notes, network);
 }
 
 /* Whether the network's loss and gradients are finite. Call it after all ranks have written their gradients. */
@@ -117,6 +122,7 @@ static void count_iteration(const Task *task, const Notes *notes, const Team *te
         double *counts = task->tally + r;
         for (int64_t i = r * task->batch; i < (r + 1) * task->batch; i++) {
             const double residual = notes->residual[i];
+            if (task->residuals) task->residuals[i] = (real)residual;
             counts[ERRORS * R] += notes->wrong[i];
             counts[LOSS * R] += notes->loss[i];
             counts[RESIDUAL * R] += residual;
