@@ -9,14 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost, check_kind
+from eqprop.cost import Cost, FunctionCost, PhaseError, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
 CostName = str
 COSTS: Table[Callable[[], Cost] | None] = Table(
-    "cost", {"squared-error": None, "cross-entropy": None}, lambda name, part: _made(part)
+    "cost", {"squared-error": None, "cross-entropy": None, "phase": PhaseError}, lambda name, part: _made(part)
 )
 """Costs by name: those from outside as functions that make one."""
 OWN_COST = "own"
