@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, report, starts
+    from eqprop import data, gdu, models, papers, report, starts
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
     from eqprop.estimators import (
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from eqprop.plugins import register
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
-    from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
+    from eqprop.run.evaluate import evaluate, load, predict
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "report", "starts")
+    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "report", "starts")
 }
 _NAMES = {
     "cost": ("Cost", "FunctionCost", "Nudge", "SquaredError"),
@@ -53,7 +54,7 @@ _NAMES = {
     "plugins": ("register",),
     "provenance": ("__version__",),
     "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
-    "run": ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train"),
+    "run": ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train"),
     "state": ("State",),
 }
 _HOMES = {name: f"eqprop.{module}" for module, names in _NAMES.items() for name in names}
@@ -102,10 +103,13 @@ __all__ = [
     "PrimitiveDynamics",
     "Processes",
     "Relaxation",
+    "Session",
+    "Spec",
     "SquaredError",
     "State",
     "Watch",
     "__version__",
+    "bind",
     "data",
     "distributed",
     "doctor",
@@ -117,6 +121,7 @@ __all__ = [
     "limit_steps",
     "load",
     "models",
+    "papers",
     "predict",
     "random_sign",
     "register",

@@ -4,6 +4,7 @@ from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.ep import EP, Nudging, Signs, limit_steps, random_sign
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP, GrowingAdjointError
@@ -15,6 +16,7 @@ __all__ = [
     "AsymEP",
     "Backprop",
     "ContinualEP",
+    "CoupledLearning",
     "Dyadic",
     "Estimator",
     "GrowingAdjointError",

@@ -1,4 +1,4 @@
-"""Nets as graphs, the paper's among them (toy, fully connected layered, convolutional), predictive coding, a readout."""
+"""Nets as graphs, the paper's among them (toy, layered, convolutional), predictive coding, and a softmax readout."""
 
 from eqprop.models.activations import Activation
 from eqprop.models.connections import Connection, Dense, Lateral, Skip, register

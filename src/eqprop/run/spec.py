@@ -241,6 +241,12 @@ def _shared() -> frozenset[str]:
     return frozenset(f.flat for section in ("phases", "optimizer", "data", "run") for f in fields_of(SECTIONS[section]))
 
 
+def fields_of_spec(spec: Spec) -> dict[str, Any]:
+    """The settings by flat name that an estimator may ask for: phases, optimizer, data and run."""
+    sections = ("phases", "optimizer", "data", "run")
+    return {f.flat: getattr(getattr(spec, f.section), f.leaf) for f in declared() if f.section in sections}
+
+
 class Change(NamedTuple):
     """A setting that differs from the printed one."""
 
