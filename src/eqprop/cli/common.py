@@ -31,7 +31,7 @@ Logger = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", hidden=True, help="A logger by name (see eqprop list --parts); repeatable."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", hidden=True, help="Do not show progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, help="Do not show progress.")]
 Json = Annotated[
     str | None,
     typer.Option(

@@ -6,10 +6,11 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from eqprop.run.own import Own, load_own
 from eqprop.run.spec import EVERY_OTHER, declared
 from eqprop.settings import Field, bare
 
@@ -71,7 +72,7 @@ _HELP_ALL = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
     annotation=Annotated[
-        bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show every option and exit.")
+        bool, typer.Option("--help-all", metavar="", callback=_show_all, is_eager=True, help="Show every option and exit.")
     ],
 )
 
@@ -82,9 +83,8 @@ def _parameter(field: Field, hidden: bool) -> inspect.Parameter:
     flags = [field.flag] if kind is not bool else [f"{field.flag}/--no-{field.flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
-        metavar=None if kind is bool else metavar(field),
-        help=field.help.replace("[", r"\["),  # help is markup
-        show_default=shown_default(field) or False,
+        metavar="" if kind is bool else metavar(field),  # a switch takes no value
+        help=told(field).replace("[", r"\["),  # help is markup
         rich_help_panel=PANELS[field.section],
         hidden=hidden,
     )
@@ -105,6 +105,9 @@ def metavar(field: Field) -> str:
         return "NAME=RATE"
     if field.flat in NAMED_VALUES:
         return "NAME=VALUE"
+    if get_origin(kind) is Literal:
+        choices = "|".join(get_args(kind))
+        return choices if len(choices) < 20 else "NAME"
     return METAVARS.get(kind) or METAVARS.get(get_origin(kind) or kind, "JSON" if field.section == "model" else "TEXT")
 
 
@@ -118,6 +121,12 @@ def shown_default(field: Field) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={number:g}" for name, number in value.items())
     return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+
+
+def told(field: Field) -> str:
+    """A setting's sentence of help, with its default."""
+    default = shown_default(field)
+    return f"{field.help} [default: {default}]" if default else field.help
 
 
 def read(field: Field, given: Any) -> Any:
@@ -194,3 +203,9 @@ def words_of(settings: Mapping[str, Any]) -> Iterator[str]:
                 yield from (flag, text if part == EVERY_OTHER else f"{part}={text}")
         else:
             yield from (flag, value if isinstance(value, str) else json.dumps(value))
+
+
+def factory(settings: dict[str, Any]) -> Own | None:
+    """Load the function of --model, and take it out of the settings."""
+    where = settings.pop("function", None)
+    return None if where is None else load_own(where)

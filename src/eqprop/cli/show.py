@@ -9,7 +9,7 @@ import typer
 from eqprop import papers
 from eqprop.cli import command
 from eqprop.cli.common import Experiment, Json, Preset, check_json, give_json
-from eqprop.cli.options import with_settings
+from eqprop.cli.options import factory, with_settings
 from eqprop.run.session import chosen
 from eqprop.run.toml import to_toml
 
@@ -24,7 +24,7 @@ def show_experiment(
     Beside each setting stands where it comes from: the paper, a preset, an option given here, or the default.
     """
     check_json(as_json)
-    spec, _ = chosen(experiment, settings.pop("function", None), {"preset": preset, **settings})
+    spec, _ = chosen(experiment, factory(settings), {"preset": preset, **settings})
     give_json(spec.to_dict(), as_json)
     if as_json != "-":
         typer.echo(to_toml(spec, origins=papers.origins(spec)), nl=False)
