@@ -27,7 +27,7 @@ import msgspec
 from eqprop.messages import shown, unknown
 from eqprop.run.own import Factory, Own, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
-from eqprop.run.spec import SECTIONS, Optimizer, Spec, declared
+from eqprop.run.spec import NAMED, SECTIONS, Optimizer, Spec, declared
 
 PAPERS = (
     "ernoult-2019",
@@ -328,3 +328,39 @@ def own_spec(own: Own) -> Spec:
     x = own.build(0).x
     batch = None if x is None else min(len(x), Optimizer().batch)
     return Spec.of(name=name, model=model, cost="own" if own.has_cost else None, batch=batch)
+
+
+def origins(spec: Spec) -> dict[str, str]:
+    """Where each setting comes from, by its place, such as "phases.T".
+
+    The preset of the experiment of that name whose table sets it, such as "paper"; "default" where none does; "own"
+    where the value is another than these.
+    """
+    known = _spec(spec.name, spec.preset)
+    setters = {} if known is None else _setters(spec.name, spec.preset)
+    out = {}
+    for section in SECTIONS:
+        now, was = getattr(spec, section), getattr(known, section, None)
+        defaults = {f.name: f.default for f in msgspec.structs.fields(now)}
+        for leaf in now.__struct_fields__:
+            place, value = f"{section}.{leaf}", getattr(now, leaf)
+            if known is not None and value == getattr(was, leaf, None):
+                out[place] = setters.get(place, "default")
+            else:
+                out[place] = "default" if value == defaults[leaf] else "own"
+    return out
+
+
+def _setters(name: str, preset: str) -> dict[str, str]:
+    """The last preset that sets each setting, on the way from the experiment's own settings to this preset."""
+    table = _library()[name]
+    first, way = _presets(table)[0], [preset]
+    while way[-1] != first:
+        way.append(table[way[-1]].get("base", first))
+    found = {}
+    for step in reversed(way):
+        for key, value in (table if step == first else table[step]).items():
+            if key in SECTIONS:
+                leaves = value if isinstance(value, Mapping) else {NAMED[key]: value}
+                found |= {f"{key}.{leaf}": step for leaf in leaves}
+    return found
