@@ -72,7 +72,8 @@ _HELP_ALL = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
     annotation=Annotated[
-        bool, typer.Option("--help-all", metavar="", callback=_show_all, is_eager=True, help="Show every option and exit.")
+        bool,
+        typer.Option("--help-all", metavar="", callback=_show_all, is_eager=True, help="Show every option and exit."),
     ],
 )
 
