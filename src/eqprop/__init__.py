@@ -12,7 +12,8 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, gdu, models, papers, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, report, starts
+    from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
     from eqprop.estimators import (
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "gdu", "models", "papers", "report", "starts")
+    name: f"eqprop.{name}" for name in ("data", "echo", "engines", "gdu", "models", "papers", "report", "starts")
 }
 _NAMES = {
+    "classifier": ("EqPropClassifier",),
     "cost": ("Cost", "FunctionCost", "Nudge", "SquaredError"),
     "dynamics": ("Dynamics", "PrimitiveDynamics"),
     "estimators": (
@@ -93,6 +95,7 @@ __all__ = [
     "CrossEntropy",
     "Dynamics",
     "EarlyStopping",
+    "EqPropClassifier",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
@@ -113,6 +116,8 @@ __all__ = [
     "data",
     "distributed",
     "doctor",
+    "echo",
+    "engines",
     "evaluate",
     "from_energy",
     "from_primitive",

@@ -1,7 +1,7 @@
 """Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
 from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
-from eqprop.estimators.base import Estimator, Processes, Step
+from eqprop.estimators.base import Estimator, Grads, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
 from eqprop.estimators.coupled import CoupledLearning
@@ -19,6 +19,7 @@ __all__ = [
     "CoupledLearning",
     "Dyadic",
     "Estimator",
+    "Grads",
     "GrowingAdjointError",
     "HolomorphicEP",
     "Nudging",

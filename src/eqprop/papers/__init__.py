@@ -45,6 +45,10 @@ PRESETS = ("paper", "authors", "tuned", "fast", "gdu", "gdu-authors")
 `gdu`: the settings of the paper's GDU figures."""
 COMPARED = ("gdu", "gdu-authors")
 """Presets that are compared with BPTT step by step, not trained."""
+TRAINING_SAMPLES, TEST_SAMPLES = 60_000, 10_000
+"""The sizes of MNIST's two sets."""
+CIFAR_SAMPLES = 50_000
+"""Training images of CIFAR-10; it has as many test images as MNIST."""
 MOST_BYTES = 1 << 20
 """The largest file of experiments that is read: 1 MiB, hundreds of times a usual one."""
 
@@ -91,7 +95,7 @@ def _paper(name: str) -> Table:
 
 
 @cache
-def _spec(name: str, preset: str) -> Spec | None:
+def of_preset(name: str, preset: str) -> Spec | None:
     """The experiment of exactly that name and preset; None if there is none."""
     table = _library().get(name)
     return None if table is None or preset not in _presets(table) else _made(name, table, preset)
@@ -141,7 +145,7 @@ def specs(preset: str) -> dict[str, Spec]:
     """The experiments of a preset, by name."""
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    found = {name: _spec(name, preset) for name in names(preset)}
+    found = {name: of_preset(name, preset) for name in names(preset)}
     return {name: spec for name, spec in found.items() if spec is not None}
 
 
@@ -165,7 +169,7 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
         raise ValueError(unknown("experiment", str(what), names()))
     there = presets(name)
     chosen = there[0] if preset in (None, "paper") else preset
-    found = _spec(name, chosen)
+    found = of_preset(name, chosen)
     if found is None:
         raise ValueError(
             f"{name} has no preset {preset!r}, which exists only for {', '.join(names(preset))}. Use one of "
@@ -176,7 +180,7 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
 
 def printed(spec: Spec) -> Spec | None:
     """The printed settings of the row of that name; None for your own experiments."""
-    return _spec(spec.name, "paper")
+    return of_preset(spec.name, "paper")
 
 
 def place_of(name: str) -> int:
@@ -245,7 +249,7 @@ def read(path: Path, preset: str | None = None, name: str | None = None) -> Spec
 
 def _settled(spec: Spec) -> Spec:
     """A spec from a file: a known experiment if it is unchanged, else one's own."""
-    known = _spec(spec.name, spec.preset)
+    known = of_preset(spec.name, spec.preset)
     if known is not None and known == spec:
         return known
     return msgspec.structs.replace(spec, preset="own", published={}, source="", notes="")
