@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 Experiment = Annotated[
     str, typer.Argument(help="An experiment by name (see eqprop list), a TOML or JSON file, or FILE.py:FUNCTION.")
 ]
+Examined = Annotated[
+    str, typer.Argument(help="An experiment by name, a TOML or JSON file, FILE.py:FUNCTION, or a run folder.")
+]
+OfRun = Annotated[str | None, typer.Option(hidden=True, help="Whose weights of a run folder; its first by default.")]
+Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Trial of a run folder; 0 by default.")]
 Preset = Annotated[str | None, typer.Option(help="paper, authors, tuned, ... (see eqprop list --all).")]
 Folder = Annotated[Path, typer.Argument(help="The run folder.")]
 Logger = Annotated[

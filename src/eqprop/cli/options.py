@@ -28,20 +28,20 @@ METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", tuple: "LIST"}
 Command = Callable[..., None]
 
 
-def with_settings(*names: str, without: Iterable[str] = (), common: bool = False) -> Callable[[Command], Command]:
+def with_settings(*names: str, without: Iterable[str] = ()) -> Callable[[Command], Command]:
     """Add an option to a command for each of these settings, or for all; it gets those that are given as `settings`.
 
-    names       flat names, all shown by --help; without names all settings, of which it shows the common ones
+    names       flat names, all shown by --help, with no default; without names all settings, of which --help shows
+                the common ones
     without     settings that do not concern the command
-    common      only those that are common, of the names or of all
     """
     left_out = set(without)
     fields = [f for f in declared() if (not names or f.flat in names) and f.flat not in left_out]
-    fields = sorted([f for f in fields if f.common or not common], key=lambda f: list(PANELS).index(f.section))
+    fields.sort(key=lambda f: list(PANELS).index(f.section))
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-        made = [_parameter(f, hidden=not (names or f.common)) for f in fields]
+        made = [_parameter(f, f.help if names else told(f), hidden=not (names or f.common)) for f in fields]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own] + made
 
         @functools.wraps(command)
@@ -78,14 +78,14 @@ _HELP_ALL = inspect.Parameter(
 )
 
 
-def _parameter(field: Field, hidden: bool) -> inspect.Parameter:
+def _parameter(field: Field, help: str, hidden: bool) -> inspect.Parameter:
     """The option of a setting: text, which `read` makes a value of; None where it is not given."""
     kind = list[str] if is_repeatable(field) else bool if bare(field.type) is bool else str
     flags = [field.flag] if kind is not bool else [f"{field.flag}/--no-{field.flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
         metavar="" if kind is bool else metavar(field),  # a switch takes no value
-        help=told(field).replace("[", r"\["),  # help is markup
+        help=help.replace("[", r"\["),  # it is markup
         rich_help_panel=PANELS[field.section],
         hidden=hidden,
     )
@@ -120,7 +120,7 @@ def shown_default(field: Field) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}={number:g}" for name, number in value.items())
+        return ", ".join(f"{number:g}" if name == EVERY_OTHER else f"{name}={number:g}" for name, number in value.items())
     return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 

@@ -33,11 +33,10 @@ def train_experiment(
     """
     check_json(as_json)
     with stopping(), own_code(settings.get("function") or experiment):
-        model = factory(settings)
-        spec, _ = chosen(experiment, model, {"preset": preset, **settings})
+        spec, own = chosen(experiment, factory(settings), {"preset": preset, **settings})
         if not quiet:
             for name in spec.estimators:
                 if known := papers.caution(spec, name):
                     typer.echo(known, err=True)
-        result = train(experiment, out, model=model, watch=watcher(quiet, logger), preset=preset, **settings)
+        result = train(spec, out, model=own, watch=watcher(quiet, logger))
     give_result(result, as_json, quiet)

@@ -31,7 +31,7 @@ from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
-from eqprop.engines.eager import EagerRunner, PreciseStepper
+from eqprop.engines.eager import EagerRunner, PreciseStepper, difference_in
 from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -737,7 +737,7 @@ class CompiledSteps:
         return known[key].run
 
     def stepping(self) -> AbstractContextManager[None]:
-        return stepping(self.stepper)
+        return stepping(self.stepper, difference_in(self.precision))
 
 
 def step_of(given: Given, values: Arguments, s: State, update: Update, precision: Precision) -> State:

@@ -131,6 +131,11 @@ def names(preset: str | None = None) -> tuple[str, ...]:
     return tuple(name for name, table in _library().items() if preset is None or preset in _presets(table))
 
 
+def known_name(text: str) -> str | None:
+    """The name of an experiment as it is written, given in any case; None if there is none."""
+    return next((name for name in names() if name.lower() == text.lower()), None)
+
+
 def presets(name: str) -> tuple[str, ...]:
     """The presets of an experiment."""
     return tuple(_presets(_library()[name])) if name in _library() else ()
@@ -159,10 +164,9 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
         return read(Path(what), preset)
     if preset is not None and preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    known = {each.lower(): each for each in names()}
-    if str(what).lower() not in known:
+    name = known_name(str(what))
+    if name is None:
         raise ValueError(unknown("experiment", str(what), names()))
-    name = known[str(what).lower()]
     there = presets(name)
     chosen = there[0] if preset in (None, "paper") else preset
     found = of_preset(name, chosen)

@@ -13,10 +13,11 @@ import torch
 
 from eqprop import papers
 from eqprop.data import Data, open_set
+from eqprop.data.images import check_device
 from eqprop.engines import using_threads
 from eqprop.estimators.named import CONTINUAL
 from eqprop.files import write_bytes, write_json
-from eqprop.messages import unknown
+from eqprop.messages import command, unknown
 from eqprop.provenance import __version__, commit, provenance
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
@@ -38,7 +39,7 @@ from eqprop.run.metrics import Result, summarise
 from eqprop.run.own import Factory, Own, own_of
 from eqprop.run.session import Session, bind, check_training, chosen
 from eqprop.run.spec import MACHINE, Spec, split_estimators
-from eqprop.run.watch import Watch, as_watch, steady
+from eqprop.run.watch import Watch, as_watch, counted, steady
 
 
 def known_ratio() -> float:
@@ -257,6 +258,7 @@ def _continued(
         described = described.lengthened(epochs)
     spec = described.spec.override(**changed)
     now, then = spec.run, recorded.run
+    check_device(now.device)
     # Keep the engine the run started with, unless it moves to a device that engine may not support.
     other_kind = torch.device(now.device).type != torch.device(then.device).type
     moved = other_kind or (not ranks.several and now.device != then.device) or now.precision != then.precision
@@ -345,6 +347,10 @@ def _work(run: OpenRun, watch: Watch) -> Result:
         finally:
             watch.end()
     trained = bool(entry["engines"])
+    if run.recorded is not None and not trained and not run.scope.only and ranks.leads:
+        epochs = counted(session.spec.optimizer.epochs, "epoch")
+        longer = command("resume", folder, "--epochs", "N")
+        watch.note(f"This run is finished, after {epochs}: nothing is left to train. For more: {longer}.")
     if run.recorded is not None and not trained:
         session = replace(session, spec=run.recorded)
     summary = summarise(session, loop.log.lines, loop.reached)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.named import label
-from eqprop.messages import unknown
+from eqprop.messages import plain, unknown
 from eqprop.plugins import Table
 from eqprop.relax import in_sweeps
 from eqprop.run.dataset import data_name
@@ -288,7 +288,7 @@ class Lines(Watch):
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
         self._say(
             f"{lines[0]['estimator']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, "
-            f"train {train}, {progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
+            f"train {train}, {plain(progress.per_second)} it/s, {duration(progress.seconds_left)} left"
         )
 
     def warn(self, message: str) -> None:
