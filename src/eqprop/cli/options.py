@@ -120,7 +120,9 @@ def shown_default(field: Field) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return ", ".join(f"{number:g}" if name == EVERY_OTHER else f"{name}={number:g}" for name, number in value.items())
+        return ", ".join(
+            f"{number:g}" if name == EVERY_OTHER else f"{name}={number:g}" for name, number in value.items()
+        )
     return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
