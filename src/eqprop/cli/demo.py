@@ -38,7 +38,10 @@ def demo(
         raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
     console.print("1. The toy model: EP's updates against the gradients of BPTT, step by step", style="bold")
     console.print(_toy(out / "toy"))
-    console.print(f"\n2. P-1h on {settings.get('samples', SAMPLES)} MNIST images, by EP and by BPTT from the same weights", style="bold")
+    console.print(
+        f"\n2. P-1h on {settings.get('samples', SAMPLES)} MNIST images, by EP and by BPTT from the same weights",
+        style="bold",
+    )
     spec = papers.find("P-1h").override(estimators="ep,bptt", **{"samples": SAMPLES, "epochs": EPOCHS, **settings})
     with stopping():
         begin_or_resume(spec, out / "p-1h", watch=watcher(quiet))

@@ -41,7 +41,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 OF_TRAINING = [
     f.flat
     for f in declared()
-    if f.section in ("estimator", "optimizer", "run") and f.flat not in ("batch", "seed", "device", "threads", "precision")
+    if f.section in ("estimator", "optimizer", "run")
+    and f.flat not in ("batch", "seed", "device", "threads", "precision")
 ]
 """Settings that a comparison does not have."""
 

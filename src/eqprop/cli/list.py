@@ -19,7 +19,9 @@ from eqprop.run.watch import counted
 
 @command("list", "eqprop list --all", "eqprop list --parts")
 def list_experiments(
-    everything: Annotated[bool, typer.Option("--all", help="Also other papers' experiments, and every preset.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also other papers' experiments, and every preset.")
+    ] = False,
     parts: Annotated[bool, typer.Option("--parts", help="Estimators, engines, costs, data sets, ... instead.")] = False,
     as_json: Json = None,
 ) -> None:

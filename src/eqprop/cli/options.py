@@ -72,7 +72,8 @@ _HELP_ALL = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
     annotation=Annotated[
-        bool, typer.Option("--help-all", metavar="", callback=_show_all, is_eager=True, help="Show every option and exit.")
+        bool,
+        typer.Option("--help-all", metavar="", callback=_show_all, is_eager=True, help="Show every option and exit."),
     ],
 )
 
@@ -119,7 +120,9 @@ def shown_default(field: Field) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return ", ".join(f"{number:g}" if name == EVERY_OTHER else f"{name}={number:g}" for name, number in value.items())
+        return ", ".join(
+            f"{number:g}" if name == EVERY_OTHER else f"{name}={number:g}" for name, number in value.items()
+        )
     return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
