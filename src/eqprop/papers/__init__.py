@@ -340,7 +340,7 @@ def origins(spec: Spec) -> dict[str, str]:
     The preset of the experiment of that name whose table sets it, such as "paper"; "default" where none does; "own"
     where the value is another than these.
     """
-    known = _spec(spec.name, spec.preset)
+    known = of_preset(spec.name, spec.preset)
     setters = {} if known is None else _setters(spec.name, spec.preset)
     out = {}
     for section in SECTIONS:

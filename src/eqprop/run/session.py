@@ -466,7 +466,7 @@ def make_start(spec: Spec, model: Dynamics, x: Tensor, source: str | None = None
 
 def bind(
     what: str | Path | Spec | Session | Factory,
-    data: Data = None,
+    data: Data | Streamed = None,
     ranks: Ranks = ALONE,
     *,
     model: Factory | None = None,
@@ -545,7 +545,9 @@ def _own_samples(own: Own | None, seed: int) -> tuple[Tensor, Tensor] | None:
     return None if built is None or built.x is None or built.y is None else (built.x, built.y)
 
 
-def _data(spec: Spec, own: Own | None, data: Data, dtype: torch.dtype | None) -> tuple[Images | Streamed, str | None]:
+def _data(
+    spec: Spec, own: Own | None, data: Data | Streamed, dtype: torch.dtype | None
+) -> tuple[Images | Streamed, str | None]:
     """The data of a spec on its device, and where it came from."""
     names_it = data is None and spec.data.set is not None
     source: Any = _named_set(spec.data) if names_it else data

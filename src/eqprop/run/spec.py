@@ -41,9 +41,7 @@ class CostSettings(Section, frozen=True, kw_only=True):
     """The cost, by name: "cross-entropy" is that of a softmax readout (see `eqprop.CrossEntropy`), with weights Wout
     and bout; "own" the one that your own function returns."""
 
-    kind: Annotated[str, about("squared-error, or cross-entropy of a softmax readout.", flat="cost")] = (
-        "squared-error"
-    )
+    kind: Annotated[str, about("squared-error, or cross-entropy of a softmax readout.", flat="cost")] = "squared-error"
 
 
 class Phases(Section, frozen=True, kw_only=True):
