@@ -33,7 +33,9 @@ from eqprop.models.layered import LayeredNet
 from eqprop.papers import CifarRow
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
+from eqprop.run import bind
 from eqprop.run.api import begin_or_resume
+from eqprop.run.dataset import describe
 from eqprop.run.distributed import rank, world_size
 from eqprop.run.folder import is_run, read_json
 from eqprop.run.laboratory import Subject, compare, is_same
@@ -50,19 +52,23 @@ from eqprop.run.metrics import (
     summarise_trials,
     trial_of,
 )
-from eqprop.run.session import Leg, Session, bind
+from eqprop.run.session import Leg, Session
 from eqprop.run.spec import Spec, split_estimators
 from eqprop.run.watch import Progress, Several, Watch, counted
 
-reproduce = typer.Typer(help="Reproduce the paper's figures and tables.", no_args_is_help=True)
+reproduce = typer.Typer(
+    help="Reproduce the paper's figures and tables.",
+    epilog="Examples:\n\neqprop reproduce figures --out figures\n\neqprop reproduce table1 --rows P-1h --out table1",
+    no_args_is_help=True,
+)
 app.add_typer(reproduce, name="reproduce")
 
-OF_TABLE = ("paper", "authors", "tuned")
-"""Presets of Table 1."""
+MACHINE = ("data", "engine", "device", "threads")
+"""Settings that every command of training takes."""
 
 
 @command("figures", "eqprop reproduce figures --out figures", of=reproduce)
-@with_settings("seed", "device", "threads")
+@with_settings("seed", "threads", "device")
 def figures(
     settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
@@ -81,7 +87,7 @@ def figures(
         task = progress.add_task("", total=sum(weight(spec) for spec in specs))
         for spec in specs:
             try:
-                _draw(spec, out / spec.name, (progress, task))
+                _compare(spec, out / spec.name, (progress, task))
             except NeverSettlesError as error:
                 failed.append(f"{spec.name}: {error}")
     for path in write_gallery(out):
@@ -96,70 +102,63 @@ def weight(spec: Spec) -> float:
     return spec.phases.T * max(hidden, 0.1) + 25 * spec.phases.K
 
 
-def _draw(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
+def _compare(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
     """Compare and write the folder, unless it exists with the same settings."""
     from eqprop.report.gdu import read_document, write_folder
 
     progress, task = shown
     done, share = progress.tasks[task].completed, weight(spec)
-    before, session = read_document(folder), bind(spec, dtype=torch.float64, trains=False)
-    if before is None or not is_same(before, session.spec, torch.float64):
+    before = read_document(folder)
+    if before is None or not is_same(before, spec, torch.float64):
         progress.update(task, description=spec.name)
-        document, traces = compare(
-            Subject(session, session.problem()),
-            progress=lambda part: progress.update(task, completed=done + part * share),
-        )
+        session = bind(spec, dtype=torch.float64, trains=False)
+        subject = Subject(session, session.problem())
+        document, traces = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
         write_folder(folder, document, traces)
         said = f"{spec.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)
     progress.update(task, completed=done + share)
 
 
-@command(
-    "table1",
-    "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1",
-    "eqprop reproduce table1 --check results/table1",
-    of=reproduce,
-)
-@with_settings("epochs", "schedule", "seed", "samples", "data", "engine", "device", "threads")
+@command("table1", "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1", of=reproduce)
+@with_settings("estimator", "trials", "epochs", "schedule", "seed", "samples", *MACHINE)
 def table1(
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
     check: Annotated[Path | None, typer.Option(help="Folder of published results; retrain one random trial.")] = None,
-    rows: Annotated[str | None, typer.Option(help=r"EB-1h,P-1h, ... \[default: all]")] = None,
-    preset: Annotated[str | None, typer.Option(help=r"paper, authors or tuned. \[default: paper]")] = None,
-    estimator: Annotated[str | None, typer.Option(help=r"ep or bptt. \[default: both]")] = None,
-    trials: Annotated[int, typer.Option(help="Networks per row.")] = 5,
+    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, authors or tuned; paper by default.")] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Resumable.
+    """Train Table 1 of the paper: five trials of every row with EP, then with BPTT, from the same weights. Resumable.
 
     With --check FOLDER, retrain one random trial of one published row and say whether its error lies within the
     published spread (exit code 1 if not); --seed selects the trial, from those of --rows, --preset and --estimator.
     """
-    estimators = split_estimators(estimator or "ep,bptt")
+    estimators = split_estimators(settings.pop("estimator", "ep,bptt"))
     if check is not None:
         one_process("reproduce table1 --check")
         among = Among(None if rows is None else rows.split(","), preset, estimators)
-        _check(draw(among.trials(check), settings.pop("seed", None)), out, settings, watcher(quiet))
+        options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
+        _check(draw(among.trials(check), settings.get("seed")), out, options, quiet)
         return
-    preset = preset or "paper"
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
-    settings |= {"estimators": estimators, "trials": trials}
-    specs = [spec.override(**settings) for spec in _rows(rows, preset)]
+    options = {"trials": 5, **settings, "estimators": estimators}
+    specs = [spec.override(**options) for spec in _rows(rows, preset or "paper")]
     _check_out(out)
-    if not yes and settings.get("device", "cpu") == "cpu" and not (out / preset).exists():
-        _ask(sum(_hours(spec) for spec in specs) * trials * len(estimators) / world_size(), "--rows P-1h --trials 1")
+    if not yes and settings.get("device", "cpu") == "cpu" and not (out / (preset or "paper")).exists():
+        hours = sum(_hours(spec) * spec.run.trials for spec in specs) * len(estimators)
+        _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
     overall = Overall(watcher(quiet), [(spec, name) for name in estimators for spec in specs])
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
         for part in estimators:
             for spec in specs:
-                folder = out / preset / _folder(spec, settings.get("schedule"))
+                folder = out / spec.preset / _folder(spec, settings.get("schedule"))
                 overall.turn(spec, part)
-                result = begin_or_resume(spec, folder, watch=overall, only=(part,))
+                result = begin_or_resume(spec, folder, watch=overall, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
                     write_report(out, with_curves=False)
@@ -178,9 +177,9 @@ def _hours(spec: Spec) -> float:
     """Roughly the time of one trial by one estimator on two cores."""
     from eqprop.tuning.effort import PACES, count_work
 
-    session = bind(spec, trains=False)
-    each = count_work(session).seconds(spec, PACES["cpu"])
-    return each * session.iterations * spec.optimizer.epochs / 3600
+    session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
+    iterations = session.iterations * spec.optimizer.epochs
+    return count_work(session).seconds(spec, PACES["cpu"]) * iterations / 3600
 
 
 def _ask(hours: float, part: str) -> None:
@@ -216,7 +215,7 @@ class Among(NamedTuple):
         return wanted
 
 
-def _check(trial: StoredTrial, out: Path | None, settings: Mapping[str, Any], watch: Watch) -> None:
+def _check(trial: StoredTrial, out: Path | None, settings: dict[str, Any], quiet: bool) -> None:
     """Retrain a published trial, in --out or in a temporary folder, and hold its error against the published spread."""
     drawn = trial.spec
     which = f"{drawn.name} ({drawn.preset}, {drawn.phases.schedule}), {trial.estimator}, seed {trial.seed}"
@@ -225,13 +224,13 @@ def _check(trial: StoredTrial, out: Path | None, settings: Mapping[str, Any], wa
             f"{which} is the only finished seed of its row in {trial.path} ({trial.error:.2f} %), and one seed has no "
             "spread to lie within. Choose another of --rows, or publish two seeds or more."
         )
-    kept = {name: value for name, value in settings.items() if name not in ("epochs", "schedule", "seed")}
-    session = bind(drawn.override(estimator=trial.estimator, trials=1, **kept))
-    _check_data(trial, session)
-    typer.echo(f"{which}: published {trial.error:.2f} %, {counted(drawn.optimizer.epochs, 'epoch')}, from {trial.path}")
+    spec = drawn.override(estimators=(trial.estimator,), trials=1, **settings)
+    _check_data(trial, bind(spec, trains=False))
+    epochs = counted(spec.optimizer.epochs, "epoch")
+    typer.echo(f"{which}: published {trial.error:.2f} %, {epochs}, from {trial.path}")
     with TemporaryDirectory() as scratch, stopping():
-        to = (out or Path(scratch)) / _folder(drawn, drawn.phases.schedule)
-        result = begin_or_resume(drawn.override(estimator=trial.estimator, trials=1, **kept), to, watch=watch)
+        to = (out or Path(scratch)) / _folder(spec, spec.phases.schedule)
+        result = begin_or_resume(spec, to, watch=watcher(quiet), **settings)
     error = result.test_error(trial.estimator)
     if error is None:
         raise ValueError(f"{which} diverged when retrained; the published test error is {trial.error:.2f} %.")
@@ -244,7 +243,7 @@ def _check(trial: StoredTrial, out: Path | None, settings: Mapping[str, Any], wa
 
 def _check_data(trial: StoredTrial, session: Session) -> None:
     """Raise unless the data and the number of test samples are those of the published trial."""
-    now = session.data
+    now = describe(session.images)
     for name in ("sha256", "test_samples"):
         if trial.data.get(name) not in (None, now[name]):
             raise ValueError(
@@ -258,21 +257,15 @@ UNFINISHED = 75
 """Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
 
 
-@command(
-    "cifar10",
-    "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10",
-    "eqprop reproduce cifar10 --check results/cifar10",
-    of=reproduce,
-)
-@with_settings("epochs", "samples", "data", "engine", "device", "threads")
+@command("cifar10", "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10", of=reproduce)
+@with_settings("epochs", "seed", "samples", *MACHINE)
 def cifar10(
     settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and a file per row.")] = None,
     check: Annotated[Path | None, typer.Option(help="Folder of published rows; retrain one seed.")] = None,
-    rows: Annotated[str | None, typer.Option(help=r"fast,B, ... \[default: small* on a CPU, else the others]")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help=r"Seeds per row. \[default: as published, 1 or 3]")] = None,
+    rows: Annotated[str | None, typer.Option(help="fast,B, ...; by default small* on a CPU, else the others.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; as published by default, 1 or 3.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --check: selects the published seed.")] = None,
     note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
@@ -287,16 +280,19 @@ def cifar10(
     whether its error lies within the published spread (exit code 1 if not).
     """
     one_process("reproduce cifar10")
+    epochs, seed = settings.pop("epochs", None), settings.pop("seed", None)
     if check is not None:
-        _check(draw(_trials_to_check(check, rows), seed), out, settings, watcher(quiet))
+        _check(draw(_trials_to_check(check, rows), seed), out, settings, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
     device = settings.get("device", "cpu")
-    chosen = [row._replace(spec=row.spec.override(**settings)) for row in _cifar_rows(rows, device)]
-    chosen = [row._replace(seeds=seeds or row.seeds) for row in chosen]
+    chosen = [
+        row._replace(spec=row.spec.override(epochs=epochs, **settings), seeds=seeds or row.seeds)
+        for row in _cifar_rows(rows, device)
+    ]
     _check_out(out)
     begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
     if not yes and device == "cpu" and not begun:
@@ -304,7 +300,7 @@ def cifar10(
     until = Until(minutes)
     with stopping():
         try:
-            _train_rows(chosen, out, until, note, Several(watcher(quiet), until))
+            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **settings})
         except Stopped:
             if not until.over:
                 raise
@@ -334,28 +330,28 @@ class Until(Watch):
             signal.raise_signal(signal.SIGTERM)
 
 
-def _cifar_rows(names: str | None, device: str = "cpu") -> list[CifarRow]:
-    rows = papers.cifar_rows()
+def _cifar_rows(names: str | None, device: str) -> list[CifarRow]:
+    there = papers.cifar_rows()
     if names is None:
-        return [row for row in rows.values() if row.large == (device != "cpu")]
-    known = {name.lower(): row for name, row in rows.items()}
+        return [row for row in there.values() if row.large == (device != "cpu")]
+    known = {name.lower(): row for name, row in there.items()}
     asked = [name.strip() for name in names.split(",") if name.strip()]
     strange = next((name for name in asked if name.lower() not in known), None)
     if strange is not None or not asked:
-        raise ValueError(unknown("row", strange or "", rows))
+        raise ValueError(unknown("row", strange or "", there))
     return [known[name.lower()] for name in asked]
 
 
 def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
     """Those of the rows asked for, else of `fast` if two of its seeds are published, else of the small net."""
     if rows is not None:
-        return stored_trials(folder, [row.name for row in _cifar_rows(rows)], CIFAR10)
+        return stored_trials(folder, [row.name for row in _cifar_rows(rows, "cpu")], CIFAR10)
     found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
     return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
 
 
 def _as_long(row: CifarRow) -> Spec:
-    """The row's spec; of a twin one that takes about as long as its passes forward and back."""
+    """The row's experiment; of a twin one that takes about as long as its passes forward and back."""
     return row.spec.override(T=4, K=2) if row.estimator == BACKPROP else row.spec
 
 
@@ -363,7 +359,9 @@ def _seed(n: int | str) -> str:
     return f"seed-{n}"
 
 
-def _train_rows(rows: Sequence[CifarRow], out: Path, until: Until, note: str | None, watch: Watch) -> None:
+def _train_rows(
+    rows: Sequence[CifarRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
+) -> None:
     """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
     for n in range(max(row.seeds for row in rows)):
         for row in rows:
@@ -372,8 +370,8 @@ def _train_rows(rows: Sequence[CifarRow], out: Path, until: Until, note: str | N
             if until.passed():
                 until.over = True
                 return
-            spec = row.spec.override(seed=row.spec.run.seed + n, estimator=row.estimator)
-            begin_or_resume(spec, out / row.name / _seed(n), watch=watch)
+            spec = row.spec.override(seed=row.spec.run.seed + n, estimators=(row.estimator,))
+            begin_or_resume(spec, out / row.name / _seed(n), **options)
             publish(row, out, note)
 
 
@@ -406,6 +404,7 @@ def publish(row: CifarRow, out: Path, note: str | None = None) -> dict[str, Any]
         "experiment": first.spec.override(seed=row.spec.run.seed).to_dict(),
         "changes_from_paper": first.described.content.get("changes_from_paper"),
         "data": {key: value for key, value in first.described.data.items() if key != "directory"},
+        "settings": {name: getattr(first.spec.data, name) for name in ("samples", "test_samples", "validation")},
         "device": first.spec.run.device,
         "epochs": epochs,
         "epochs_reached": reached,
@@ -448,10 +447,10 @@ def _show_rows(rows: Sequence[CifarRow], found: Sequence[Mapping[str, Any] | Non
 
 
 def _rows(rows: str | None, preset: str) -> list[Spec]:
-    if preset not in OF_TABLE:
-        raise ValueError(unknown("preset", preset, OF_TABLE))
+    """Rows of Table 1; all that have the preset by default."""
+    there = [spec for name, spec in papers.specs(preset).items() if name in papers.of_paper()]
     if rows is None:
-        return [spec for name in papers.of_paper() if (spec := papers.of_preset(name, preset)) is not None]
+        return there
     return [papers.find(name.strip(), preset) for name in rows.split(",") if name.strip()]
 
 
@@ -472,12 +471,12 @@ def _check_out(out: Path) -> None:
 
 def _work(spec: Spec) -> float:
     """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
-    net, phases = spec.model, spec.phases
+    net = spec.model
     if isinstance(net, LayeredNet):
         connections = sum(a * b for a, b in pairwise(net.sizes[:-1]))
     else:
         connections = 4_000_000
-    return spec.optimizer.epochs * (phases.T + 2 * phases.K) * math.sqrt(connections)
+    return spec.optimizer.epochs * (spec.phases.T + 2 * spec.phases.K) * math.sqrt(connections)
 
 
 class Overall(Watch):
