@@ -141,7 +141,7 @@ def read(field: Field, given: Any) -> Any:
     kind = bare(field.type)
     if kind in (int, float):
         return _number(given)
-    if kind is str or get_origin(kind) not in (tuple, dict) and given[:1] not in "[{":
+    if kind is str or (get_origin(kind) not in (tuple, dict) and given[:1] not in "[{"):
         return _json(given) if given[:1] == "{" else given
     return _json(given) if given[:1] in "[{" else [_number(part.strip()) for part in given.split(",")]
 

@@ -197,6 +197,11 @@ def of_paper(paper: str = PAPERS[0]) -> tuple[str, ...]:
     )
 
 
+def paper_rows() -> dict[str, Spec]:
+    """The paper's own experiments as printed, by name: Table 1."""
+    return {name: find(name) for name in of_paper()}
+
+
 def literature() -> list[Literature]:
     """The best EP results the paper found in the literature."""
     rows = (dict(row) for row in _paper(PAPERS[0])["literature"])

@@ -11,6 +11,8 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+import torch
+
 from eqprop import papers
 from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
