@@ -71,7 +71,7 @@ def load_commands(words: Sequence[str] | None = None) -> typer.Typer:
         for name in COMMANDS if words is None else words[:1]:
             importlib.import_module(f"eqprop.cli.{name}")
         return app
-    known = {info.name for info in (*app.registered_commands, *app.registered_groups)}
+    known = {*(c.name for c in app.registered_commands), *(g.name for g in app.registered_groups)}
     for name, text in COMMANDS.items():
         if name not in known:
             app.command(name, help=text)(lambda: None)

@@ -38,11 +38,10 @@ def demo(
         raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
     console.print("1. The toy model: EP's updates against the gradients of BPTT, step by step", style="bold")
     console.print(_toy(out / "toy"))
-    console.print(
-        f"\n2. P-1h on {settings.get('samples', SAMPLES)} MNIST images, by EP and by BPTT from the same weights",
-        style="bold",
-    )
-    spec = papers.find("P-1h").override(estimators="ep,bptt", **{"samples": SAMPLES, "epochs": EPOCHS, **settings})
+    settings = {"samples": SAMPLES, "epochs": EPOCHS, **settings}
+    of = f"P-1h on {settings['samples']} MNIST images"
+    console.print(f"\n2. {of}, by EP and by BPTT from the same weights", style="bold")
+    spec = papers.find("P-1h").override(estimators="ep,bptt", **settings)
     with stopping():
         begin_or_resume(spec, out / "p-1h", watch=watcher(quiet))
     written = write_report(out)
@@ -59,7 +58,7 @@ def _toy(folder: Path) -> str:
 
     document = read_document(folder)
     if document is None:
-        subject = find_subject("toy", {}, dtype=torch.float64, trains=False)
+        subject = find_subject("toy", dtype=torch.float64, trains=False)
         document, traces = compare(subject)
         write_folder(folder, document, traces)
     return str(document["budget"]["verdict"])

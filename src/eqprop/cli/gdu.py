@@ -33,18 +33,14 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
-from eqprop.run.laboratory import compare, find_subject, lost_in
+from eqprop.run.laboratory import Weights, compare, find_subject, lost_in
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-OF_TRAINING = [
-    f.flat
-    for f in declared()
-    if f.section in ("estimator", "optimizer", "run")
-    and f.flat not in ("batch", "seed", "device", "threads", "precision")
-]
-"""Settings that a comparison does not have."""
+KEPT = ("batch", "seed", "device", "threads", "precision")
+OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimizer", "run") and f.flat not in KEPT]
+"""Settings that a comparison does not have, of sections from which it keeps only a few."""
 
 
 @command("gdu", "eqprop gdu EB-1h --T 400", "eqprop gdu my.py:build --T 1000 --K 20 --beta 0.01 --out mine")
@@ -79,8 +75,8 @@ def gdu(
         preset = "gdu"
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
     with own_code(settings.get("function") or target):
-        chosen = {"preset": preset, "model": factory(settings), "estimator": estimator, "trial": trial}
-        subject = find_subject(target, settings, dtype=DTYPES[dtype], trains=False, **chosen)
+        weights = Weights(estimator, trial)
+        subject = find_subject(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:

@@ -141,9 +141,9 @@ def read(field: Field, given: Any) -> Any:
     kind = bare(field.type)
     if kind in (int, float):
         return _number(given)
-    if kind is str or (get_origin(kind) not in (tuple, dict) and given[:1] not in "[{"):
-        return _json(given) if given[:1] == "{" else given
-    return _json(given) if given[:1] in "[{" else [_number(part.strip()) for part in given.split(",")]
+    if given[:1] in "[{":
+        return _json(given)
+    return [_number(part.strip()) for part in given.split(",")] if get_origin(kind) is tuple else given
 
 
 def _number(text: str) -> int | float | str:

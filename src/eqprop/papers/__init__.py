@@ -164,15 +164,15 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
         return read(Path(what), preset)
     if preset is not None and preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    name = known_name(str(what))
-    if name is None:
+    known = known_name(str(what))
+    if known is None:
         raise ValueError(unknown("experiment", str(what), names()))
-    there = presets(name)
+    there = presets(known)
     chosen = there[0] if preset in (None, "paper") else preset
-    found = of_preset(name, chosen)
+    found = of_preset(known, chosen)
     if found is None:
         raise ValueError(
-            f"{name} has no preset {preset!r}, which exists only for {', '.join(names(preset))}. Use one of "
+            f"{known} has no preset {preset!r}, which exists only for {', '.join(names(preset))}. Use one of "
             f"{', '.join(there)}."
         )
     return found
@@ -366,7 +366,7 @@ def _setters(name: str, preset: str) -> dict[str, str]:
     first, way = _presets(table)[0], [preset]
     while way[-1] != first:
         way.append(table[way[-1]].get("base", first))
-    found = {}
+    found: dict[str, str] = {}
     for step in reversed(way):
         for key, value in (table if step == first else table[step]).items():
             if key in SECTIONS:

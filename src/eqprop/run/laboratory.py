@@ -6,7 +6,8 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,50 +66,52 @@ class Subject:
         return self.spec.run.threads or threads_for(self.problem.model, self.problem.x)
 
 
+class Weights(NamedTuple):
+    """Which network of a run: its first estimator's and trial 0 by default."""
+
+    estimator: str | None = None
+    trial: int | None = None
+
+
 def find_subject(
     target: str,
-    settings: Mapping[str, Any],
-    *,
     preset: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     model: Factory | None = None,
-    estimator: str | None = None,
-    trial: int | None = None,
+    weights: Weights = Weights(),  # noqa: B008
     dtype: torch.dtype | None = None,
+    *,
     trains: bool = True,
 ) -> Subject:
     """The problem of an experiment, a file or your own function, by the session that trains it; or weights of a run.
 
-    settings            by flat name, in place of the target's own
-    estimator, trial    whose weights of a run folder
-    trains              False for what only looks at gradients (see `bind`)
+    settings    by flat name, in place of the target's own
+    trains      False for what only looks at gradients (see `bind`)
     """
     # An experiment takes precedence over a folder of the same name; ./toy is always the folder.
     if papers.known_name(target) is None and Path(target).is_dir():
         if preset is not None:
             raise ValueError(f"preset is {preset!r}, but {target} is a run folder, which has its settings. Omit it.")
-        return _of_run(Path(target), dict(settings), model, estimator, trial or 0, dtype)
-    if trial is not None:
-        raise ValueError(f"trial is {trial}, which chooses a network of a run; {target} is not a run folder. Omit it.")
-    given = {"preset": preset, "estimator": estimator, **settings}
+        return _of_run(Path(target), dict(settings), model, weights, dtype)
+    if weights.trial is not None:
+        raise ValueError(
+            f"trial is {weights.trial}, which chooses a network of a run; {target} is not a run folder. Omit it."
+        )
+    given = {"preset": preset, "estimator": weights.estimator, **settings}
     session = bind(target, model=model, dtype=dtype, trains=trains, **given)
     return Subject(session, session.problem(settings.get("batch")))
 
 
 def _of_run(
-    folder: Path,
-    settings: dict[str, Any],
-    model: Factory | None,
-    estimator: str | None,
-    trial: int,
-    dtype: torch.dtype | None,
+    folder: Path, settings: dict[str, Any], model: Factory | None, weights: Weights, dtype: torch.dtype | None
 ) -> Subject:
     """Trained weights of a run on its training images."""
     from eqprop.run.description import read_description
     from eqprop.run.evaluate import load
 
-    described, data = read_description(folder), settings.pop("data", None)
+    described, data, trial = read_description(folder), settings.pop("data", None), weights.trial or 0
     own = own_of(model, described.spec.model)
-    found = load(folder, estimator, trial, model=own)
+    found = load(folder, weights.estimator, trial, model=own)
     given = data_again(described.data, data, own)
     session = bind(described.spec.override(**settings), given, model=own, dtype=dtype, trains=False)
     check_same_data(session.images, described.data, folder)
