@@ -32,10 +32,10 @@ from eqprop.engines.eager import Agreement, EagerRunner
 from eqprop.estimators import EP, RBP, Backprop, Estimator
 from eqprop.models.readout import READOUT_SEED, CrossEntropy
 from eqprop.provenance import provenance
-from eqprop.relax import Relaxation, relax
+from eqprop.relax import Phase, Relaxation, relax
 from eqprop.run.spec import Spec
 
-CLASSES, EXAMINED = 10, 500
+CLASSES, EXAMINED = 10, 100
 """Classes of MNIST, and the samples on which cosines and residuals are measured."""
 
 
@@ -157,10 +157,10 @@ class Training:
         x, y = self.images.train_x[:EXAMINED], one_hot(self.images.train_y[:EXAMINED], CLASSES)
         problem, wide = Problem(self.model, self.cost, x, y), Problem(self.model, self.cost, x, y).double()
         free = relax(self.model, x, self.estimator.free_phase())
-        wide_free = relax(wide.model, wide.x, self.spec.phases.T * 10)
+        wide_free = relax(wide.model, wide.x, Phase(4 * self.spec.phases.T, stop="settled", still=1e-14))
         same = replace(free, state=tuple(v.double() for v in free.state))
         found: dict[str, Any] = {}
-        exact = RBP(0, 400, checked=False).estimate(wide, wide_free)[1]
+        exact = RBP(0, 200, stop="settled", checked=False).estimate(wide, wide_free)[1]
         twin = named_gradient(Backprop(), wide) if self._has_twin(wide) else None
         for form in ("plain", "difference"):
             ep = replace(self._ep(), form=form, checked=False)
