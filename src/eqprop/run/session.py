@@ -21,6 +21,7 @@ from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
 from eqprop.engines import EXCHANGE, STREAMED, Engine, Task, choose, load_engine, threads_for
 from eqprop.estimators import EP, Backprop, ContinualEP, Estimator
+from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED
@@ -442,6 +443,8 @@ def make_estimator(spec: Spec, name: str | None = None, model: Dynamics | None =
     own = spec.estimator if kind == spec.estimator.kind else section_type("estimator", {"kind": kind})(kind=kind)
     known = fields_of_spec(spec) | {n: getattr(own, n) for n in own.__struct_fields__ if n != "kind"}
     made = form.make(**{name: known[name] for name in form.takes if name in known} | dict(form.fixed))
+    if spec.optimizer.homeostasis and not isinstance(made, Backprop):  # a single forward pass has no Jacobian
+        return Homeostasis(base=made, weight=spec.optimizer.homeostasis)
     if not isinstance(made, ContinualEP) or model is None:
         return made
     names = [name for name, _ in model.named_parameters()]

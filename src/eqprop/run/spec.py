@@ -80,6 +80,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     weight_decay    "coupled": weight_decay * w is added to the gradient, as torch.optim's own option does;
                     "decoupled": w shrinks by its rate times weight_decay before each step
     label_smoothing share of a target that is spread over all classes
+    homeostasis     weight of a penalty on the asymmetry of the Jacobian (see `eqprop.estimators.homeostasis`)
     average         weights to evaluate with: their average over iterations, each earlier one counting so many times
                     the next, without the initial weights; 0: the last ones
     """
@@ -111,6 +112,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     weight_decay_biases: Annotated[bool, about("Whether biases decay too.")] = True
     clip_norm: Annotated[float, about("Largest norm of the gradient.", gt=0, le=LARGEST)] | None = None
     label_smoothing: Annotated[Share, about("Share of a target that is spread over all classes.")] = 0.0
+    homeostasis: Annotated[Rate, about("Weight of a penalty on |J - J^T|, the Jacobian's asymmetry.")] = 0.0
     average: Annotated[Share, about("Evaluate with an average of the weights, such as 0.999.")] = 0.0
 
     def rate_factor(self, epoch: int) -> float:
@@ -523,6 +525,7 @@ def _check_all(spec: Spec) -> None:
 
 def _check_continual(optimizer: Optimizer) -> None:
     set_to = {"decay": optimizer.decay != "none", "warmup": optimizer.warmup, "weight_decay": optimizer.weight_decay}
+    set_to["homeostasis"] = optimizer.homeostasis
     moved = next((name for name, given in {**set_to, "clip_norm": optimizer.clip_norm}.items() if given), None)
     if moved is not None:
         raise ValueError(
