@@ -136,8 +136,7 @@ class Oscillators(PrimitiveDynamics):
                 out[f"W{n}{n + 1}"] = scale * (moved[0][n].mT @ x)
             else:
                 parts = [
-                    d[n].mT @ plus[n + 1] + minus[n].mT @ d[n + 1]
-                    for d, (plus, minus) in zip(moved, ends, strict=True)
+                    d[n].mT @ plus[n + 1] + minus[n].mT @ d[n + 1] for d, (plus, minus) in zip(moved, ends, strict=True)
                 ]
                 out[f"W{n}{n + 1}"] = scale * (parts[0] + parts[1])
             out[f"b{n}"] = scale * moved[0][n].sum(0)
