@@ -54,7 +54,7 @@ def cosine_after(case: Case, change: dict[str, Any]) -> float:
     try:
         _, found = ep.gradient(case.model, case.cost, case.x, case.y)
         model, cost = copy.deepcopy(case.model).double(), copy.deepcopy(case.cost).double()
-        exact = RBP(T=50_000, K=50_000, stop="settled", checked=False)
+        exact = RBP(T=20_000, K=1_500, stop="settled", checked=False)
         _, wanted = exact.gradient(model, cost, case.x.double(), case.y.double())
     except (ValueError, ArithmeticError, RuntimeError):
         return math.nan
