@@ -38,6 +38,10 @@ CAUSES = {
     "beta": "The nudge is too strong",
     "K": "The second phase is too short",
     "gradient": "EP's gradient is not the exact one",
+    "machine-rest": "The machine reads states that are not at rest",
+    "machine-weights": "The machine cuts its weights in silence",
+    "machine-nudge": "The machine's nudge is not what it was asked for",
+    "machine-other": "The machine runs another network",
     "rate-large": "The learning rate is too large",
     "rate-small": "The learning rate is too small",
 }
