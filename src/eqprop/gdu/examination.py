@@ -311,6 +311,21 @@ def difference(a: Grads, b: Grads, beside: Grads) -> float:
     return _norm(a[name] - b[name] for name in a) / size if size else 0.0
 
 
+def off_by_layer(found: Grads, exact: Grads) -> str:
+    """By which share each weight's gradient is off, the worst first, in words."""
+    shares = {n: float((found[n] - g).norm() / g.norm()) for n, g in exact.items() if g.dim() > 1 and float(g.norm())}
+    worst = sorted(shares, key=lambda n: -shares[n])
+    many = [n for n in worst if not shares[n] <= GAP]
+    text = ", ".join(f"{n} by {_times(shares[n])}" for n in worst[:4])
+    return (
+        f"{len(many)} of {len(worst)} weights are off by more than {GAP:.0%}: {text}{', ...' if len(worst) > 4 else ''}"
+    )
+
+
+def _times(share: float) -> str:
+    return f"{share:.0%}" if share < 10.0 else f"{share:.1e} times itself"
+
+
 def _norm(values: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(v.square().sum()) for v in values))
 
