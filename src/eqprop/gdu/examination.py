@@ -113,7 +113,7 @@ class Examination:
 
     @cached_property
     def in_float64(self) -> Grads:
-        return self.at_rest if self.wide is self.problem else nudged(self.wide, self.ep, self.rest)
+        return nudged(self.wide, replace(self.ep, form="difference"), self.rest)  # 1e-16 of a state drowns updates too
 
     @cached_property
     def around(self) -> Linearised:
