@@ -8,7 +8,8 @@ settling      steps until nine tenths of the samples have a residual below 1e-3 
 losses        L after T steps against L* at the steady state: values and gradients  [sec:loss-L-L*]
 energy        whether E and Phi rise or fall along a free phase  [sec:primitive-energy]
 contraction   whether nets whose Jacobian has a norm below 1 settle, and others  [sec:primitive-energy]
-smallest      the train error of P-1h by EP with the T and K of Table 3, after ten epochs, and with half of each  [subsec-train]
+smallest      the train error of P-1h by EP after ten epochs with the T and K of Table 3, and with half of each
+              [subsec-train]
 """
 
 from __future__ import annotations

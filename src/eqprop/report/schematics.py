@@ -263,7 +263,7 @@ Traces = Mapping[str, Any]
 
 @drawn
 def saw_teeth(prototypical: Traces, energy_based: Traces) -> Figure:
-    """A two-layer net unfolded forward, back and nudged, and one sample's processes in each kind of net  [saw_teeth]."""
+    """A two-layer net unfolded forward, back and nudged; processes of one sample in each kind of net  [saw_teeth]."""
     figure = new_figure(10.4, 5.4)
     grid = figure.add_gridspec(2, 3, width_ratios=(1.25, 1.0, 1.0))
     forward, saw, smooth = (figure.add_subplot(grid[0, n]) for n in range(3))
