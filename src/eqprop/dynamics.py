@@ -129,6 +129,19 @@ class Dynamics(nn.Module):
         """Multiplications and additions of a step of one sample; by default as if every parameter were used once."""
         return 2 * sum(p.numel() for p in self.parameters())
 
+    def constrained(self) -> dict[str, Tensor]:
+        """The parameters that a constraint would change, by name, as they should be: `{"g": self.g.clamp(min=0)}`.
+
+        By default none. Training asks after each step of the optimizer; in a loop of one's own, call `constrain`.
+        """
+        return {}
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Give the parameters the values of `constrained`."""
+        for name, value in self.constrained().items():
+            self.get_parameter(name).copy_(value)
+
     def feedforward(self, x: Tensor) -> State:
         """The layers of the feed-forward net with the same weights: each seen once, from the input to the output."""
         raise ValueError(

@@ -49,12 +49,12 @@ def test_an_installed_package_adds_its_parts_everywhere(
 ) -> None:
     assert call_main(monkeypatch, "list", "--parts", "--json", tmp_path / "parts.json") == 0
     parts = json.loads((tmp_path / "parts.json").read_text())
-    assert parts["estimator"]["vector-field"] == "eqprop-vector-field 0.1.0"
+    assert parts["estimator"]["toy-vector-field"] == "eqprop-vector-field 0.1.0"
     assert parts["engine"]["toy-unrolled"] == "eqprop-vector-field 0.1.0"
     assert parts["estimator"]["ep"] == parts["data"]["mnist"] == "eqprop"
     images = write_idx(tmp_path / "data", few_images())
     toml = write_small_toml(tmp_path / "small.toml", 1)
-    toml.write_text('estimator = "vector-field"\n' + toml.read_text())
+    toml.write_text('estimator = "toy-vector-field"\n' + toml.read_text())
     words = ("train", toml, "--data", images, "--engine", "toy-unrolled", "--out", tmp_path / "run", "--quiet")
     assert call_main(monkeypatch, *words) == 0, capsys.readouterr().err
     assert call_main(monkeypatch, "resume", tmp_path / "run", "--quiet") == 0
@@ -62,8 +62,8 @@ def test_an_installed_package_adds_its_parts_everywhere(
     assert call_main(monkeypatch, "report", tmp_path / "run") == 0
     held = json.loads((tmp_path / "run" / "result.json").read_text())
     assert held["engine"] == "toy-unrolled"
-    assert list(held["estimators"]) == ["vector-field"]
-    assert "vector-field" in (tmp_path / "run" / "report.html").read_text()
+    assert list(held["estimators"]) == ["toy-vector-field"]
+    assert "toy-vector-field" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_vector_field_is_the_gradient_for_small_beta(installed: Path) -> None:

@@ -192,6 +192,22 @@ class Job:
                 )
 
 
+def checked_rows(order: Tensor, networks: int | None, samples: int) -> Tensor:
+    """An order of samples, (n, B) or (n, R, B), on the CPU, for programs that do not check bounds themselves."""
+    dims = 2 if networks is None else 3
+    if order.dim() != dims or (dims == 3 and order.shape[1] != networks) or order.is_floating_point():
+        expected = "(n, B)" if dims == 2 else f"(n, {networks}, B)"
+        raise ValueError(
+            f"The order has shape {tuple(order.shape)} and dtype {order.dtype}; expected {expected} of integers."
+        )
+    rows = order.to("cpu", torch.int64).contiguous()
+    if rows.numel():
+        low, high = (int(v) for v in rows.aminmax())
+        if low < 0 or high >= samples:
+            raise IndexError(f"The order names samples {low} to {high}; expected 0 to {samples - 1}, as in the data.")
+    return rows
+
+
 @dataclass
 class Tally:
     """A runner's counts, one value per network, kept on the device: only reading them synchronises.

@@ -255,7 +255,7 @@ class EagerRunner(Runner):
         if isinstance(estimator, EP) and signs is not None:
             estimator = estimator.with_sign(signs if job.networks else signs[0])
         with outside_steps(self.precision, batch.x.device), self.stepping():
-            free = estimator.backward(job.model, job.cost, batch.x, batch.y, begun)
+            free = self.backward(estimator, batch, begun)
         with torch.no_grad():
             theta = dict(job.model.named_parameters())
             dims = 2 if job.networks else 1
@@ -264,6 +264,10 @@ class EagerRunner(Runner):
         if job.start is not None and begun is not None:
             job.start.end(batch.x, batch.rows, begun, free.state)
         return loss
+
+    def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
+        """Add the gradient to `.grad`; return the free phase."""
+        return estimator.backward(self.job.model, self.job.cost, batch.x, batch.y, begun)
 
     def update(self, loss: Tensor) -> None:
         """The second half: freeze networks that are not finite, clip, and step."""
@@ -274,6 +278,7 @@ class EagerRunner(Runner):
                 self._clip(job.clip)
         with self._frozen_kept():
             job.optimizer.step()
+            job.model.constrain()
         if job.after is not None:
             job.after()
         self.clock += 1.0

@@ -1,5 +1,6 @@
 """Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
+from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
@@ -11,8 +12,10 @@ __all__ = [
     "BPTT",
     "EP",
     "RBP",
+    "AsymEP",
     "Backprop",
     "ContinualEP",
+    "Dyadic",
     "Estimator",
     "GrowingAdjointError",
     "HolomorphicEP",
@@ -20,6 +23,7 @@ __all__ = [
     "Processes",
     "Signs",
     "Step",
+    "VectorField",
     "limit_steps",
     "random_sign",
 ]

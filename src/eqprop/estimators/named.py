@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
+from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
@@ -32,6 +33,12 @@ class HolomorphicSettings(EstimatorSettings, frozen=True, kw_only=True):
     points: Annotated[int, about("Points on the circle of ep-holomorphic.", ge=2, le=10_000)] = 4
 
 
+class AsymmetricSettings(EstimatorSettings, frozen=True, kw_only=True):
+    """Of `VectorField` and `AsymEP`."""
+
+    centered: Annotated[bool, about("Whether to take the mean over beta and -beta.")] = True
+
+
 @dataclass(frozen=True)
 class Form:
     """An estimator by name: what makes it, the settings it declares, what the name itself fixes."""
@@ -54,6 +61,9 @@ _BUILT_IN = {
     "ep-random-sign": Form(EP, fixed={"nudging": "random-sign"}),
     "ep-holomorphic": Form(HolomorphicEP, HolomorphicSettings),
     CONTINUAL: Form(ContinualEP),
+    "vector-field": Form(VectorField, AsymmetricSettings),
+    "asym-ep": Form(AsymEP, AsymmetricSettings),
+    "dyadic": Form(Dyadic),
     "bptt": Form(BPTT),
     "rbp": Form(RBP),
     BACKPROP: Form(Backprop),

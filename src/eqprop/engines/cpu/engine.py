@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eqprop.cost import SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Engine, Job, Runner, Tally, Task, has_bare_sgd
+from eqprop.engines.base import Engine, Job, Runner, Tally, Task, checked_rows, has_bare_sgd
 from eqprop.engines.cpu.binding import Net, NoLibraryError, library, net_of, networks_of, refuses_net, unit_of
 from eqprop.estimators import BPTT, EP, Estimator, Signs
 from eqprop.models import Convolutional, Layered
@@ -47,7 +47,8 @@ class CpuRunner(Runner):
 
     def run(self, order: Tensor) -> None:
         self.job.check_unchanged()
-        rows = self._checked(order)
+        rows = checked_rows(order, self.job.networks, len(self.images))
+        rows = rows.view(rows.shape[0], self.networks, rows.shape[-1])
         if not rows.numel():
             return
         if self._addresses() != self.addresses:
@@ -75,23 +76,6 @@ class CpuRunner(Runner):
 
     def _addresses(self) -> list[int]:
         return [p.data_ptr() for p in self.job.model.parameters()]
-
-    def _checked(self, order: Tensor) -> Tensor:
-        """(n, R, B) sample indices, bounds-checked because the C code does not check."""
-        dims = 2 if self.job.networks is None else 3
-        if order.dim() != dims or (dims == 3 and order.shape[1] != self.networks) or order.is_floating_point():
-            expected = "(n, B)" if dims == 2 else f"(n, {self.networks}, B)"
-            raise ValueError(
-                f"The order has shape {tuple(order.shape)} and dtype {order.dtype}; expected {expected} of integers."
-            )
-        rows = order.to("cpu", torch.int64).contiguous()
-        if rows.numel():
-            low, high = (int(v) for v in rows.aminmax())
-            if low < 0 or high >= len(self.images):
-                raise IndexError(
-                    f"The order names samples {low} to {high}; expected 0 to {len(self.images) - 1}, as in the data."
-                )
-        return rows.view(rows.shape[0], self.networks, rows.shape[-1])
 
     def _describe(self, rows: Tensor) -> None:
         """Set what may change between calls of `run`: batch size, threads, learning rates."""

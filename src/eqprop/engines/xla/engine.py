@@ -179,14 +179,14 @@ class Programs:
         order = list(grads)
         ours, theirs = _numbers(free, grads, order), _numbers(*reference(problem, short, s), order)
         # A layer that the nudge has not reached yet has a gradient of rounding alone, hence the largest of all.
-        most = 0.1 * max(map(_size, theirs), default=0.0)
-        allowed = [AGREE[s[0].dtype] * max(_size(v), most) for v in theirs]
-        if not _apart(ours, theirs, allowed):
+        most = 0.1 * max(map(size_of, theirs), default=0.0)
+        allowed = [AGREE[s[0].dtype] * max(size_of(v), most) for v in theirs]
+        if not apart(ours, theirs, allowed):
             return
         nearby = tuple(layer * (1.0 + 2.0 * torch.finfo(layer.dtype).eps) for layer in s)
         shaken = _numbers(*reference(problem, short, nearby), order)
-        noise = [NOISE * _size(a - b) + least for a, b, least in zip(theirs, shaken, allowed, strict=True)]
-        if not _apart(ours, theirs, noise):
+        noise = [NOISE * size_of(a - b) + least for a, b, least in zip(theirs, shaken, allowed, strict=True)]
+        if not apart(ours, theirs, noise):
             return
         del memory.programs[key]
         if known.calls <= 2:  # the first call and its check: it was never right
@@ -202,14 +202,15 @@ def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> l
     return [*free.state, *(grads[p] for p in order)] if set(grads) == set(order) else []
 
 
-def _size(v: Tensor) -> float:
+def size_of(v: Tensor) -> float:
+    """The largest number."""
     return float(v.abs().max()) if v.numel() else 0.0
 
 
-def _apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) -> bool:
+def apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) -> bool:
     """Whether two lists of tensors differ by more than allowed; what is not finite in both is equal."""
     pairs = zip(a, b, allowed, strict=True)
-    return len(a) != len(b) or any(_size((p - q).nan_to_num(0.0, 0.0, 0.0)) > most for p, q, most in pairs)
+    return len(a) != len(b) or any(size_of((p - q).nan_to_num(0.0, 0.0, 0.0)) > most for p, q, most in pairs)
 
 
 def reference(problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads]:

@@ -112,9 +112,9 @@ class Pieces:
         theta = [place.tensor.detach() for held in self.held for place in held.values()]
         self.given, self.s = (*theta, problem.x, problem.y, beta, unit), s
         self.constants: list[Tensor] = []
-        self._known: dict[object, _Piece] = {}
+        self._known: dict[object, Piece] = {}
 
-    def step(self, nudged: bool, update: Update = None) -> _Piece:
+    def step(self, nudged: bool, update: Update = None) -> Piece:
         """s -> the next state."""
 
         def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
@@ -123,7 +123,7 @@ class Pieces:
 
         return self._piece(("step", nudged, update), run, self.s)
 
-    def residual(self) -> _Piece:
+    def residual(self) -> Piece:
         """s -> how far a free step would move each sample."""
 
         def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
@@ -133,7 +133,7 @@ class Pieces:
 
         return self._piece("residual", run, self.s)
 
-    def contrast(self) -> tuple[_Piece, list[Name]]:
+    def contrast(self) -> tuple[Piece, list[Name]]:
         """s_plus, s_minus -> the gradient of each parameter of Phi."""
         model = self.model
         assert isinstance(model, PrimitiveDynamics)
@@ -150,7 +150,7 @@ class Pieces:
 
         return self._piece("contrast", run, (*self.s, *self.s)), names
 
-    def update(self, update_of: Update) -> tuple[_Piece, list[Name]]:
+    def update(self, update_of: Update) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
         names: list[Name] = []
 
@@ -163,7 +163,7 @@ class Pieces:
 
         return self._piece(("update", update_of), run, self.s), names
 
-    def direct(self) -> tuple[_Piece, list[Name]]:
+    def direct(self) -> tuple[Piece, list[Name]]:
         """s -> the gradient of the cost at that state, for parameters it depends on."""
         names: list[Name] = []
 
@@ -180,11 +180,11 @@ class Pieces:
         k, path = name
         return k * len(self.held[0]) + list(self.held[k]).index(path)
 
-    def _piece(self, key: object, run: Callable[..., State], moving: State) -> _Piece:
+    def _piece(self, key: object, run: Callable[..., State], moving: State) -> Piece:
         if key not in self._known:
             function = partial(self._with_given, run)
             lowered = Lowered(trace(function, (*self.given, *moving), operations()), len(moving))
-            self._known[key] = _Piece(lowered, self._places(list(lowered.constants.values())))
+            self._known[key] = Piece(lowered, self._places(list(lowered.constants.values())))
         return self._known[key]
 
     def _with_given(self, run: Callable[..., State], *values: Tensor) -> State:
@@ -214,7 +214,7 @@ def _memory(v: Tensor) -> object:
     return v.data_ptr(), v.shape, v.stride(), v.dtype
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A lowered graph, and where its constants are among those of the program."""
 
     lowered: Lowered
@@ -267,19 +267,20 @@ class Gradient:
         self._residual = pieces.residual()
         telescoped = isinstance(pieces.model, PrimitiveDynamics)
         self._nudged = {u: pieces.step(True, u) for u in kind.second.pattern} if telescoped else {}
-        self._contrast: _Piece | None = None
+        self._contrast: Piece | None = None
         names: list[Name] = []
         if telescoped:
             self._contrast, names = pieces.contrast()
-        self._updates: dict[Update, _Piece] = {}
+        self._updates: dict[Update, Piece] = {}
         for u in () if telescoped else kind.second.pattern:
             self._updates[u], names = pieces.update(u)
         self._direct, direct = pieces.direct()
         self.names: list[Name] = [*names, *direct]
         self._places = [pieces.place(name) for name in names]
-        self.run = jax.jit(self._whole)
+        self.run = jax.jit(self.whole)
 
-    def _whole(self, given: Inputs) -> Outputs:
+    def whole(self, given: Inputs) -> Outputs:
+        """The free phase and the gradient, to be traced."""
         free, steps = self._relaxed(given)
         (residual,) = self._residual.at(given)(*free)
         grads, ends = self._telescoped(given, free) if self._contrast else self._summed(given, free)

@@ -1,0 +1,173 @@
+"""Estimators for any transition F, whose Jacobian need not be symmetric: vector-field EP, AsymEP and dyadic EP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from eqprop.autodiff import in_own_precision
+from eqprop.cost import Cost, Problem, check_beta
+from eqprop.dynamics import Drive, Dynamics
+from eqprop.estimators.base import Estimator, Step, advance, check_resolved, parameter_vjp, pull_back
+from eqprop.estimators.ep import SideBySide
+from eqprop.relax import Relaxation, check_finite, turns
+from eqprop.state import State, add, detach, subtract
+
+
+@dataclass(frozen=True)
+class VectorField(Estimator):
+    """dL/dtheta = -(dF/dtheta)^T (s^beta - s*) / beta, s* and s^beta at rest without and with the nudge.
+
+    The nudged phase is s_{t+1} = F(x, s_t) - beta dl/ds, the nudge added to F wherever the model's own nudge would
+    enter. To first order s^beta - s* = -beta (I - J)^-1 dl/ds with J = dF/ds at s*, where the gradient has J^T: the
+    estimate is exact as beta -> 0 if J is symmetric, and its bias grows with |J - J^T|. Symmetric weights do not make
+    J symmetric: that of F = tanh(W s) is diag(tanh') W.
+
+    beta        of either sign
+    centered    the mean over beta and -beta, both in one batch: a further bias of order beta^2; else of order beta
+    """
+
+    beta: float = 0.1
+    centered: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_beta(self.beta)
+
+    def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
+        check_resolved(self.beta, model, dtype)
+
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        displaced, visited = None, [free.state]
+        for displaced in self._displacements(problem, free):
+            visited += [add(free.state, displaced)] if self.checked else []
+        assert displaced is not None, "K is at least 1"
+        if self.checked:
+            check_finite(problem.model, visited[-1], lambda: iter(visited), kind="nudged step")
+        return free, parameter_vjp(problem.model, problem.x, free.state, self._slope(problem.model, displaced))
+
+    @in_own_precision
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """What each step of the nudged phase adds: -(s_{t+1} - s_t) / beta, and (dF/dtheta)^T of it at s*."""
+        cost.check(free.state, y)
+        for before, after in pairwise(self._displacements(Problem(model, cost, x, y), free)):
+            moved = self._slope(model, subtract(after, before))
+            yield Step(moved, parameter_vjp(model, x, free.state, moved))
+
+    @torch.no_grad()
+    def _displacements(self, problem: Problem, free: Relaxation) -> Iterator[State]:
+        """s_t - s*, t = 0, ..., K; of centered nudging half the difference of the two."""
+        model = problem.model
+        batch = SideBySide(problem, (self.beta, -self.beta) if self.centered else (self.beta,))
+        start = batch.repeat(free.state)
+        drive, theta, s = model.drive(batch.x), problem.theta, start
+        response = self._response(model, batch.x, drive, start)
+        yield tuple(torch.zeros_like(v) for v in free.state)
+        for group in turns(model, len(s), self.schedule, range(self.K)):
+            push = batch.nudge.push(s, theta, model.nudge_scale)
+            new = add(add(model.step(drive, s), push), response(subtract(s, start)))
+            s = new if group is None else tuple(v if n in group else s[n] for n, v in enumerate(new))
+            parts = batch.split(subtract(s, start))
+            yield tuple(0.5 * (a - b) for a, b in zip(*parts, strict=True)) if self.centered else parts[0]
+
+    def _response(self, model: Dynamics, x: Tensor, drive: Drive, start: State) -> Response:
+        return Response()
+
+    def _slope(self, model: Dynamics, displaced: State) -> State:
+        """-d / beta, which at rest is the adjoint (I - J)^-1 dl/ds, or with J^T where the phase corrects it."""
+        unit = -1.0 / (self.beta * model.nudge_scale)
+        return tuple(unit * v for v in displaced)
+
+
+class Response:
+    """What a nudged step adds for a displacement d = s - s*; nothing here."""
+
+    def __call__(self, d: State) -> list[Tensor | None]:
+        return [None] * len(d)
+
+
+class Transposing(Response):
+    """-(J - J^T) d, J = dF/ds at s*: one product forward, one back."""
+
+    def __init__(self, model: Dynamics, drive: Drive, start: State) -> None:
+        self.model, self.drive, self.start = model, drive, start
+        with torch.enable_grad():
+            self.leaves = tuple(v.detach().requires_grad_() for v in start)
+            self.out = model.step(drive, self.leaves)
+
+    def __call__(self, d: State) -> list[Tensor | None]:
+        back = pull_back(self.out, self.leaves, d, retain_graph=True)
+        with forward_ad.dual_level():
+            dual = tuple(forward_ad.make_dual(v, u) for v, u in zip(self.start, d, strict=True))
+            ahead = [forward_ad.unpack_dual(v).tangent for v in self.model.step(self.drive, dual)]
+        return [b if a is None else b - a for a, b in zip(ahead, back, strict=True)]
+
+
+@dataclass(frozen=True)
+class AsymEP(VectorField):
+    """dL/dtheta = -(dF/dtheta)^T (s^beta - s*) / beta with s_{t+1} = F(x, s_t) - beta dl/ds - (J - J^T)(s_t - s*).
+
+    J = dF/ds at the free state s*, for any F (2602.03670). Near s* the phase moves by J^T, so at rest the displacement
+    is -beta (I - J^T)^-1 dl/ds and the estimate dL*/dtheta, with an error of order beta^2, or beta if not centered.
+    A step costs F, one product with J and one with J^T. It settles where F does at s*: J and J^T share eigenvalues.
+
+    With feedback 0, J is nilpotent and the estimate the backprop of the feed-forward net, once K reaches its depth.
+    """
+
+    def _response(self, model: Dynamics, x: Tensor, drive: Drive, start: State) -> Response:
+        return Transposing(model, drive, start)
+
+
+@dataclass(frozen=True)
+class Dyadic(Estimator):
+    """dL/dtheta = (dF/dtheta)^T d_K with m_{t+1} = F(x, m_t), d_{t+1} = J(m_t)^T d_t + dl/ds(m_t), d_0 = 0.
+
+    A state m and an error d side by side, for any F (2602.03670); the nudge -beta dl/ds with d' = -beta d gives the
+    same at any beta, as the error is linear in it. Only products with J^T are needed.
+
+    From a state at rest, K steps are the first K terms of recurrent backprop (`RBP`), exactly. The two differ while m
+    still moves: RBP keeps J and dl/ds of the free state, here both follow m, so errors begun too early are forgotten.
+    """
+
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
+        end, visited = None, [free.state]
+        for end in self._pairs(problem, free):
+            visited += [end[0]] if self.checked else []
+        assert end is not None, "K is at least 1"
+        if self.checked:
+            check_finite(problem.model, visited[-1], lambda: iter(visited))
+            check_finite(problem.model, end[1], lambda: iter([end[1]]), kind="error")
+        return free, parameter_vjp(problem.model, problem.x, *end)
+
+    @in_own_precision
+    def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
+        """d_{t+1} - d_t, and the change of (dF/dtheta)^T d."""
+        cost.check(free.state, y)
+        known = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
+        for (_, d), (m, new) in pairwise(self._pairs(Problem(model, cost, x, y), free)):
+            total = parameter_vjp(model, x, m, new)
+            yield Step(subtract(new, d), {name: g - known[name] for name, g in total.items()})
+            known = total
+
+    def _pairs(self, problem: Problem, free: Relaxation) -> Iterator[tuple[State, State]]:
+        """(m_t, d_t), t = 0, ..., K."""
+        model, m = problem.model, free.state
+        with torch.no_grad():
+            drive = model.drive(problem.x)
+        d = tuple(torch.zeros_like(v) for v in m)
+        yield m, d
+        for group in turns(model, len(m), self.schedule, range(self.K)):
+            with torch.no_grad():
+                pull = problem.pull(m)
+            with torch.enable_grad():
+                leaves = tuple(v.detach().requires_grad_() for v in m)
+                out = advance(model, drive, leaves, None)
+            new = add(pull_back(out, leaves, d), pull)
+            d = new if group is None else tuple(v if n in group else d[n] for n, v in enumerate(new))
+            m = detach(out) if group is None else tuple(v if n in group else m[n] for n, v in enumerate(detach(out)))
+            yield m, d
