@@ -23,7 +23,7 @@ from eqprop.report.gdu import PANELS, processes, rmse_panels, saw_teeth
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
     "README.md": [cifar10.summary_block],
-    "docs/table1.md": [table1.full_block],
+    "docs/table1.md": [table1.full_block, table1.printed_block],
     "docs/table1-notes.md": [
         *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
     ],

@@ -1,4 +1,4 @@
-"""eqprop reproduce: the paper's figures and Table 1, and CIFAR-10; all resumable at any point."""
+"""eqprop reproduce: the paper's Table 1, and CIFAR-10; resumable at any point."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.box import SIMPLE
 from rich.markup import escape
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
 from rich.table import Table
 
 from eqprop.cli import App, CommandGroup, app
@@ -27,22 +25,18 @@ from eqprop.cli.common import (
     Engine,
     Quiet,
     Threads,
-    bars,
-    check_out,
     new_console,
     one_process,
     spread,
     stopping,
     watcher,
 )
-from eqprop.data.images import check_device
+from eqprop.cli.figures import figures
 from eqprop.experiments.architecture import LayeredNet
 from eqprop.experiments.experiment import BACKPROP, Experiment, label
-from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
 from eqprop.experiments.io import to_dict
 from eqprop.experiments.paper import OF_PAPER, named_experiment
 from eqprop.files import write_json
-from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
@@ -78,63 +72,7 @@ if TYPE_CHECKING:
 
 reproduce = App(cls=CommandGroup, help="Reproduce the paper's figures and tables.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
-
-DTYPE = "float64"
-
-
-@reproduce.command()
-def figures(
-    out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
-    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and samples.")] = None,
-    threads: Threads = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-) -> None:
-    """Draw every figure about the GDU property. Run it again to continue where it stopped."""
-    from eqprop.report.gdu import write_gallery
-
-    one_process("reproduce figures")
-    check_out(out)
-    check_device(device)
-    if preset not in GDU_EXPERIMENTS:
-        raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
-    experiments = [experiment.override(seed=seed) for experiment in GDU_EXPERIMENTS[preset].values()]
-    failed = []
-    with bars() as progress:
-        task = progress.add_task("", total=sum(weight(experiment) for experiment in experiments))
-        for experiment in experiments:
-            try:
-                _do(experiment, out / experiment.name, device, threads, (progress, task))
-            except NeverSettlesError as error:
-                failed.append(f"{experiment.name}: {error}")
-    for path in write_gallery(out):
-        typer.echo(path)
-    if failed:
-        raise NeverSettlesError("Some figures are missing. " + " ".join(failed) + " Try another --seed.")
-
-
-def weight(experiment: GduExperiment) -> float:
-    """Rough cost of an experiment, in free steps of a small net, for the progress bar."""
-    return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
-
-
-def _do(experiment: GduExperiment, folder: Path, device: str, threads: int | None, shown: tuple[Bars, TaskID]) -> None:
-    """Compare and write the folder, unless it exists with the same settings."""
-    progress, task = shown
-    from eqprop.report.gdu import read_document, write_folder
-
-    done, share = progress.tasks[task].completed, weight(experiment)
-    before = read_document(folder)
-    if before is None or not same_settings(before, experiment, DTYPE, drop_unsettled=False):
-        progress.update(task, description=experiment.name)
-        setup = Setup.of_experiment(experiment, DTYPES[DTYPE], device)
-        document, traces = run(
-            setup, progress=lambda part: progress.update(task, completed=done + part * share), threads=threads
-        )
-        write_folder(folder, document, traces)
-        said = f"{experiment.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
-        progress.console.print(said, markup=False, soft_wrap=True)
-    progress.update(task, completed=done + share)
+reproduce.command("figures")(figures)
 
 
 @reproduce.command("table1")

@@ -281,9 +281,9 @@ def _mean(values: Sequence[float]) -> float:
     return found
 
 
-Verdict = Literal["yes", "no", "unfinished", "other data", "other settings", "none"]
+Verdict = Literal["yes", "lower", "no", "unfinished", "other data", "other settings", "none"]
 WITHIN = 2.0
-"""A row is reproduced if it is at most this many of the paper's standard deviations above the paper's mean."""
+"""A row is reproduced if it is at most this many of the paper's standard deviations from the paper's mean."""
 USUAL_STD = 0.1
 """Assumed deviation of a published error without one; the paper's own rows have 0.04 to 0.21."""
 
@@ -324,13 +324,17 @@ class Row:
             return "unfinished"
         if self.test.trials + self.diverged < self.run.settings.trials:
             return "unfinished"
-        return "yes" if not self.diverged and reproduced(self.test.mean, self.paper_result) else "no"
+        if self.diverged:
+            return "no"
+        if reproduced(self.test.mean, self.paper_result):
+            return "yes"
+        return "lower" if self.test.mean < self.paper_result.test else "no"
 
 
 def reproduced(test_error: float, paper: PaperResult) -> bool:
-    """Whether a mean test error in percent is at most two of the paper's deviations above the paper's mean."""
+    """Whether a mean test error in percent is at most two of the paper's deviations from its mean, on either side."""
     deviation = USUAL_STD if paper.test_std is None else paper.test_std
-    return test_error <= paper.test + WITHIN * deviation
+    return abs(test_error - paper.test) <= WITHIN * deviation
 
 
 def rows(runs: list[Run]) -> list[Row]:

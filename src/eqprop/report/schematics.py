@@ -206,8 +206,8 @@ def layered_net() -> Figure:
     figure = new_figure(8.4, 2.2)
     ax = figure.subplots()
     blank(ax, 9.0, 1.6)
-    layers = (("$x = s^{N-1}$\n784", "#ffffff"), ("$s^{N-2}$\n512", AT_REST[1]), ("$s^1$\n512", AT_REST[1]))
-    layers += (("$s^0$\n10", AT_REST[0]),)
+    hidden = [(f"$s^{{{n}}}$\n512", AT_REST[1]) for n in ("N-2", "1")]
+    layers = [("$x = s^{N-1}$\n784", "#ffffff"), *hidden, ("$s^0$\n10", AT_REST[0])]
     places = (0.2, 2.6, 5.6, 8.0)
     for at, (text, face) in zip(places, layers, strict=True):
         box(ax, (at, 0.4), text, (1.3, 0.9), face)
