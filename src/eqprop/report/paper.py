@@ -37,11 +37,12 @@ Draw = Callable[[Mapping[str, Comparison]], "Figure"]
 
 
 class PaperFigure(NamedTuple):
-    """A figure of the paper: a name, what draws it, and the experiments whose comparisons it is drawn from."""
+    """A figure of the paper: a name, what draws it, and the experiments whose comparisons or training it shows."""
 
     name: str
     draw: Draw
     needs: tuple[str, ...] = ()
+    trained: str = ""
 
 
 @cache
@@ -70,7 +71,7 @@ def _processes(name: str) -> PaperFigure:
 
 
 def _training_curves(name: str) -> PaperFigure:
-    return PaperFigure(f"curves-{name.lower()}", lambda found: training_curves(name))
+    return PaperFigure(f"curves-{name.lower()}", lambda found: training_curves(name), trained=name)
 
 
 FIGURES = (
