@@ -9,6 +9,8 @@ import torch
 from helpers.browser import Browser, find_browser
 from hypothesis import HealthCheck, settings
 
+from eqprop import engines
+
 pytest_plugins = ["helpers.long_tests"]
 
 settings.register_profile(
@@ -18,6 +20,13 @@ settings.load_profile("eqprop")
 
 # The nets here are tiny: a second thread costs far more in waiting than it gives, above all on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def reference_computes() -> Iterator[None]:
+    """Let `backward` use the reference unless a test names an engine: most tests call it once or twice."""
+    with engines.use("eager"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
@@ -10,46 +11,79 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     # another program shares their cores. OpenMP reads it when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from eqprop import data, gdu, models, starts
-from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
-from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators import (
-    BPTT,
-    EP,
-    RBP,
-    ContinualEP,
-    Estimator,
-    GrowingAdjointError,
-    HolomorphicEP,
-    Processes,
-    limit_steps,
-    random_sign,
-)
-from eqprop.functional import from_energy, from_primitive, from_transition
-from eqprop.models import CrossEntropy
-from eqprop.plugins import register
-from eqprop.provenance import __version__
-from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
-from eqprop.state import State
-
 if TYPE_CHECKING:
-    from eqprop import report
+    from eqprop import data, echo, engines, gdu, models, papers, report, starts
+    from eqprop.classifier import EqPropClassifier
+    from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
+    from eqprop.dynamics import Dynamics, PrimitiveDynamics
+    from eqprop.estimators import (
+        BPTT,
+        EP,
+        RBP,
+        ContinualEP,
+        Estimator,
+        GrowingAdjointError,
+        HolomorphicEP,
+        Processes,
+        limit_steps,
+        random_sign,
+    )
+    from eqprop.functional import from_energy, from_primitive, from_transition
     from eqprop.gdu.doctor import doctor
-    from eqprop.run import EarlyStopping, Watch, evaluate, load, predict, resume, train
+    from eqprop.models import CrossEntropy
+    from eqprop.plugins import register
+    from eqprop.provenance import __version__
+    from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
+    from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
+    from eqprop.run.evaluate import evaluate, load, predict
+    from eqprop.state import State
 
-_OF_TRAINING = ("EarlyStopping", "Watch", "evaluate", "load", "predict", "resume", "train")
-_ROOMS = {"report": "eqprop.report", "distributed": "eqprop.run.distributed"}
-_LATER = {"doctor": "eqprop.gdu.doctor", **dict.fromkeys(_OF_TRAINING, "eqprop.run")}
+_MODULES = {"distributed": "eqprop.run.distributed"} | {
+    name: f"eqprop.{name}" for name in ("data", "echo", "engines", "gdu", "models", "papers", "report", "starts")
+}
+_NAMES = {
+    "classifier": ("EqPropClassifier",),
+    "cost": ("Cost", "FunctionCost", "Nudge", "SquaredError"),
+    "dynamics": ("Dynamics", "PrimitiveDynamics"),
+    "estimators": (
+        *("BPTT", "EP", "RBP", "ContinualEP", "Estimator", "GrowingAdjointError", "HolomorphicEP", "Processes"),
+        *("limit_steps", "random_sign"),
+    ),
+    "functional": ("from_energy", "from_primitive", "from_transition"),
+    "gdu.doctor": ("doctor",),
+    "models": ("CrossEntropy",),
+    "plugins": ("register",),
+    "provenance": ("__version__",),
+    "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
+    "run": ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train"),
+    "state": ("State",),
+}
+_HOMES = {name: f"eqprop.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Training and the doctor are imported when first asked for: the mathematics does without."""
-    if name in _ROOMS:
-        return importlib.import_module(_ROOMS[name])
-    if name not in _LATER:
+    """Import what is asked for, and torch with it, so that `eqprop --help` waits for neither."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name not in _HOMES:
         raise AttributeError(f"module 'eqprop' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keep the function `relax` where importing its module, of the same name, would replace it."""
+        super().__setattr__(name, value.relax if name == "relax" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 __all__ = [
@@ -61,6 +95,7 @@ __all__ = [
     "CrossEntropy",
     "Dynamics",
     "EarlyStopping",
+    "EqPropClassifier",
     "Estimator",
     "FunctionCost",
     "GrowingAdjointError",
@@ -71,13 +106,18 @@ __all__ = [
     "PrimitiveDynamics",
     "Processes",
     "Relaxation",
+    "Session",
+    "Spec",
     "SquaredError",
     "State",
     "Watch",
     "__version__",
+    "bind",
     "data",
     "distributed",
     "doctor",
+    "echo",
+    "engines",
     "evaluate",
     "from_energy",
     "from_primitive",
@@ -86,6 +126,7 @@ __all__ = [
     "limit_steps",
     "load",
     "models",
+    "papers",
     "predict",
     "random_sign",
     "register",

@@ -221,8 +221,11 @@ class Nudge:
         strength = -self.beta * factor
         return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
 
-    def implicit(self, output: Tensor, factor: float) -> tuple[Tensor, float | Tensor]:
-        """The target and the strength beta * factor of an implicit nudge of this output."""
+    def implicit(self, output: Tensor, factor: float, curvature: float = 1.0) -> tuple[Tensor, float | Tensor]:
+        """The target and the strength beta * factor of an implicit nudge of this output.
+
+        curvature   of what the nudge is added to (see `PrimitiveDynamics.least_curvature`)
+        """
         target, strength = self.cost.implicit_target(self.y), self.beta * factor
         if isinstance(strength, complex) or output.is_complex():
             raise TypeError("The implicit nudge is not analytic, so beta must be real. Use nudge_site='inside'.")
@@ -230,7 +233,7 @@ class Nudge:
         seen = self.checked and not (isinstance(strength, Tensor) and strength.is_cuda)
         least = float(strength.min()) if seen and isinstance(strength, Tensor) else strength if seen else 0.0
         assert not isinstance(least, Tensor), "read above"
-        if least <= -1.0:
+        if least <= -curvature:
             raise ValueError(
                 f"The implicit nudge has no unique solution at beta = {least / factor:g}: 1 + beta must be positive. "
                 "Use a smaller beta (with symmetric nudging it is also taken negative), or nudge_site='inside'."

@@ -149,6 +149,13 @@ class Dynamics(nn.Module):
             "as Layered, Convolutional or Network. Train it by BPTT."
         )
 
+    def check_nudge(self, beta: float) -> None:
+        """Raise ValueError if the nudged phase of strength beta, or of -beta, has no rest. By default all have."""
+
+    def notices(self) -> tuple[str, ...]:
+        """Sentences about this network that whoever trains it should read before."""
+        return ()
+
     def sample_dims(self, x: Tensor) -> int:
         """The number of leading dimensions of x that index samples: 1, or 2 for stacked networks."""
         return 1 if self.input_shape is None else x.dim() - len(self.input_shape)
@@ -196,6 +203,9 @@ class PrimitiveDynamics(Dynamics):
                 f"{cls.__name__} overrides primitive, but {' and '.join(by_hand)} still follow another primitive by "
                 "hand-written formulas. Derive it from eqprop.PrimitiveDynamics, or override those too."
             )
+
+    least_curvature: float = 1.0
+    """What an implicit nudge adds to; at minus this beta its solution is not unique. inf: the model itself looks."""
 
     nudge_site: NudgeSite = "outside"
     """Set by `set_nudge_site`, or as a class attribute of a custom model."""

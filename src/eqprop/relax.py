@@ -212,7 +212,7 @@ class Stepper:
         if self.implicit:
             assert nudge is not None
             assert isinstance(model, PrimitiveDynamics)
-            target, strength = nudge.implicit(s[0], model.nudge_scale)
+            target, strength = nudge.implicit(s[0], model.nudge_scale, model.least_curvature)
             return model.implicit_step(drive, s, target, strength, update)
         push = None if nudge is None else nudge.push(s, self.theta, model.nudge_scale)
         return model.step(drive, s, push) if update is None else model.group_step(drive, s, update, push)

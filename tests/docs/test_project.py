@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "eqprop"
 
 CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
-LIBRARY = CORE | {"models", "starts", "engines", "data"}
+LIBRARY = CORE | {"models", "starts", "engines", "data", "physical", "echo"}
 SHARED = {"files", "provenance", "messages", "plugins", "settings", "cache"}
 SPEC = {"spec", "own", "published", "toml"}
 """Modules of run that say what to run: papers read them, and the rest of run reads papers."""
@@ -44,6 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimators": {"messages", "plugins", "settings", "state", "autodiff", "dynamics", "cost", "relax"},
     "gdu": {"messages", "state", "autodiff", "dynamics", "cost", "relax", "estimators"},
     "models": {"messages", "plugins", "settings", "state", "autodiff", "dynamics", "functional", "cost"},
+    "physical": CORE | {"models", "settings", "messages", "plugins", "files"},
+    "echo": {"state", "autodiff", "cost", "estimators", "models"},
     "starts": {"state", "autodiff", "dynamics"},
     "engines": {
         *("files", "cache", "messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost", "relax"),
@@ -54,9 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run.spec": LIBRARY | SHARED,
     "papers": LIBRARY | SHARED | {"run.spec"},
     "run": LIBRARY | SHARED | {"experiments", "run.spec", "papers"},
+    "classifier": LIBRARY,
     "report": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
     "tuning": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
-    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report"},
+    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report", "classifier"},
     "cli": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }
@@ -164,7 +167,7 @@ def test_a_reader_of_a_call_meets_few_functions_and_files(tmp_path: Path, words:
 
 
 def test_importing_eqprop_loads_neither_figures_nor_kernel_compilers() -> None:
-    heavy = ("matplotlib", "triton", "cupy", "numba", "torch._inductor", "typer")
+    heavy = ("matplotlib", "triton", "cupy", "numba", "torch._inductor", "typer", "jax")
     code = f"import sys, torch, eqprop; print([m for m in {heavy} if m in sys.modules])"
     # torch itself may load some of these; only what eqprop adds counts.
     without = f"import sys, torch; print([m for m in {heavy} if m in sys.modules])"

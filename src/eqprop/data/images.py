@@ -97,14 +97,24 @@ class Images:
 
     def sample(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw n distinct training images (n, pixels), as floats, and labels (n,); the same on every machine."""
+        chosen = self.rows(n, seed)
+        return self.floats(self.train_x[chosen]), self.train_y[chosen]
+
+    def rows(self, n: int, seed: int) -> Tensor:
+        """The rows of such a sample."""
         if not 1 <= n <= len(self.train_x):
             raise ValueError(
                 f"Cannot draw a sample of {n} images: {self.name} has {len(self.train_x)} training images. "
                 f"Choose n from 1 to {len(self.train_x)}."
             )
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randperm(len(self.train_x), generator=generator)[:n].to(self.train_x.device)
-        return self.floats(self.train_x[chosen]), self.train_y[chosen]
+        return torch.randperm(len(self.train_x), generator=generator)[:n].to(self.train_x.device)
+
+    def as_type(self, dtype: torch.dtype) -> Images:
+        """The same with floats of this type; bytes stay bytes."""
+        if self.train_x.dtype in (dtype, torch.uint8):
+            return self
+        return replace(self, train_x=self.train_x.to(dtype), test_x=self.test_x.to(dtype))
 
 
 def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,6 @@
 """Fast time loops behind one interface: `choose` picks the fastest engine that supports a task, or a named one."""
 
+from eqprop.engines.backend import use
 from eqprop.engines.base import (
     ENGINES,
     EXCHANGE,
@@ -30,5 +31,6 @@ __all__ = [
     "engine_names",
     "load_engine",
     "threads_for",
+    "use",
     "using_threads",
 ]

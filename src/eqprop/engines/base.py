@@ -1,8 +1,9 @@
 """Engines replace the time loop and nothing else.
 
-An engine has two entry points. `relaxation` runs a free phase, for evaluation. A `Runner` runs whole training
-iterations (mini-batch, both phases, gradient, optimizer step) and reads nothing back until asked. Where its iterations
-are faster than `relaxation`, it also evaluates (`Engine.evaluates`).
+An engine has three entry points. `relaxation` runs a free phase, for evaluation. `gradient` runs both phases and
+returns the update, for `Estimator.backward`. A `Runner` runs whole training iterations (mini-batch, both phases,
+gradient, optimizer step) and reads nothing back until asked. Where its iterations are faster than `relaxation`, it also
+evaluates (`Engine.evaluates`). The eager engine is the oracle of the others.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from eqprop.cost import Cost, SquaredError
+from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.estimators import EP, Estimator, Nudging, Signs
+from eqprop.estimators import EP, Estimator, Grads, Nudging, Signs
 from eqprop.messages import unknown
 from eqprop.models import Convolutional, Layered
 from eqprop.plugins import Table
@@ -317,6 +318,9 @@ class Engine(ABC):
     reference: bool = False
     """Whether it runs the reference iteration, and so every schedule, nudge site and extra of a task."""
 
+    computes: bool = False
+    """Whether it has a `gradient` of its own, so that "auto" may take it for a call of `backward`."""
+
     starts: tuple[StartName, ...] = ("zero",)
     """Supported starting points of free phases in training (see `eqprop.starts`)."""
 
@@ -366,6 +370,16 @@ class Engine(ABC):
     @abstractmethod
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
         """Run the free phase."""
+
+    def gradient(self, task: Task, x: Tensor, y: Tensor, state: State) -> tuple[Relaxation, Grads]:
+        """Both phases from this state and the batch mean of dL/dtheta by parameter, `.grad` untouched.
+
+        The arguments are as `Estimator.begin` checks them and `Estimator.for_call` makes them. By default the reference
+        computes it.
+        """
+        assert task.cost is not None
+        assert task.estimator is not None
+        return task.estimator.computed(Problem(task.model, task.cost, x, y), state)
 
     @abstractmethod
     def runner(self, job: Job) -> Runner:
@@ -434,6 +448,7 @@ _BUILT_IN = {
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
     "cuda-conv": "eqprop.engines.cuda.conv:Conv",
     "cpu": "eqprop.engines.cpu.engine:Cpu",
+    "xla": "eqprop.engines.xla:Xla",
     "compiled": "eqprop.engines.compiled:Compiled",
     "cuda-graph": "eqprop.engines.cuda.graph:Graph",
     "eager": "eqprop.engines.eager:Eager",
@@ -461,13 +476,18 @@ def engine_names() -> tuple[str, ...]:
     return ("auto", *ENGINES)
 
 
-def choose(name: str, task: Task) -> Engine:
-    """The engine of that name, or with "auto" the first that does not refuse."""
+def choose(name: str, task: Task, gradient: bool = False) -> Engine:
+    """The engine of that name, or with "auto" the first that does not refuse.
+
+    gradient    whether it is to compute gradients for `backward`: "auto" then takes none that only trains
+    """
     if name == "auto":
         on_cpu = task.device.type == "cpu"
         names = (n for n in ENGINES.built_in if not (on_cpu and n.startswith("cuda")))
         remark = ""
         for engine in filter(None, (engine.automatic(task) for engine in map(load_engine, names))):
+            if gradient and not engine.computes:
+                continue
             reason = engine.refuses(task)
             if reason is None:
                 engine.remark = remark and f"The engine {engine.name} is used, which is slower here. {remark}"

@@ -580,8 +580,10 @@ class CompiledStepper(Stepper):
     def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
         self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
-        if given.nudge is not None and getattr(given.model, "nudge_site", "outside") == "implicit":
-            given.nudge.implicit(given.model.init_state(given.x)[0], given.model.nudge_scale)  # raises if it has none
+        model = given.model
+        if given.nudge is not None and isinstance(model, PrimitiveDynamics) and model.nudge_site == "implicit":
+            # Raises if it has none.
+            given.nudge.implicit(model.init_state(given.x)[0], model.nudge_scale, model.least_curvature)
         self.form = steps.memory_format(given)
         self.values = laid_out(given.tensors(), self.form)
         self.inputs: dict[str, Tensor] = {}

@@ -15,7 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import PRECISIONS, Batch, Engine, Job, Precision, Runner, Tally, full_precision, has_bare_sgd
+from eqprop.engines.base import (
+    PRECISIONS,
+    Batch,
+    Engine,
+    Job,
+    Precision,
+    Runner,
+    Tally,
+    full_precision,
+    has_bare_sgd,
+)
 from eqprop.estimators import EP, Estimator, Signs
 from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -267,7 +277,10 @@ class EagerRunner(Runner):
 
     def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
         """Add the gradient to `.grad`; return the free phase."""
-        return estimator.backward(self.job.model, self.job.cost, batch.x, batch.y, begun)
+        problem = Problem(self.job.model, self.job.cost, batch.x, batch.y)
+        free, grads = estimator.gradient(problem.model, problem.cost, problem.x, problem.y, begun)
+        estimator.fill_grad(problem, grads)
+        return free
 
     def update(self, loss: Tensor) -> None:
         """The second half: freeze networks that are not finite, clip, and step."""
@@ -345,6 +358,7 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
     reference = True
+    computes = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
@@ -18,8 +20,26 @@ from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
 from eqprop.state import State, detach, per_sample, subtract
 
+Grads = dict[nn.Parameter, Tensor]
+"""dL/dtheta by parameter."""
+
 Factor = float | complex | Tensor
 """A number, or a tensor with one per stacked network, (R,)."""
+
+
+class Backend(Protocol):
+    """Computes the gradient of a call of `backward`, by the engine of a name or by one that it chooses."""
+
+    def gradient(
+        self, estimator: Estimator, problem: Problem, state: State | None, engine: str | None
+    ) -> tuple[Relaxation, Grads]: ...
+
+
+@functools.cache
+def _backend() -> Backend:
+    """The engines, which know the estimators: so they are imported by name, at the first call."""
+    found: Backend = importlib.import_module("eqprop.engines.backend").BACKEND
+    return found
 
 
 class Step(NamedTuple):
@@ -92,20 +112,33 @@ class Estimator(ABC):
         """Raise ValueError if this estimator does not support the model or the cost. Most support all."""
         self.check_nudge(model, x.dtype)
 
-    @in_own_precision
     def gradient(
         self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`."""
-        check_recordable()
+    ) -> tuple[Relaxation, Grads]:
+        """The free phase and the batch mean of dL/dtheta by parameter, without touching `.grad`: the reference."""
         problem = Problem(model, cost, x, y)
-        start = prepare(model, x, state, None)
-        cost.check(start, y)  # fail before the first step rather than after the last
+        start = self.begin(problem, state)
+        return self.for_call(model).computed(problem, start)
+
+    def begin(self, problem: Problem, state: State | None = None) -> State:
+        """Check the model, x, y and the state; return the state to start from. Values are not looked at."""
+        check_recordable()
+        start = prepare(problem.model, problem.x, state, None)
+        problem.cost.check(start, problem.y)  # fail before the first step rather than after the last
+        return start
+
+    def for_call(self, model: Dynamics) -> Estimator:
+        """The estimator of a single call: this one, unless it draws something anew."""
+        return self
+
+    @in_own_precision
+    def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
+        """The same for arguments that `begin` has checked and an estimator made by `for_call`."""
         if self.checked:
             self._check_values(problem, start)
-        free = relax(model, x, self.free_phase(self.free_steps), start)
+        free = relax(problem.model, problem.x, self.free_phase(self.free_steps), start)
         free, grads = self.estimate(problem, free)
-        return free, merge(model, grads, problem.direct_gradient(free.state))
+        return free, merge(problem.model, grads, problem.direct_gradient(free.state))
 
     def _check_values(self, problem: Problem, start: State) -> None:
         """Raise ValueError for NaN or infinity in x or y, which would pass in silence through a clip."""
@@ -137,13 +170,32 @@ class Estimator(ABC):
             "gradients: eqprop.gdu.compare_gradients."
         )
 
-    def backward(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None) -> Relaxation:
-        """Add the batch-mean dL/dtheta to `.grad`; return the free phase."""
-        free, grads = self.gradient(model, cost, x, y, state)
-        if self.orientation < 0 and isinstance(model, PrimitiveDynamics):  # updates are derivatives of Phi
-            warn_outside_phi(model, x)
-        add_to_grad(grads)
+    def backward(
+        self,
+        model: Dynamics,
+        cost: Cost,
+        x: Tensor,
+        y: Tensor,
+        state: State | None = None,
+        engine: str | None = None,
+    ) -> Relaxation:
+        """Add the batch-mean dL/dtheta to `.grad`; return the free phase.
+
+        engine  what computes it, by name; None: that of `eqprop.engines.use`, else the fastest that serves
+        """
+        problem = Problem(model, cost, x, y)
+        free, grads = _backend().gradient(self, problem, state, engine)
+        self.fill_grad(problem, grads)
         return free
+
+    def fill_grad(self, problem: Problem, grads: Grads) -> None:
+        """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
+        if self.orientation < 0 and isinstance(problem.model, PrimitiveDynamics):  # updates are derivatives of Phi
+            warn_outside_phi(problem.model, problem.x)
+        for parameter, grad in grads.items():
+            if grad.stride() != parameter.stride():
+                grad = torch.empty_like(parameter).copy_(grad)
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
     @in_own_precision
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
@@ -199,14 +251,6 @@ def warn_outside_phi(model: PrimitiveDynamics, x: Tensor) -> None:
             )
 
 
-def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
-    """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
-    for parameter, grad in grads.items():
-        if grad.stride() != parameter.stride():
-            grad = torch.empty_like(parameter).copy_(grad)
-        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-
-
 def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
@@ -239,9 +283,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def merge(
-    model: Dynamics, grads: Mapping[str, Tensor], direct: Mapping[nn.Parameter, Tensor]
-) -> dict[nn.Parameter, Tensor]:
+def merge(model: Dynamics, grads: Mapping[str, Tensor], direct: Mapping[nn.Parameter, Tensor]) -> Grads:
     """Gradients by parameter: through the dynamics, plus the cost's direct term."""
     known = dict(model.named_parameters())
     lost = next((name for name in grads if name not in known), None)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqprop.autodiff import check_recordable, in_own_precision
+from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import (
     Estimator,
+    Grads,
     Step,
     advance,
     batch_mean,
@@ -22,7 +23,7 @@ from eqprop.estimators.base import (
     trainable,
     transition_vjp,
 )
-from eqprop.relax import Phase, Relaxation, check_finite, prepare, relax, trajectory, turns
+from eqprop.relax import Phase, Relaxation, check_finite, relax, trajectory, turns
 from eqprop.state import State, detach
 
 
@@ -100,20 +101,19 @@ class Backprop(Estimator):
         with torch.no_grad():
             model.feedforward(x)
 
+    def begin(self, problem: Problem, state: State | None = None) -> State:
+        """A pass begins nowhere: the given state is not used."""
+        return super().begin(problem)
+
     @in_own_precision
-    def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
-        check_recordable()
-        problem = Problem(model, cost, x, y)
-        prepare(model, x, None, None)
+    def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
         with torch.enable_grad():
-            passed = model.feedforward(x)
-        free = _at_rest(model, x, detach(passed))
-        cost.check(free.state, y)
+            passed = problem.model.feedforward(problem.x)
+        free = _at_rest(problem.model, problem.x, detach(passed))
         if self.checked:
             self._check_values(problem, free.state)
-        return free, merge(model, self._through(problem, passed, free), problem.direct_gradient(free.state))
+        grads = self._through(problem, passed, free)
+        return free, merge(problem.model, grads, problem.direct_gradient(free.state))
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         with torch.enable_grad():

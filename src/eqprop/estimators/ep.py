@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, final
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import Tensor, nn
+from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Nudge, Problem, check_beta
@@ -163,16 +163,15 @@ class EP(Estimator):
             raise ValueError(f"The sign of beta is {sign}; expected 1 or -1, or a tensor of them, one per network.")
         return replace(self, nudging="one-sided", beta=self.beta * sign)
 
-    def gradient(
-        self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, state: State | None = None
-    ) -> tuple[Relaxation, dict[nn.Parameter, Tensor]]:
+    def for_call(self, model: Dynamics) -> EP:
+        """With random-sign nudging, the one-sided EP of a sign drawn now."""
         if self.nudging == "random-sign":
-            return self.with_sign(_drawn_sign(model)).gradient(model, cost, x, y, state)
+            return self.with_sign(_drawn_sign(model))
         if isinstance(self.beta, Tensor) and self.beta.numel() != (model.networks or 1):
             raise ValueError(
                 f"beta has {self.beta.numel()} values for {model.networks or 1} network(s); expected one per network."
             )
-        return super().gradient(model, cost, x, y, state)
+        return self
 
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         super().check_serves(model, cost, x, y)
@@ -180,6 +179,7 @@ class EP(Estimator):
 
     def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
         check_resolved(self.beta, model, dtype)
+        model.check_nudge(float(self.beta.abs().max()) if isinstance(self.beta, Tensor) else self.beta)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):

@@ -10,6 +10,7 @@ from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.ep import EP, Nudging
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP
@@ -64,9 +65,10 @@ _BUILT_IN = {
     "vector-field": Form(VectorField, AsymmetricSettings),
     "asym-ep": Form(AsymEP, AsymmetricSettings),
     "dyadic": Form(Dyadic),
+    "coupled-learning": Form(CoupledLearning),
     "bptt": Form(BPTT),
     "rbp": Form(RBP),
-    BACKPROP: Form(Backprop),
+    BACKPROP: Form(Backprop, fixed={"T": 1, "K": 1, "schedule": "synchronous", "stop": "never"}),
 }
 
 ESTIMATORS: Table[Form] = Table("estimator", _BUILT_IN, lambda name, part: Form(part))

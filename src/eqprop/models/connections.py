@@ -121,6 +121,10 @@ class Connection:
         """A(pre) and the feedback, for connections that can share work between them."""
         return self.forward(pre, theta), self.feedback(post, pre, theta)
 
+    def passed(self, pre: Tensor, theta: Theta) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """A(pre), and post -> the feedback, where post is only known after A(pre)."""
+        return self.forward(pre, theta), lambda post: self.feedback(post, pre, theta)
+
     def contrast(self, plus: Ends, minus: Ends, theta: Theta) -> dict[str, Tensor]:
         """d<post, A(pre)>/dtheta at plus minus the same at minus, summed over the samples.
 

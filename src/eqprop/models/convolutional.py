@@ -202,6 +202,10 @@ class Conv(Connection):
         found = self._respond(pre, theta)
         return found.values, self._back(found.spread(post), pre, theta)
 
+    def passed(self, pre: Tensor, theta: Theta) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        found = self._respond(pre, theta)
+        return found.values, lambda post: self._back(found.spread(post), pre, theta)
+
     def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
         return self._by_weights(post, conv_weight(pre, self._spread(post, pre, theta), theta["W"], self.window))
 

@@ -79,16 +79,16 @@ class Network(Graph):
         dtype: torch.dtype | None = None,
     ) -> None:
         (visible,) = layer_shapes([input_shape])
-        shapes = _check_layers(layers)
-        _check_connections(connections, shapes | {INPUT: visible})
+        shapes = check_layers(layers)
+        check_connections(connections, shapes | {INPUT: visible})
         step = energy_step(setting, eps, clip)
-        sigmas = _by_layer(activation, tuple(shapes), of_input=step is not None)
+        sigmas = sigma_by_layer(activation, tuple(shapes), of_input=step is not None)
         net = Wiring(
             visible,
             shapes,
             tuple(connections),
             tuple(sigmas[name] for name in shapes),
-            groups=None if groups is None else _check_groups(groups, tuple(shapes)),
+            groups=None if groups is None else check_groups(groups, tuple(shapes)),
             input_activation=sigmas.get(INPUT),
             eps=step,
             clip=clip,
@@ -112,14 +112,14 @@ class Network(Graph):
                 )
 
 
-def _check_layers(layers: Mapping[str, int | Shape]) -> dict[str, Shape]:
+def check_layers(layers: Mapping[str, int | Shape]) -> dict[str, Shape]:
     for name in layers:
         if not isinstance(name, str) or not name.isidentifier() or name == INPUT:
             raise ValueError(f"A layer is named {name!r}; expected a word of letters, numbers and _, and not 'x'.")
     return dict(zip(layers, layer_shapes(list(layers.values())), strict=True))
 
 
-def _check_connections(connections: Sequence[Connection], shapes: Mapping[str, Shape]) -> None:
+def check_connections(connections: Sequence[Connection], shapes: Mapping[str, Shape]) -> None:
     for c in connections:
         for end in (c.pre, c.post):
             if end not in shapes:
@@ -137,7 +137,7 @@ def _check_connections(connections: Sequence[Connection], shapes: Mapping[str, S
         raise ValueError("No connection begins at the input 'x': the net would not see it.")
 
 
-def _by_layer(
+def sigma_by_layer(
     choice: AnyActivation | Mapping[str, AnyActivation], names: Sequence[str], of_input: bool
 ) -> dict[str, Activation]:
     """The activation of each layer by name; of the input if one is named, or `of_input` and one serves the rest."""
@@ -156,7 +156,7 @@ def _by_layer(
     return {name: _activation(chosen[name] if name in chosen else chosen[REST]) for name in wanted}
 
 
-def _check_groups(declared: Groups, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def check_groups(declared: Groups, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     groups = tuple(tuple(group) for group in declared)
     listed = [name for group in groups for name in group]
     strange = next((name for name in listed if name not in names), None)
@@ -211,7 +211,7 @@ class GraphNet(ModelSettings, frozen=True, kw_only=True):
         return sum(math.prod(w.shape) for c, pre, post in known for w in c.weights(pre, post).values())
 
     def _made(self) -> list[Connection]:
-        return [_made_connection(values) for values in self.connections]
+        return [made_connection(values) for values in self.connections]
 
     def build(self, seed: int, dtype: torch.dtype) -> Network:
         return Network(
@@ -245,7 +245,7 @@ class GraphNet(ModelSettings, frozen=True, kw_only=True):
         return f"graph {sizes}, {len(self.connections)} connections"
 
 
-def _made_connection(values: Mapping[str, Any]) -> Connection:
+def made_connection(values: Mapping[str, Any]) -> Connection:
     """A connection from its fields and its kind."""
     given = dict(values)
     kind = str(given.pop("kind", "dense"))

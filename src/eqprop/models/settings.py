@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
 from eqprop.dynamics import Dynamics, NudgeSite
 from eqprop.settings import Finite, Section, about
@@ -42,6 +43,10 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     def build(self, seed: int, dtype: torch.dtype) -> Dynamics:
         """The network with the weights that `init` draws from the seed."""
         raise NotImplementedError(f"{type(self).__name__} must define build(seed, dtype).")
+
+    def samples(self, n: int, seed: int) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels that come with the net where no data are given; None: MNIST."""
+        return None
 
     def without_output(self) -> ModelSettings:
         """The same net without the output layer, which a readout replaces."""

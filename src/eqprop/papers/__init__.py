@@ -27,7 +27,7 @@ import msgspec
 from eqprop.messages import shown, unknown
 from eqprop.run.own import Factory, Own, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
-from eqprop.run.spec import SECTIONS, Spec, declared
+from eqprop.run.spec import SECTIONS, Optimizer, Spec, declared
 
 PAPERS = (
     "ernoult-2019",
@@ -36,6 +36,7 @@ PAPERS = (
     "ernoult-2020",
     "laborieux-2021",
     "scellier-2023",
+    "scellier-2024",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""
@@ -320,4 +321,6 @@ def own_spec(own: Own) -> Spec:
     source, _, function = own.name.rpartition(":")
     name = f"{Path(source).stem}-{function}" if source else function
     model = {"kind": "own", "function": own.name}
-    return Spec.of(name=name, model=model, cost="own" if own.has_cost else None)
+    x = own.build(0).x
+    batch = None if x is None else min(len(x), Optimizer().batch)
+    return Spec.of(name=name, model=model, cost="own" if own.has_cost else None, batch=batch)

@@ -1,10 +1,26 @@
-"""Training: experiments in, run folders out. Runs can be stopped, resumed, loaded and evaluated again."""
+"""Training: specs in, run folders out. Runs can be stopped, resumed, loaded and evaluated again."""
 
 from eqprop.run.api import resume, train
 from eqprop.run.evaluate import evaluate, load, predict
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import Result
 from eqprop.run.plan import Settings
+from eqprop.run.session import Session, bind
+from eqprop.run.spec import Spec
 from eqprop.run.watch import EarlyStopping, Watch
 
-__all__ = ["EarlyStopping", "Result", "Settings", "Stopped", "Watch", "evaluate", "load", "predict", "resume", "train"]
+__all__ = [
+    "EarlyStopping",
+    "Result",
+    "Session",
+    "Settings",
+    "Spec",
+    "Stopped",
+    "Watch",
+    "bind",
+    "evaluate",
+    "load",
+    "predict",
+    "resume",
+    "train",
+]

@@ -13,39 +13,46 @@ from torch import Tensor, nn
 from eqprop.cost import Cost
 from eqprop.data.augment import Augmentation
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.experiment import READOUT, Experiment
+from eqprop.run.spec import READOUT, Optimizer, Spec
 
 DECOUPLED = "decoupled_decay"
 """Key of an optimizer's groups: how fast their weights shrink before each step, per learning rate."""
 
 
-def make_optimizer(experiment: Experiment, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
-    """The experiment's optimizer, with one group and rate per parameter: the network's, then the cost's."""
+def make_optimizer(spec: Any, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
+    """The spec's optimizer, with one group and rate per parameter: the network's, then the cost's."""
+    of: Any = spec.optimizer if isinstance(spec, Spec) else _settings(spec)
     named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
-    rates = experiment.rates((name for name, _ in named), model.layer_parameters)
-    decay = _decay(experiment, model, dict(named))
+    rates = spec.rates((name for name, _ in named), model.layer_parameters)
+    decay = _decay(of, model, dict(named))
     groups = [{"params": [p], "lr": rates[name], **decay.get(name, {})} for name, p in named]
-    chosen = getattr(torch.optim, experiment.optimizer)
-    options = dict(experiment.optimizer_options)
+    options = dict(of.options)
     try:
-        optimizer: torch.optim.Optimizer = chosen(groups, **options)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, of.kind)(groups, **options)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"torch.optim.{experiment.optimizer} does not take the options {options}: {error}.") from error
+        raise ValueError(f"torch.optim.{of.kind} does not take the options {options}: {error}.") from error
     if any(DECOUPLED in group for group in groups):
         optimizer.register_step_pre_hook(_shrink)
-    elif experiment.weight_decay and "weight_decay" not in optimizer.defaults:
+    elif of.weight_decay and "weight_decay" not in optimizer.defaults:
         raise ValueError(
-            f"torch.optim.{experiment.optimizer} has no weight decay of its own; expected one that has, such as SGD. "
-            "Set weight_decay_kind to decoupled, which works with every optimizer."
+            f"torch.optim.{of.kind} has no weight decay of its own; expected one that has, such as SGD. Set "
+            "weight_decay_kind to decoupled, which works with every optimizer."
         )
     return optimizer
 
 
-def _decay(experiment: Experiment, model: Dynamics, named: dict[str, nn.Parameter]) -> dict[str, dict[str, float]]:
+def _settings(e: Any) -> Optimizer:
+    return Optimizer(
+        kind=e.optimizer, options=e.optimizer_options, weight_decay=e.weight_decay,
+        weight_decay_kind=e.weight_decay_kind, weight_decay_biases=e.weight_decay_biases,
+    )  # fmt: skip
+
+
+def _decay(of: Optimizer, model: Dynamics, named: dict[str, nn.Parameter]) -> dict[str, dict[str, float]]:
     """What each parameter's group says about the decay of its weights."""
-    if not experiment.weight_decay:
+    if not of.weight_decay:
         return {}
-    decoupled, own = experiment.weight_decay_kind == "decoupled", experiment.optimizer == "AdamW"
+    decoupled, own = of.weight_decay_kind == "decoupled", of.kind == "AdamW"
     if own and not decoupled:
         raise ValueError(
             "AdamW decays weights apart from the gradient; expected weight_decay_kind decoupled, or the optimizer Adam."
@@ -56,10 +63,10 @@ def _decay(experiment: Experiment, model: Dynamics, named: dict[str, nn.Paramete
     def spared(name: str) -> bool:
         """Biases; where a network of one's own does not name them, vectors and numbers."""
         is_bias = name in biases or (not model.layer_parameters and named[name].dim() <= dims)
-        return is_bias and not experiment.weight_decay_biases
+        return is_bias and not of.weight_decay_biases
 
     key = DECOUPLED if decoupled and not own else "weight_decay"
-    return {name: {key: 0.0 if spared(name) else experiment.weight_decay} for name in named}
+    return {name: {key: 0.0 if spared(name) else of.weight_decay} for name in named}
 
 
 @torch.no_grad()

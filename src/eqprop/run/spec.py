@@ -19,8 +19,10 @@ from eqprop.messages import shown, unknown
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet, ToyNet
 from eqprop.models.network import GraphNet
+from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.physical.resistive import ResistiveNet
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
 from eqprop.run.published import PaperResult
@@ -73,7 +75,8 @@ class Optimizer(Section, frozen=True, kw_only=True):
 
     rates           by parameter name; a bias takes the rate of its layer's weight (b0 that of W01); "*" stands for
                     every parameter that is not named
-    decay           "cosine": rates fall along half a cosine, epoch by epoch; "none": constant rates
+    decay           "cosine": rates fall along half a cosine, epoch by epoch; "exponential": each epoch's are
+                    `decay_factor` times the last one's; "none": constant rates
     decay_floor     the rate they fall to; one that is lower from the start stays as it is
     warmup          rates rise from zero in equal steps, one per iteration
     weight_decay    "coupled": weight_decay * w is added to the gradient, as torch.optim's own option does;
@@ -93,7 +96,11 @@ class Optimizer(Section, frozen=True, kw_only=True):
     ] = {}
     batch: Annotated[int, about("Mini-batch size.", common=True, ge=1, le=MOST_STEPS)] = 20
     epochs: Annotated[int, about("Passes over the training set.", common=True, ge=1, le=MOST_EPOCHS)] = 10
-    decay: Annotated[Literal["none", "cosine"], about("Decay of the rates: none or cosine.", common=True)] = "none"
+    decay: Annotated[
+        Literal["none", "cosine", "exponential"],
+        about("Decay of the rates: none, cosine or exponential.", common=True),
+    ] = "none"
+    decay_factor: Annotated[float, about("Of the rates per epoch, where they decay exponentially.", gt=0, le=1)] = 0.99
     decay_epochs: (
         Annotated[int, about("Epochs over which rates fall; then they stay. None: all.", ge=1, le=MOST_EPOCHS)] | None
     ) = None
@@ -111,6 +118,8 @@ class Optimizer(Section, frozen=True, kw_only=True):
     def rate_factor(self, epoch: int) -> float:
         """The share of the way down to the floor that is left to the rates in this epoch, counted from 0."""
         over = self.decay_epochs or self.epochs
+        if self.decay == "exponential":
+            return float(self.decay_factor ** min(epoch, over))
         return 1.0 if self.decay == "none" else 0.5 * (1.0 + math.cos(math.pi * min(epoch, over) / over))
 
     def rate_in(self, epoch: int, rate: float, warmth: float = 1.0) -> float:
@@ -186,7 +195,9 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "layered": LayeredNet,
     "convolutional": ConvolutionalNet,
     "graph": GraphNet,
+    "predictive": PredictiveNet,
     "toy": ToyNet,
+    "resistive": ResistiveNet,
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -228,6 +239,12 @@ def section_type(section: str, values: Mapping[str, Any]) -> type[Section]:
 def _shared() -> frozenset[str]:
     """The settings of every spec, which an estimator from outside may ask for by name."""
     return frozenset(f.flat for section in ("phases", "optimizer", "data", "run") for f in fields_of(SECTIONS[section]))
+
+
+def fields_of_spec(spec: Spec) -> dict[str, Any]:
+    """The settings by flat name that an estimator may ask for: phases, optimizer, data and run."""
+    sections = ("phases", "optimizer", "data", "run")
+    return {f.flat: getattr(getattr(spec, f.section), f.leaf) for f in declared() if f.section in sections}
 
 
 class Change(NamedTuple):

@@ -1,1 +1,86 @@
-"""The engine `xla`: both phases and the gradient of any model as one program of the compiler XLA."""
+"""The engine `xla`: both phases and the gradient of any model as one program of the compiler XLA.
+
+jax is imported when the first program is asked for, not here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from eqprop.cost import Problem
+from eqprop.dynamics import Dynamics
+from eqprop.engines.base import Batch, Engine, Job, Runner, Task
+from eqprop.engines.eager import EagerRunner
+from eqprop.estimators import EP, Estimator, Grads
+from eqprop.relax import Phase, Relaxation, relax
+from eqprop.state import State
+
+if TYPE_CHECKING:
+    from eqprop.engines.xla.engine import Programs
+
+
+@functools.cache
+def shared_programs() -> Programs:
+    """The programs of this process, by model. jax is imported when the first is asked for."""
+    from eqprop.engines.xla.engine import Programs
+
+    return Programs()
+
+
+class XlaRunner(EagerRunner):
+    """The reference iteration with the gradient as a program."""
+
+    def __init__(self, job: Job, engine: Xla) -> None:
+        super().__init__(job)
+        self.engine = engine
+
+    def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
+        problem = Problem(self.job.model, self.job.cost, batch.x, batch.y)
+        task = Task(problem.model, problem.cost, estimator.for_call(problem.model))
+        free, grads = self.engine.gradient(task, batch.x, batch.y, estimator.begin(problem, begun))
+        estimator.fill_grad(problem, grads)
+        return free
+
+
+class Xla(Engine):
+    """Any model and cost, in float32 or float64 on the CPU.
+
+    falls_back      whether a model that has no program is left to the reference, with a warning, or else raises
+    """
+
+    name = "xla"
+    device = "cpu"
+    computes = True
+    reference = True
+    estimators = (EP,)
+    starts = ("zero", "persistent", "initialised", "carried")
+
+    def __init__(self, falls_back: bool = False) -> None:
+        self.falls_back = falls_back
+
+    def automatic(self, task: Task) -> Engine | None:
+        """For gradients alone: whole iterations are not measured yet."""
+        return Xla(falls_back=True) if task.optimizer is None else None
+
+    def refuses_more(self, task: Task) -> str | None:
+        if importlib.util.find_spec("jax") is None:
+            return "jax is not installed: python -m pip install jax."
+        return None
+
+    def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
+        return relax(model, x, phase, state)
+
+    def gradient(self, task: Task, x: Tensor, y: Tensor, state: State) -> tuple[Relaxation, Grads]:
+        assert task.cost is not None
+        assert isinstance(task.estimator, EP)
+        if task.estimator.checked:
+            task.estimator.check_nudge(task.model, state[0].dtype)
+        problem = Problem(task.model, task.cost, x, y)
+        return shared_programs().gradient(problem, task.estimator, state, self.falls_back)
+
+    def runner(self, job: Job) -> Runner:
+        return XlaRunner(job, self)

@@ -1,4 +1,4 @@
-"""The engine `xla`: gradients as programs of XLA, for any model, with the reference to fall back on."""
+"""Programs by model: made when first needed, kept true, left to the reference where there can be none."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines.traced import CannotTrace, Checks, Watch
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.program import Gradient, Inputs, Kind, Pieces, as_array, as_tensor
-from eqprop.estimators import EP
+from eqprop.estimators import EP, Grads
 from eqprop.relax import Relaxation, settled_below
 from eqprop.state import State
-
-Grads = dict[nn.Parameter, Tensor]
 
 MOST = 16
 """Programs kept per model: one per cost, shapes and kind of estimator."""
@@ -109,17 +107,16 @@ class Memory:
 
 
 class Programs:
-    """Computes gradients by programs, which it remembers by model, cost, shapes and kind of estimator.
+    """Computes gradients by programs, which it remembers by model, cost, shapes and kind of estimator."""
 
-    fallen_back     whether a model that has no program is left to the reference with a warning, or else raises
-    """
-
-    def __init__(self, fallen_back: bool = True) -> None:
-        self.fallen_back = fallen_back
+    def __init__(self) -> None:
         self._memories: WeakKeyDictionary[Dynamics, Memory] = WeakKeyDictionary()
 
-    def gradient(self, problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads]:
-        """The free phase from s and dL/dtheta by parameter, as the estimator's own; all arguments checked before."""
+    def gradient(self, problem: Problem, estimator: EP, s: State, falls_back: bool = True) -> tuple[Relaxation, Grads]:
+        """The free phase from s and dL/dtheta by parameter, as the estimator's own; all arguments checked before.
+
+        falls_back      whether a model that has no program is left to the reference with a warning, or else raises
+        """
         memory = self._memories.setdefault(problem.model, Memory())
         kind = Kind.of(problem.model, len(s), estimator)
         key = _key(problem, estimator, s, kind)
@@ -131,8 +128,11 @@ class Programs:
             if known.checks.due():
                 self._verify(memory, key, known, problem, estimator, free.state)
                 if key not in memory.programs:  # it was stale
-                    return self.gradient(problem, estimator, s)
+                    return self.gradient(problem, estimator, s, falls_back)
         except CannotTrace as error:
+            if not falls_back:
+                title = problem.model.title
+                raise ValueError(f"The engine 'xla' cannot serve {title}: {error}. Use 'eager'.") from error
             return self._left(memory, key, problem, estimator, s, str(error))
         return free, grads
 
@@ -158,8 +158,6 @@ class Programs:
     ) -> tuple[Relaxation, Grads]:
         """Leave it to the reference, with a warning once."""
         title = problem.model.title
-        if not self.fallen_back:
-            raise ValueError(f"The engine 'xla' cannot serve {title}: {reason}. Use 'eager'.")
         found = reference(problem, estimator, s)  # an error of the model's own says more than a warning
         if key not in memory.refused:
             memory.refused[key] = reason
@@ -215,7 +213,7 @@ def apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) ->
 
 def reference(problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads]:
     """The reference's gradient."""
-    return estimator.gradient(problem.model, problem.cost, problem.x, problem.y, s)
+    return estimator.computed(problem, s)
 
 
 def _key(problem: Problem, estimator: EP, s: State, kind: Kind) -> object:
