@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from benchmarks.collect import compact
 from docs.build.results import Document, documents
 from docs.build.text import commit, duration, listed, table
-from eqprop.experiments.experiment import Experiment, label
-from eqprop.experiments.io import from_dict
-from eqprop.experiments.paper import PAPER, PRESETS, named_experiment
+from eqprop import papers
+from eqprop.estimators.named import label
 from eqprop.report.figures import Panel, error_curves
-from eqprop.report.runs import KINDS, points, reproduced
+from eqprop.report.runs import KINDS, points
+from eqprop.run.published import reproduces
+from eqprop.run.spec import Spec
 
 ESTIMATORS = ("ep", "bptt")
 MATCHED = {
@@ -50,13 +51,13 @@ class TrainError(NamedTuple):
 class Row:
     """A network trained under one preset with one schedule, as `eqprop reproduce table1` writes it."""
 
-    experiment: Experiment
+    experiment: Spec
     found: Document
 
     @property
     def own_schedule(self) -> bool:
         """Whether it ran with the schedule of its preset."""
-        return bool(self.found["schedule"] == self.experiment.schedule)
+        return bool(self.found["schedule"] == self.experiment.phases.schedule)
 
     @property
     def label(self) -> str:
@@ -72,14 +73,14 @@ class Row:
 
     def reproduced(self, estimator: str) -> bool | None:
         """Whether the test error is within two of the paper's deviations, on both sides; None if it is not finished."""
-        found, paper = self.result(estimator), self.experiment.paper_results.get(estimator)
-        if found is None or paper is None or self.epochs(estimator) < self.experiment.epochs:
+        found, paper = self.result(estimator), self.experiment.results.get(estimator)
+        if found is None or paper is None or self.epochs(estimator) < self.experiment.optimizer.epochs:
             return None
-        return reproduced(found["test_error_mean"], paper)
+        return reproduces(found["test_error_mean"], paper)
 
     def train_error(self, estimator: str) -> TrainError | None:
         """The running train error of the last epoch beside the paper's; None where either is missing."""
-        found, paper = self.result(estimator), self.experiment.paper_results.get(estimator)
+        found, paper = self.result(estimator), self.experiment.results.get(estimator)
         if found is None or paper is None or paper.train is None:
             return None
         last = [trial["train_error"][-1] for trial in found["trials"] if not trial["diverged"]]
@@ -95,8 +96,8 @@ class Row:
 def rows(found: list[Document] | None = None) -> list[Row]:
     """By network, then by preset; the schedule of the preset first."""
     found = documents("table1") if found is None else found
-    every = [Row(named_experiment(d["name"], d["preset"]), d) for d in found]
-    names, presets = list(PAPER), list(PRESETS)
+    every = [Row(papers.find(d["name"], d["preset"]), d) for d in found]
+    names, presets = list(papers.of_paper()), list(papers.PRESETS)
     key = lambda r: (names.index(r.experiment.name), presets.index(r.experiment.preset), not r.own_schedule)  # noqa: E731
     return sorted(every, key=key)
 
@@ -123,9 +124,10 @@ def comparison(shown: Mapping[str, Row], train: bool = True) -> str:
     """A line per network: how it was trained, and the errors of EP and of BPTT beside the paper's."""
     lines = []
     for name, row in shown.items():
-        cells = [name, f"`{row.experiment.preset}`", row.found["schedule"], row.experiment.T, row.experiment.K]
+        phases = row.experiment.phases
+        cells = [name, f"`{row.experiment.preset}`", row.found["schedule"], phases.T, phases.K]
         for estimator in ESTIMATORS:
-            paper = row.experiment.paper_results[estimator]
+            paper = row.experiment.results[estimator]
             cells += [_cell(row, estimator, train), paper if train else replace(paper, train=None)]
         lines.append([*cells, duration(row.whole_seconds)])
     return table(HEADS, lines, words=3)
@@ -136,7 +138,8 @@ def _cell(row: Row, estimator: str, train: bool = True) -> str:
     ours, epochs = spread(row.result(estimator), train), row.epochs(estimator)
     error = row.train_error(estimator)
     mark = "†" if train and error is not None and error.differs else ""
-    short = f", epoch {epochs} of {row.experiment.epochs}" if 0 < epochs < row.experiment.epochs else ""
+    whole = row.experiment.optimizer.epochs
+    short = f", epoch {epochs} of {whole}" if 0 < epochs < whole else ""
     return (f"**{ours}**" if row.reproduced(estimator) else ours) + mark + short
 
 
@@ -192,8 +195,8 @@ def results_block() -> str:
     return table(["network", "preset", "EP", "BPTT"], lines, words=2)
 
 
-def changes(experiment: Experiment) -> str:
-    return "; ".join(str(c) for c in experiment.changes(PAPER[experiment.name])) or "nothing"
+def changes(experiment: Spec) -> str:
+    return "; ".join(str(c) for c in experiment.changes(papers.find(experiment.name))) or "nothing"
 
 
 def changes_block() -> str:
@@ -204,7 +207,7 @@ def changes_block() -> str:
 def tried_block() -> str:
     lines = []
     for found in documents("tried/rows.json"):
-        experiment = replace(from_dict(found["experiment"], "tried"), paper_results=PAPER[found["name"]].paper_results)
+        experiment = Spec(**found["experiment"]).override(published=dict(papers.find(found["name"]).published))
         row = Row(experiment, found)
         lines.append([found["name"], changes(experiment), *(spread(row.result(e)) for e in ESTIMATORS)])
     return table(["network", "changed from the paper", "EP", "BPTT"], lines, words=2)
@@ -237,7 +240,7 @@ def curves() -> Figure:
     panels = []
     for name, row in matched().items():
         drawn = {(e, kind): points(row.found["estimators"][e]["trials"], kind) for e in ESTIMATORS for kind in KINDS}
-        panels.append(Panel(f"{name}, {row.label.replace('`', '')}", drawn, row.experiment.paper_results))
+        panels.append(Panel(f"{name}, {row.label.replace('`', '')}", drawn, row.experiment.results))
     return error_curves(panels)
 
 

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from eqprop.autodiff import check_recordable, derivative
 from eqprop.cost import Cost
-from eqprop.estimators.base import add_to_grad
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.state import is_number
 
@@ -142,7 +141,8 @@ class _Sequences(ABC):
     def backward(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> Run:
         """Add the batch-mean dL/dtheta to `.grad`; return the run."""
         run, grads = self.gradient(system, cost, u, y)
-        add_to_grad(grads)
+        for p, g in grads.items():
+            p.grad = g if p.grad is None else p.grad + g
         return run
 
     def middle(self, s: Phase) -> Tensor:

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gdu": {"messages", "state", "autodiff", "dynamics", "cost", "relax", "estimators"},
     "models": {"messages", "plugins", "settings", "state", "autodiff", "dynamics", "functional", "cost"},
     "physical": CORE | {"models", "settings", "messages", "plugins", "files"},
-    "echo": {"state", "autodiff", "cost", "estimators", "models"},
+    "echo": {"state", "autodiff", "cost", "models"},
     "starts": {"state", "autodiff", "dynamics"},
     "engines": {
         *("files", "cache", "messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost", "relax"),

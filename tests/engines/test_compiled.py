@@ -35,10 +35,9 @@ from eqprop.engines.compiled import (
     unpool_elementwise,
 )
 from eqprop.engines.eager import Eager, PreciseStepper
-from eqprop.experiments import literature
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
-from eqprop.run.plan import Settings, make_plan
+from eqprop.run.session import bind, make_estimator
 from eqprop.run.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
@@ -139,9 +138,9 @@ def test_a_step_that_looks_at_its_values_is_refused_in_words_or_falls_back_with_
 
     model = eqprop.from_primitive(looking, {"W": torch.randn(3, 4)}, (3,), squash=torch.tanh)
     x = torch.rand(2, 4)
-    with pytest.raises(ValueError, match=r"'compiled' cannot serve looking: its step cannot be traced .*Use 'eager'"):
+    with pytest.raises(ValueError, match=r"'compiled' cannot serve looking: it reads the values .*Use 'eager'"):
         Compiled().relaxation(model, x, Phase(4))
-    with pytest.warns(UserWarning, match="looking runs on the eager engine, which is slower: its step cannot"):
+    with pytest.warns(UserWarning, match="looking runs on the eager engine, which is slower: it reads"):
         found = Compiled(falls_back=True).relaxation(model, x, Phase(4))
     assert torch.equal(found.state[0], relax(model, x, 4).state[0])
 
@@ -151,18 +150,26 @@ def test_a_step_that_draws_random_numbers_is_refused() -> None:
         return (s[0] * (x @ theta["W"].T + torch.rand_like(s[0]))).sum(-1)
 
     model = eqprop.from_primitive(noisy, {"W": torch.randn(3, 4)}, (3,), squash=torch.tanh)
-    with pytest.raises(ValueError, match="its step draws random numbers"):
+    with pytest.raises(ValueError, match="it draws random numbers"):
         Compiled().relaxation(model, torch.rand(2, 4), Phase(4))
 
 
-def test_a_phi_that_changes_its_own_tensors_in_place_is_refused_for_that() -> None:
+def test_a_phi_may_change_its_own_tensors_in_place_but_not_those_that_outlive_it(interpreted: None) -> None:
+    seen = torch.zeros(2, 3)
+
     def changing(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
         return ((s[0] @ theta["W"].T).tanh_() * x).sum(-1)
 
-    model = eqprop.from_primitive(changing, {"W": torch.randn(3, 3)}, (3,), squash=torch.tanh)
-    x = torch.rand(2, 3)
-    assert relax(model, x, 4).steps == 4
-    with pytest.raises(ValueError, match=r"'compiled' cannot serve changing: its step changes tensors in place \(aten"):
+    def noting(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+        seen.add_(1.0)
+        return ((s[0] @ theta["W"].T).tanh() * x * seen).sum(-1)
+
+    x, theta = torch.rand(2, 3), {"W": torch.randn(3, 3)}
+    model = eqprop.from_primitive(changing, theta, (3,), squash=torch.tanh)
+    found, expected = Compiled().relaxation(model, x, Phase(4)).state[0], relax(model, x, 4).state[0]
+    assert torch.allclose(found, expected, rtol=0.0, atol=1e-6)
+    model = eqprop.from_primitive(noting, theta, (3,), squash=torch.tanh)
+    with pytest.raises(ValueError, match="cannot serve noting: it changes a tensor in place that outlives the step"):
         Compiled().relaxation(model, x, Phase(4))
 
 
@@ -195,14 +202,12 @@ def test_auto_compiles_a_graph_that_pools_where_an_epoch_is_long() -> None:
 def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
     pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
     data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
-    plan = make_plan(literature.SMALL, Settings(), data)
-    model = plan.network((0,))
-    cost = plan.cost(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    work = plan.task("ep-symmetric", model, cost, optimizer).work
-    samples = 5000 // literature.SMALL.batch * literature.SMALL.batch
+    session = bind("cifar10-small", data, test_samples=10, engine="eager")
+    batch = session.spec.optimizer.batch
+    work = session.work(session.model, session.estimator)
+    samples = 5000 // batch * batch
     assert samples / 5000 * 1.42e12 < work < 1.43e12
-    assert plan.task("bptt", model, cost, optimizer).work == 0.0
+    assert session.work(session.model, make_estimator(session.spec, "bptt")) == 0.0
 
 
 def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,6 +568,23 @@ def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: An
     change(model)
     assert same_as_the_reference(engine, model, x)
     assert not torch.allclose(before, engine.relaxation(model, x, Phase(7)).state[0])
+
+
+def test_a_change_that_cannot_be_watched_is_found_by_comparing(
+    monkeypatch: pytest.MonkeyPatch, interpreted: None
+) -> None:
+    monkeypatch.setenv("GAIN", "1.0")
+
+    def reading(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
+        return float(os.environ["GAIN"]) * (s[0] * (x @ theta["W"].T)).sum(-1)
+
+    model = eqprop.from_primitive(reading, {"W": torch.randn(3, 4).double()}, (3,), squash=torch.tanh)
+    engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
+    assert all(same_as_the_reference(engine, model, x) for _ in range(3))
+    monkeypatch.setenv("GAIN", "0.5")
+    with pytest.warns(UserWarning, match="The step of reading had changed unseen; it was compiled again"):
+        found = [same_as_the_reference(engine, model, x) for _ in range(5)]
+    assert found[-1]
 
 
 def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:

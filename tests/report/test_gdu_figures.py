@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eqprop.experiments.experiment import ESTIMATORS
+from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
+from eqprop.experiments.paper import named_experiment
 from helpers.nets import batch, prototypical, toy
 from matplotlib import image
 
 import eqprop
 from eqprop import SquaredError, gdu
 from eqprop.cost import Problem
-from eqprop.experiments.experiment import ESTIMATORS
-from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
-from eqprop.experiments.paper import named_experiment
 from eqprop.report.figures import COLOURS, Panel, error_curves, save
 from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, symbol
 from eqprop.report.paper import FIGURES, curves

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 
-from eqprop.cli.common import Threads, bars, check_out, one_process
-from eqprop.data.images import check_device
-from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
+from eqprop import papers
+from eqprop.cli.common import bars, check_out, one_process
+from eqprop.cli.options import with_settings
 from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
+from eqprop.models.layered import LayeredNet
+from eqprop.run import bind
+from eqprop.run.laboratory import Subject, compare, is_same
+from eqprop.run.spec import Spec
 
-DTYPE = "float64"
 
-
+@with_settings("seed", "threads", "device")
 def figures(
+    settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
-    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and samples.")] = None,
-    threads: Threads = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    preset: Annotated[str, typer.Option(help="gdu: as printed. gdu-authors: as in their code.")] = "gdu",
 ) -> None:
     """Draw the paper's 22 figures. Run it again to continue where it stopped.
 
@@ -34,43 +36,42 @@ def figures(
 
     one_process("reproduce figures")
     check_out(out)
-    check_device(device)
-    if preset not in GDU_EXPERIMENTS:
-        raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
-    experiments = [experiment.override(seed=seed) for experiment in GDU_EXPERIMENTS[preset].values()]
+    if preset not in papers.COMPARED:
+        raise ValueError(unknown("preset", preset, papers.COMPARED))
+    specs = [spec.override(**settings) for spec in papers.specs(preset).values()]
     failed = []
     with bars() as progress:
-        task = progress.add_task("", total=sum(weight(experiment) for experiment in experiments))
-        for experiment in experiments:
+        task = progress.add_task("", total=sum(weight(spec) for spec in specs))
+        for spec in specs:
             try:
-                _do(experiment, out / experiment.name, device, threads, (progress, task))
+                _compare(spec, out / spec.name, (progress, task))
             except NeverSettlesError as error:
-                failed.append(f"{experiment.name}: {error}")
+                failed.append(f"{spec.name}: {error}")
     for path in write_figures(out):
         typer.echo(path)
     if failed:
         raise NeverSettlesError("Some figures are missing. " + " ".join(failed) + " Try another --seed.")
 
 
-def weight(experiment: GduExperiment) -> float:
-    """Rough cost of an experiment, in free steps of a small net, for the progress bar."""
-    return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
+def weight(spec: Spec) -> float:
+    """Rough cost of a comparison, in free steps of a small net, for the progress bar."""
+    hidden = len(spec.model.sizes) - 2 if isinstance(spec.model, LayeredNet) else 0
+    return spec.phases.T * max(hidden, 0.1) + 25 * spec.phases.K
 
 
-def _do(experiment: GduExperiment, folder: Path, device: str, threads: int | None, shown: tuple[Bars, TaskID]) -> None:
+def _compare(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
     """Compare and write the folder, unless it exists with the same settings."""
-    progress, task = shown
     from eqprop.report.gdu import read_document, write_folder
 
-    done, share = progress.tasks[task].completed, weight(experiment)
+    progress, task = shown
+    done, share = progress.tasks[task].completed, weight(spec)
     before = read_document(folder)
-    if before is None or not same_settings(before, experiment, DTYPE, drop_unsettled=False):
-        progress.update(task, description=experiment.name)
-        setup = Setup.of_experiment(experiment, DTYPES[DTYPE], device)
-        document, traces = run(
-            setup, progress=lambda part: progress.update(task, completed=done + part * share), threads=threads
-        )
+    if before is None or not is_same(before, spec, torch.float64):
+        progress.update(task, description=spec.name)
+        session = bind(spec, dtype=torch.float64, trains=False)
+        subject = Subject(session, session.problem())
+        document, traces = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
         write_folder(folder, document, traces)
-        said = f"{experiment.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
+        said = f"{spec.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)
     progress.update(task, completed=done + share)

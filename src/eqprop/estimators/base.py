@@ -18,7 +18,7 @@ from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
-from eqprop.state import State, detach, per_sample, subtract
+from eqprop.state import State, add, detach, per_sample, subtract
 
 Grads = dict[nn.Parameter, Tensor]
 """dL/dtheta by parameter."""
@@ -189,13 +189,10 @@ class Estimator(ABC):
         return free
 
     def fill_grad(self, problem: Problem, grads: Grads) -> None:
-        """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
+        """Add to `.grad`."""
         if self.orientation < 0 and isinstance(problem.model, PrimitiveDynamics):  # updates are derivatives of Phi
             warn_outside_phi(problem.model, problem.x)
-        for parameter, grad in grads.items():
-            if grad.stride() != parameter.stride():
-                grad = torch.empty_like(parameter).copy_(grad)
-            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        add_to_grad(grads)
 
     @in_own_precision
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
@@ -251,6 +248,14 @@ def warn_outside_phi(model: PrimitiveDynamics, x: Tensor) -> None:
             )
 
 
+def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
+    """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
+    for parameter, grad in grads.items():
+        if grad.stride() != parameter.stride():
+            grad = torch.empty_like(parameter).copy_(grad)
+        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
 def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
@@ -262,6 +267,16 @@ def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor
         return Step(moved, parameter_vjp(model, x, before, moved))
     learned = trainable(model)
     contrast = model.contrast(x, after, before)
+    return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
+
+
+def difference_update(model: Dynamics, x: Tensor, s: State, before: State, after: State, unit: Factor) -> Step:
+    """The same from states given by how far they are from s; the neurons in the precision of s."""
+    moved = tuple([(by_network(unit, v) * v).to(a.dtype) for v, a in zip(subtract(after, before), s, strict=True)])
+    if not isinstance(model, PrimitiveDynamics):
+        there = tuple([v.to(a.dtype) for v, a in zip(add(s, before), s, strict=True)])
+        return Step(moved, parameter_vjp(model, x, there, moved))
+    learned, contrast = trainable(model), model.difference_contrast(x, s, after, before)
     return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
 
 

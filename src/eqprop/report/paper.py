@@ -62,8 +62,8 @@ def training_curves(name: str) -> Figure:
     }
     schedule = "" if row["schedule"] == "synchronous" else f", {row['schedule']}"
     note = f"{row['trials']} trials per estimator, stored: {row['device']}, commit {row['commit'][:7]}"
-    published: Any = papers.find(name).results
-    return error_curves([Panel(f"{name}, {row['preset']}{schedule}", drawn, published, note)])
+    title = f"{name}, {row['preset']}{schedule}"
+    return error_curves([Panel(title, drawn, papers.find(name).results, note)])
 
 
 def _processes(name: str) -> PaperFigure:

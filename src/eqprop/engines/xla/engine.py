@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.traced import CannotTrace, Checks, Watch
+from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, size_of
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.program import Gradient, Inputs, Kind, Pieces, as_array, as_tensor
 from eqprop.estimators import EP, Grads
@@ -198,17 +198,6 @@ class Programs:
 def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:
     """All that is compared; nothing where the gradients are of other parameters."""
     return [*free.state, *(grads[p] for p in order)] if set(grads) == set(order) else []
-
-
-def size_of(v: Tensor) -> float:
-    """The largest number."""
-    return float(v.abs().max()) if v.numel() else 0.0
-
-
-def apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) -> bool:
-    """Whether two lists of tensors differ by more than allowed; what is not finite in both is equal."""
-    pairs = zip(a, b, allowed, strict=True)
-    return len(a) != len(b) or any(size_of((p - q).nan_to_num(0.0, 0.0, 0.0)) > most for p, q, most in pairs)
 
 
 def reference(problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads]:
