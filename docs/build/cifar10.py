@@ -55,5 +55,5 @@ def curves() -> Figure:
     for net, names in NETS.items():
         own = {next(iter(d["estimators"])): counted_trials(d) for name in names if (d := rows().get(name))}
         drawn = {(e, kind): points(trials, kind) for e, trials in own.items() for kind in KINDS}
-        panels += [Panel(net, drawn, papers.cifar_rows()[net].experiment.results)] if own else []
+        panels += [Panel(net, drawn, papers.cifar_rows()[net].spec.results)] if own else []
     return error_curves(panels)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from itertools import product
 from typing import Any
 
-import msgspec
 import torch
 
 from docs.build.gdu import compared, traces
-from docs.build.results import RESULTS, Document, documents
+from docs.build.results import RESULTS, Document, documents, flat
 from eqprop import papers
 from eqprop.dynamics import Dynamics
 from eqprop.run.session import build_model
@@ -25,7 +25,8 @@ def settings(name: str, preset: str = "paper", **_: Any) -> Document:
     spec = papers.find(name, preset)
     published = {estimator: asdict(result) for estimator, result in spec.results.items()}
     samples = [papers.TRAINING_SAMPLES, papers.TEST_SAMPLES]
-    return {**_flat(spec), "rates": list(spec.optimizer.rates.values()), "published": published, "samples": samples}
+    more = {"rates": list(spec.optimizer.rates.values()), "published": published, "samples": samples}
+    return {**_flat(spec), **more}
 
 
 @cache
@@ -35,9 +36,8 @@ def gdu_settings(name: str, preset: str = "paper") -> Document:
 
 
 def _flat(spec: Spec) -> Document:
-    """Phases, model and optimizer by the names of their fields."""
-    sections = (spec.model, spec.phases, spec.optimizer)
-    return {name: value for section in sections for name, value in msgspec.to_builtins(section).items()}
+    """A spec as it is read from JSON, which knows no tuples."""
+    return flat(json.loads(json.dumps(spec.to_dict())))
 
 
 @cache
