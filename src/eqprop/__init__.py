@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, engines, gdu, models, papers, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, report, starts
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "engines", "gdu", "models", "papers", "report", "starts")
+    name: f"eqprop.{name}" for name in ("data", "echo", "engines", "gdu", "models", "papers", "report", "starts")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),
@@ -116,6 +116,7 @@ __all__ = [
     "data",
     "distributed",
     "doctor",
+    "echo",
     "engines",
     "evaluate",
     "from_energy",

@@ -126,6 +126,19 @@ def in_complex(modules: Sequence[nn.Module], run: Callable[[], Result]) -> Resul
     return with_values(modules, values, run)
 
 
+def doubled(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module in float64, by name, trainable where they are."""
+    held = (*module.named_parameters(), *module.named_buffers())
+    return {name: wide(v).requires_grad_(v.requires_grad) for name, v in held if v.is_floating_point()}
+
+
+def wide(v: Tensor) -> Tensor:
+    """v in float64, or complex128; tensors that are not floating-point are returned unchanged."""
+    if v.is_complex():
+        return v.detach().to(torch.complex128)
+    return v.detach().double() if v.is_floating_point() else v
+
+
 def complex_of(v: Tensor) -> Tensor:
     """v as a complex leaf, trainable if v is; tensors that are not floating-point are returned unchanged."""
     if not v.is_floating_point():

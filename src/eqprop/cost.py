@@ -204,13 +204,15 @@ class Nudge:
     """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative but not 0.
 
     beta is a number, or a tensor with one value per sample, (B,) or (R, B), or per network, (R, 1). It may be complex
-    if the state is. `checked=False` skips the check that reads beta, for a nudge that is traced.
+    if the state is. `checked=False` skips the check that reads beta, for a nudge that is traced. A state `at` holds the
+    force at what it is there.
     """
 
     cost: Cost
     y: Tensor
     beta: float | complex | Tensor
     checked: bool = True
+    at: State | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.beta, Tensor):
@@ -218,7 +220,7 @@ class Nudge:
 
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""
-        strength = -self.beta * factor
+        s, strength = s if self.at is None else self.at, -self.beta * factor
         return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
 
     def implicit(self, output: Tensor, factor: float, curvature: float = 1.0) -> tuple[Tensor, float | Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
-from eqprop.autodiff import check_recordable, derivative, in_own_precision, leaf
+from eqprop.autodiff import check_recordable, derivative, doubled, in_own_precision, leaf, wide, with_values
 from eqprop.state import LayerParameters, State, add, is_number
 
 Drive = Any
@@ -21,6 +21,21 @@ NudgeSite = Literal["outside", "inside", "implicit"]
 """Where the nudge enters F = squash(dPhi/ds): after squash, in its argument, or there but at the new state."""
 
 NUDGE_SITES: tuple[NudgeSite, ...] = get_args(NudgeSite)
+
+UNBOUNDED = (-math.inf, math.inf)
+"""The bounds of an activation that is the identity."""
+
+
+class Departure(Protocol):
+    """d -> F(x, s* + d; nudged) - F(x, s*) for a fixed s*, without cancellation."""
+
+    def __call__(self, d: State, push: Sequence[Tensor | None], layers: Collection[int] | None = None) -> State:
+        """The next d, of some layers or of all, with a push outside or inside sigma as the model has it."""
+
+    def implicit(
+        self, d: State, target: Tensor, strength: float | Tensor, layers: Collection[int] | None = None
+    ) -> State:
+        """The same with an implicit nudge."""
 
 
 class Dynamics(nn.Module):
@@ -85,6 +100,10 @@ class Dynamics(nn.Module):
         """F(x, s) + push, where push = -beta dl/ds is the nudge of the second phase  [eq:2nd-phase]."""
         new = self.transition(drive, s)
         return new if push is None else add(new, push)
+
+    def departure(self, drive: Drive, s: State) -> Departure | None:
+        """The difference form of a step around s, where it has formulas; None: a phase in float64 takes its place."""
+        return None
 
     @property
     def nudge_added(self) -> bool:
@@ -204,6 +223,9 @@ class PrimitiveDynamics(Dynamics):
                 "hand-written formulas. Derive it from eqprop.PrimitiveDynamics, or override those too."
             )
 
+    conservative: bool = True
+    """Whether F follows from a Phi, and EP's update is its derivative."""
+
     least_curvature: float = 1.0
     """What an implicit nudge adds to; at minus this beta its solution is not unique. inf: the model itself looks."""
 
@@ -242,6 +264,18 @@ class PrimitiveDynamics(Dynamics):
     def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
         """The batch mean of dPhi/dtheta(x, s_plus) - dPhi/dtheta(x, s_minus), by parameter name  [eq:delta-ep]."""
         return self.autodiff_contrast(x, s_plus, s_minus)
+
+    def difference_contrast(self, x: Tensor, s: State, plus: State, minus: State | None = None) -> dict[str, Tensor]:
+        """The contrast of the states s + plus and s + minus (None: s itself), from how far they are from s.
+
+        By default that of the two states in float64; `plus` and `minus` may be in float64 already.
+        """
+        start = tuple(map(wide, s))
+        ends = [start if d is None else add(start, d) for d in (plus, minus)]
+        if x.dtype == torch.float64:
+            return self.contrast(x, *ends)
+        found = with_values((self,), (doubled(self),), lambda: self.contrast(wide(x), *ends))
+        return {name: g.detach().to(x.dtype) for name, g in found.items()}
 
     def autodiff_gradient(self, x: Tensor, s: State) -> State:
         """dPhi/ds by automatic differentiation: the oracle. Differentiable again when gradients are being recorded."""
@@ -334,7 +368,7 @@ class PrimitiveDynamics(Dynamics):
     @property
     def output_bounds(self) -> tuple[float, float] | None:
         """The numbers between which squash clamps the output, infinite for the identity; None if it does not clamp."""
-        return None if self.squashes else (-math.inf, math.inf)
+        return None if self.squashes else UNBOUNDED
 
     def implicit_step(
         self, drive: Drive, s: State, target: Tensor, strength: float | Tensor, layers: Collection[int] | None = None
@@ -362,17 +396,19 @@ def solve_implicit(
     inputs: Tensor,
     target: Tensor,
     strength: float | Tensor,
-    bounds: tuple[float, float] | None = None,
+    bounds: tuple[float | Tensor, float | Tensor] | None = None,
+    size: Tensor | None = None,
 ) -> Tensor:
     """The o with o = sigma(inputs + strength (target - o)), element by element.
 
     It is unique where 1 + strength sigma' > 0: `strength` is checked to be above -1, and slopes are taken to be 1 at
     most. Where sigma clamps between bounds it is the clamp of (inputs + strength target)/(1 + strength); otherwise it
-    is found by Newton's iteration, kept inside a bracket.
+    is found by Newton's iteration, kept inside a bracket. `size` is that of the numbers that are added; 1 and more
+    where none is given.
     """
     if bounds is not None:
         free = (inputs + strength * target) / (1.0 + strength)
-        return free if bounds == (-math.inf, math.inf) else free.clamp(*bounds)
+        return free if not isinstance(bounds[0], Tensor) and bounds == UNBOUNDED else free.clamp(*bounds)  # type: ignore[arg-type]
     o = sigma(inputs)
     least = torch.as_tensor(1.0 + strength).clamp(max=1.0).to(o)
     reach = (o - sigma(inputs + strength * (target - o))).abs() / least
@@ -381,7 +417,7 @@ def solve_implicit(
         8.0
         * torch.finfo(o.dtype).eps
         * (1.0 + torch.as_tensor(strength).abs().to(o))
-        * (1.0 + inputs.abs() + target.abs())
+        * (1.0 + inputs.abs() + target.abs() if size is None else size)
     )
     for _ in range(NEWTON):
         value, slope = _with_slope(sigma, inputs + strength * (target - o))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import torch
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0"
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, object]:

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from eqprop.autodiff import in_own_precision
+from eqprop.autodiff import doubled, in_own_precision, wide, with_values
 from eqprop.cost import Nudge
-from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
-from eqprop.state import State, detach, distance, first_bad_layer, is_number, layer_name
+from eqprop.dynamics import Departure, Drive, Dynamics, PrimitiveDynamics
+from eqprop.state import State, add, detach, distance, first_bad_layer, is_number, layer_name
 
 Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -24,6 +24,11 @@ SWEEPS: tuple[Schedule, ...] = ("sweeps", "sweeps-same")
 """Schedules that update the groups of `Dynamics.sweep` in turn, in the nudged phase too."""
 
 Stop = Literal["never", "settled"]
+
+PhaseForm = Literal["plain", "difference"]
+"""How a nudged phase is computed: on the state, or on its difference from the end of the free phase."""
+
+Result = TypeVar("Result")
 
 
 def in_sweeps(updates: int, groups: int | None) -> str:
@@ -136,18 +141,35 @@ def relax(
 
 
 @torch.no_grad()
-def end_of_phase(model: Dynamics, x: Tensor, phase: Phase, state: State, nudge: Nudge) -> State:
-    """The last state of a nudged phase, as by `relax`, without the further step that measures its residual."""
-    return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0)[0]
+def end_of_phase(
+    model: Dynamics, x: Tensor, phase: Phase, state: State, nudge: Nudge, form: PhaseForm = "plain"
+) -> State:
+    """The last state of a nudged phase, as by `relax`, without the further step that measures its residual.
+
+    In the difference form, how far it is from `state`.
+    """
+    return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0, form)[0]
 
 
 def _run(
-    model: Dynamics, x: Tensor, phase: Phase, start: State, nudge: Nudge | None, keep: int
+    model: Dynamics,
+    x: Tensor,
+    phase: Phase,
+    start: State,
+    nudge: Nudge | None,
+    keep: int,
+    form: PhaseForm = "plain",
 ) -> tuple[State, int, deque[State], Stepper]:
     """The last state, the steps taken, at least `keep` states before the last, and the step itself."""
     if phase.schedule == "alternating":
         _check_alternating(model, nudge)
-    step = _MAKE_STEPPER.get()(model, x, nudge, phase)
+    step: Stepper
+    if form == "difference":
+        assert nudge is not None, "a free phase has no difference form"
+        step = _MAKE_DIFFERENCE.get()(model, x, nudge, start)
+        start = step.start(start)
+    else:
+        step = _MAKE_STEPPER.get()(model, x, nudge, phase)
     groups = model.sweep(len(start)) if phase.schedule in SWEEPS else ()
     origin = phase.T + phase.then if nudge is None else 0
 
@@ -217,11 +239,84 @@ class Stepper:
         push = None if nudge is None else nudge.push(s, self.theta, model.nudge_scale)
         return model.step(drive, s, push) if update is None else model.group_step(drive, s, update, push)
 
+    def start(self, s: State) -> State:
+        """What the phase begins from where the state is s."""
+        return s
+
     def run(self, s: State, updates: Sequence[Update]) -> State:
         """One step after the other."""
         for update in updates:
             s = self(s, update)
         return s
+
+
+class DifferenceStepper(Stepper):
+    """d -> F(x, s* + d) - F(x, s*) of a nudged step, s* the end of a free phase, by the model's formulas.
+
+    What s* is not quite at rest by, F(x, s*) - s*, is left out: it would drift into the difference of two states.
+    """
+
+    def __init__(self, model: Dynamics, drive: Drive, nudge: Nudge, s: State, around: Departure) -> None:
+        super().__init__(model, drive, nudge)
+        self.s, self.around = s, around
+
+    def start(self, s: State) -> State:
+        return tuple(map(torch.zeros_like, s))
+
+    def __call__(self, d: State, update: Update = None) -> State:
+        assert self.nudge is not None
+        assert not isinstance(update, int), "a nudged phase does not alternate"
+        s = add(self.s, d)
+        if self.implicit:
+            return self.around.implicit(d, *self.nudge.implicit(s[0], self.model.nudge_scale), update)
+        return self.around(d, self.nudge.push(s, self.theta, self.model.nudge_scale), update)
+
+
+class WideStepper(Stepper):
+    """The same of any model, as the difference of two steps in float64: exact to 1e-16 of the state."""
+
+    def __init__(self, model: Dynamics, x: Tensor, nudge: Nudge, s: State) -> None:
+        self.modules, self.values = (model, nudge.cost), (doubled(model), doubled(nudge.cost))
+        self.x = wide(x)
+        beta = wide(nudge.beta) if isinstance(nudge.beta, Tensor) else nudge.beta
+        self.nudge = replace(nudge, y=wide(nudge.y), beta=beta)
+        self.model, self.s = model, tuple(map(wide, s))
+        try:
+            self.free, self.nudged = self._run(self._made)
+            self.known = self._run(lambda: self.free(self.s))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{model.title} cannot be computed in float64, which the difference form needs of a model without "
+                f"formulas for it ({str(error).strip().splitlines()[0].rstrip('.')}): it reads tensors beside its "
+                "parameters and buffers. Hold them by register_buffer, or use form='plain'."
+            ) from error
+
+    def start(self, s: State) -> State:
+        return tuple([torch.zeros_like(wide(v)) for v in s])
+
+    def __call__(self, d: State, update: Update = None) -> State:
+        new = self._run(lambda: self.nudged(add(self.s, d), update))
+        chosen = range(len(d)) if not isinstance(update, tuple) else update
+        return tuple([new[n] - self.known[n] if n in chosen else v for n, v in enumerate(d)])
+
+    def _made(self) -> tuple[Stepper, Stepper]:
+        drive = self.model.drive(self.x)
+        return Stepper(self.model, drive, None), Stepper(self.model, drive, self.nudge)
+
+    def _run(self, run: Callable[[], Result]) -> Result:
+        return with_values(self.modules, self.values, run)
+
+
+def difference_stepper(model: Dynamics, x: Tensor, nudge: Nudge, s: State) -> Stepper:
+    """The steps of a nudged phase in the difference form, around s."""
+    drive = model.drive(x)
+    around = model.departure(drive, s)
+    return WideStepper(model, x, nudge, s) if around is None else DifferenceStepper(model, drive, nudge, s, around)
+
+
+DifferenceMaker = Callable[[Dynamics, Tensor, Nudge, State], Stepper]
+
+_MAKE_DIFFERENCE: ContextVar[DifferenceMaker] = ContextVar("make_difference", default=difference_stepper)
 
 
 class StepperMaker(Protocol):
@@ -238,13 +333,14 @@ _MAKE_STEPPER: ContextVar[StepperMaker] = ContextVar("make_stepper", default=_re
 
 
 @contextmanager
-def stepping(make: StepperMaker) -> Iterator[None]:
-    """Let `relax` take the steps that `make` makes."""
-    token = _MAKE_STEPPER.set(make)
+def stepping(make: StepperMaker, difference: DifferenceMaker = difference_stepper) -> Iterator[None]:
+    """Let `relax` take the steps that `make` makes, and `difference` those of the difference form."""
+    token, other = _MAKE_STEPPER.set(make), _MAKE_DIFFERENCE.set(difference)
     try:
         yield
     finally:
         _MAKE_STEPPER.reset(token)
+        _MAKE_DIFFERENCE.reset(other)
 
 
 def _strides(phase: Phase, block: int, span: int, keep: int) -> Iterator[tuple[int, bool]]:
@@ -269,14 +365,21 @@ def trajectory(
     s: State,
     groups: int | Sequence[tuple[int, ...] | None],
     nudge: Nudge | None = None,
+    form: PhaseForm = "plain",
 ) -> Iterator[State]:
     """s_0 = s, s_1, ..., one at a time, free or nudged  [eq:1st-phase, eq:2nd-phase].
 
-    `groups` is how many steps to take, or the layers that each of them updates (see `turns`).
+    `groups` is how many steps to take, or the layers that each of them updates (see `turns`). In the difference form:
+    d_0 = 0, d_1, ..., how far they are from s.
     """
     # No gradient is recorded during a step; between steps the caller's grad mode applies.
     with torch.no_grad():
-        step = Stepper(model, model.drive(x), nudge)
+        if form == "difference":
+            assert nudge is not None, "a free phase has no difference form"
+            step = difference_stepper(model, x, nudge, s)
+            s = step.start(s)
+        else:
+            step = Stepper(model, model.drive(x), nudge)
     yield s
     for layers in [None] * groups if isinstance(groups, int) else groups:
         with torch.no_grad():

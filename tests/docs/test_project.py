@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "eqprop"
 
 CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
-LIBRARY = CORE | {"models", "starts", "engines", "data", "physical"}
+LIBRARY = CORE | {"models", "starts", "engines", "data", "physical", "echo"}
 SHARED = {"files", "provenance", "messages", "plugins", "settings", "cache"}
 SPEC = {"spec", "own", "published", "toml"}
 """Modules of run that say what to run: papers read them, and the rest of run reads papers."""
@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gdu": {"messages", "state", "autodiff", "dynamics", "cost", "relax", "estimators"},
     "models": {"messages", "plugins", "settings", "state", "autodiff", "dynamics", "functional", "cost"},
     "physical": CORE | {"models", "settings", "messages", "plugins", "files"},
+    "echo": {"state", "autodiff", "cost", "models"},
     "starts": {"state", "autodiff", "dynamics"},
     "engines": {
         *("files", "cache", "messages", "plugins", "state", "autodiff", "dynamics", "functional", "cost", "relax"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import UserDict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,6 +144,7 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.ones(2))
         self.gain, self.nested, self.table = 1.0, [[1.0], {"deep": [2.0]}], np.ones(3)
         self.owner, self.slotted, self.free = Owner(), Slotted(), torch.ones(2)
+        self.space, self.queue, self.named = SimpleNamespace(gain=1.0), deque([[1.0]]), UserDict(gain=1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         return GAIN * self.gain * x
@@ -172,6 +175,10 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "list": item_of(lambda net: net.nested[0], 0, 3.0),
     "deep list": item_of(lambda net: net.nested[1]["deep"], 0, 3.0),
     "list grown": lambda net: net.nested.append(1),
+    "attribute of a namespace": set_in("gain", 2.0, "space"),
+    "item of a dictionary of one's own": item_of(lambda net: net.named, "gain", 2.0),
+    "deque grown": lambda net: net.queue.append([2.0]),
+    "list in a deque": item_of(lambda net: net.queue[0], 0, 2.0),
     "array": item_of(lambda net: net.table, 1, 5.0),
     "frozen": freeze,
     "parameter replaced": lambda net: setattr(net.inner, "weight", nn.Parameter(torch.ones(2, 2))),

@@ -58,7 +58,8 @@ class Engines:
         chosen = self._chosen.get(task.model)
         if chosen is None:
             chosen = self._chosen[task.model] = {}
-        key = name, device, type(task.estimator)
+        estimator = task.estimator
+        key = name, device, type(estimator), *(getattr(estimator, part, None) for part in ("form", "held"))
         if key not in chosen:
             chosen[key] = choose(name, task, gradient=True)
         return chosen[key]

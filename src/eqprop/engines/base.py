@@ -324,6 +324,9 @@ class Engine(ABC):
     starts: tuple[StartName, ...] = ("zero",)
     """Supported starting points of free phases in training (see `eqprop.starts`)."""
 
+    differences: bool = False
+    """Whether it computes nudged phases in the difference form, and nets without a Phi."""
+
     evaluated_from: int | None = None
     """Samples per iteration, over all networks, from which iterations evaluate a set faster than `relaxation`."""
 
@@ -357,6 +360,8 @@ class Engine(ABC):
             return f"it has no sweeps, and the schedule is {estimator.schedule}."
         if not self.reference and getattr(task.model, "nudge_site", "outside") == "implicit":
             return "it has no implicit nudge."
+        if not (self.reference or self.differences) and (reason := _differs(task)):
+            return reason
         if self.estimators and estimator is not None and type(estimator) not in self.estimators:
             return f"it computes {_listed(self.estimators)}, and the estimator is {type(estimator).__name__}."
         if self.nudgings and isinstance(estimator, EP) and estimator.nudging not in self.nudgings:
@@ -384,6 +389,18 @@ class Engine(ABC):
     @abstractmethod
     def runner(self, job: Job) -> Runner:
         """A runner for a job that this engine does not refuse."""
+
+
+def _differs(task: Task) -> str | None:
+    """Why an engine that knows only the plain form of EP on a Phi cannot serve; None if it can."""
+    estimator = task.estimator
+    if getattr(estimator, "form", "plain") == "difference":
+        return "it has no difference form of the nudged phase."
+    if getattr(estimator, "held", False):
+        return "its nudge follows the output, and the estimator holds it."
+    if not getattr(task.model, "conservative", True):
+        return "it takes weights to act alike both ways, and the model has a gain or weights of its own on a way back."
+    return None
 
 
 def _listed(kinds: tuple[type, ...]) -> str:

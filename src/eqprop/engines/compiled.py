@@ -15,8 +15,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,16 +31,13 @@ from eqprop.cost import Nudge
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
-from eqprop.engines.eager import EagerRunner, PreciseStepper
+from eqprop.engines.eager import EagerRunner, PreciseStepper, difference_in
+from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, first, first_line, size_of, trace
 from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
 
 Arguments = tuple[Tensor, ...]
-
-
-class CannotCapture(Exception):
-    """A step or its compilation cannot be captured; the message says why, as the end of a sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,48 +56,20 @@ class Split:
 
 
 def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: State) -> Split:
-    """Trace step(given, s) and split it. Raises CannotCapture where tracing cannot follow."""
+    """Trace step(given, s) and split it. Raises CannotTrace where tracing cannot follow."""
 
     def flat(*values: Tensor) -> State:
         return tuple(step(values[: len(given)], values[len(given) :]))
 
-    try:
-        traced = make_fx(flat)(*given, *s)
-        if (node := _first(traced, _is_mutating)) is not None:
-            traced = _without_mutations(flat, (*given, *s), node)
-    except CannotCapture:
-        raise
-    except Exception as error:  # whatever a model raises when its tensors have no values
-        raise CannotCapture(f"its step cannot be traced ({_first_line(error)})") from error
-    for kind, reason in ((_is_mutating, "changes tensors in place"), (_is_random, "draws random numbers")):
-        if (node := _first(traced, kind)) is not None:
-            raise CannotCapture(f"its step {reason} ({node.target})")
+    traced = trace(flat, (*given, *s))
     _forget_values_of_likes(traced)
     if s[0].device.type != "cpu":  # C++ compilers make slow loops of it
         unpool_elementwise(traced)
     return _split(traced, len(s))
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160].rstrip('.') if text else 'no message'}"
-
-
 def _schema(node: fx.Node) -> Any:
     return getattr(node.target, "_schema", None)
-
-
-def _first(graph: fx.GraphModule, kind: Callable[[fx.Node], bool]) -> fx.Node | None:
-    return next((node for node in graph.graph.nodes if node.op == "call_function" and kind(node)), None)
-
-
-def _is_mutating(node: fx.Node) -> bool:
-    schema = _schema(node)
-    return schema is not None and schema.is_mutable
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -284,21 +253,11 @@ class _Writer:
         return fx.GraphModule(torch.nn.Module(), self.graph)
 
 
-def _without_mutations(
-    flat: Callable[..., Arguments], inputs: Arguments, mutation: torch.fx.Node
-) -> torch.fx.GraphModule:
-    """The same function traced without changing tensors in place, which torch cannot do where Phi is differentiated."""
-    try:
-        return make_fx(torch.func.functionalize(flat, remove="mutations"))(*inputs)
-    except Exception as error:
-        raise CannotCapture(f"its step changes tensors in place ({mutation.target})") from error
-
-
 def _attribute(owner: Any, path: str) -> Tensor:
     for name in path.split("."):
         owner = getattr(owner, name)
     if not isinstance(owner, Tensor):
-        raise CannotCapture("its step branches or loops by an operator of torch, such as torch.cond")
+        raise CannotTrace("its step branches or loops by an operator of torch, such as torch.cond")
     return owner.detach()
 
 
@@ -400,9 +359,9 @@ def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence
             made = torch._inductor.compile(graph, shapes, options=_options(inputs[0].device))
             made(*inputs)  # loads the code, so that what is wrong with it is found here
     except CacheError as error:
-        raise CannotCapture(str(error).rstrip(".")) from error
+        raise CannotTrace(str(error).rstrip(".")) from error
     except Exception as error:  # a compiler has many ways to fail
-        raise CannotCapture(f"its step cannot be compiled ({_first_line(error)})") from error
+        raise CannotTrace(f"its step cannot be compiled ({first_line(error)})") from error
     found: Callable[..., Sequence[Tensor]] = made
     return found
 
@@ -476,27 +435,6 @@ class Same:
         return isinstance(other, Same) and self.get() is not None and self.get() is other.get()
 
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-DEEPEST, LONGEST = 3, 100
-"""How far `contents` looks into an object, and into containers of how many entries."""
-
-
-def contents(value: object, depth: int = 0) -> object:
-    """A key for what a model holds: numbers and words by value, in containers and objects too; the rest by identity."""
-    if isinstance(value, PLAIN):
-        return type(value), repr(value)  # 0.0 is not -0.0, and nan is nan
-    inside: list[tuple[object, object]] = []
-    if isinstance(value, Mapping):
-        inside = list(value.items())
-    elif isinstance(value, tuple | list):
-        inside = list(enumerate(value))
-    elif not (callable(value) or isinstance(value, Tensor)):
-        inside = list(getattr(value, "__dict__", {}).items())
-    if not inside or depth == DEEPEST or len(inside) > LONGEST:
-        return type(value) if isinstance(value, Mapping | tuple | list) and not value else Same(value)
-    return type(value), tuple((contents(name, depth + 1), contents(part, depth + 1)) for name, part in inside)
-
-
 @dataclass(frozen=True)
 class Given:
     """What a step reads besides the state, as tensors: parameters and buffers, x, and the nudge's y and beta."""
@@ -512,13 +450,6 @@ class Given:
     @property
     def names(self) -> list[list[str]]:
         return [[name for name, _ in (*m.named_parameters(), *m.named_buffers())] for m in self.modules]
-
-    @functools.cached_property
-    def settings(self) -> tuple[object, ...]:
-        """What the modules hold besides parameters and buffers: a step traced with something else is another step."""
-        held = [vars(m) for part in self.modules for m in part.modules()]
-        own = ("_parameters", "_buffers", "_modules")
-        return tuple(tuple((name, contents(v)) for name, v in part.items() if name not in own) for part in held)
 
     def tensors(self) -> Arguments:
         """All of them as they are now, detached."""
@@ -558,7 +489,7 @@ Convolutions and pooling take a C++ compiler long, and a block little time: thei
 
 def _convolves(step: Split) -> bool:
     """Whether convolutions of the state are part of a step."""
-    return _first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
+    return first(step.moving, lambda node: node.target in _CONVOLUTIONS) is not None
 
 
 def laid_out(values: Arguments, form: torch.memory_format) -> Arguments:
@@ -581,6 +512,7 @@ class CompiledStepper(Stepper):
         self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
         model = given.model
+        steps.renew(given)
         if given.nudge is not None and isinstance(model, PrimitiveDynamics) and model.nudge_site == "implicit":
             # Raises if it has none.
             given.nudge.implicit(model.init_state(given.x)[0], model.nudge_scale, model.least_curvature)
@@ -596,7 +528,7 @@ class CompiledStepper(Stepper):
         first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
         try:
             step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
-        except CannotCapture:
+        except CannotTrace:
             return period  # the first step says why
         slow = s[0].device.type == "cpu" and _convolves(step)
         return block_length(self.phase.T, period, SHORT_BOUNDS if slow else BOUNDS)
@@ -608,16 +540,41 @@ class CompiledStepper(Stepper):
         if self.reference is not None:
             return self.reference.run(s, updates)
         try:
-            run, inputs = self._block(s, updates)
-        except CannotCapture as error:
-            given = self.given
-            self.steps.give_up(given.model, error)
-            self.reference = PreciseStepper(given.model, given.x, given.nudge, self.steps.precision)
+            block, inputs = self._block(s, updates)
+            with full_precision(tf32=self.steps.precision == "tf32"):
+                found = tuple(block.run(*inputs))
+            if not capturing(s[0]) and block.checks.due():
+                found = self._checked(block, s, updates, found)
+        except CannotTrace as error:
+            self.steps.give_up(self.given.model, error)
+            self.reference = self._reference()
             return self.reference.run(s, updates)
-        with full_precision(tf32=self.steps.precision == "tf32"):
-            return tuple(run(*inputs))
+        return found
 
-    def _block(self, s: State, updates: Sequence[Update]) -> tuple[Callable[..., Sequence[Tensor]], Arguments]:
+    def _reference(self) -> Stepper:
+        given = self.given
+        return PreciseStepper(given.model, given.x, given.nudge, self.steps.precision)
+
+    def _checked(self, block: Block, s: State, updates: Sequence[Update], found: State) -> State:
+        """The same state if the reference's steps give it too; else theirs, and the block is forgotten."""
+        expected = self._reference().run(s, updates)
+        allowed = [AGREE[self.steps.precision] * size_of(v) for v in expected]
+        if apart(found, expected, allowed):
+            nearby = tuple(layer * (1.0 + 2.0 * torch.finfo(layer.dtype).eps) for layer in s)
+            shaken = self._reference().run(nearby, updates)
+            noise = [NOISE * size_of(a - b) + most for a, b, most in zip(expected, shaken, allowed, strict=True)]
+            if apart(found, expected, noise):
+                if not block.compared:
+                    raise CannotTrace("its compiled steps differ from the reference's")
+                self.steps.forget(self.given.model)
+                title = self.given.model.title
+                warnings.warn(f"The step of {title} had changed unseen; it was compiled again.", stacklevel=5)
+                self.inputs, self.known = {}, set()
+                return expected
+        block.compared = True
+        return found
+
+    def _block(self, s: State, updates: Sequence[Update]) -> tuple[Block, Arguments]:
         """These updates as compiled code, and its inputs."""
         s = self._laid_out(s)
         kinds = list(dict.fromkeys(updates))
@@ -648,15 +605,29 @@ def _period(given: Given, phase: Phase) -> int:
     return len(given.model.sweep(len(given.model.init_state(given.x)))) if phase.schedule in SWEEPS else 1
 
 
+def capturing(v: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be read."""
+    return v.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 MOST = 100
 """Steps kept per model; one that changes at every phase would fill the memory with its past."""
 
 
-class Block(NamedTuple):
-    """Several steps in a row as compiled code."""
+AGREE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
+"""How far a block may be from the reference's steps, relative to a layer's largest number, rounding apart."""
+NOISE = 100.0
+"""How many times what the last bits of a state change in the result is the work of rounding."""
+
+
+@dataclass
+class Block:
+    """Several steps in a row as compiled code, and when to compare it with the reference."""
 
     run: Callable[..., Sequence[Tensor]]
     steps: tuple[Split, ...]
+    checks: Checks = field(default_factory=Checks)
+    compared: bool = False
 
 
 class CompiledSteps:
@@ -675,6 +646,7 @@ class CompiledSteps:
         self._blocks: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Block]] = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
         self._formats: WeakKeyDictionary[Dynamics, dict[Same | None, torch.memory_format]] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[Dynamics, dict[Same | None, Watch]] = WeakKeyDictionary()
 
     def stepper(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         if model in self._refused:
@@ -700,11 +672,30 @@ class CompiledSteps:
             if _convolves(trace_step(step, values, s)):
                 trace_step(step, laid_out(values, last), laid_out(s, last))
                 return last
-        except CannotCapture:
+        except CannotTrace:
             pass  # a model may take views of its images that only the other format allows
         return torch.contiguous_format
 
-    def give_up(self, model: Dynamics, error: CannotCapture) -> None:
+    def renew(self, given: Given) -> None:
+        """Forget what was traced of a model if what it or its cost holds besides tensors has changed."""
+        watches = self._watches.setdefault(given.model, {})
+        cost = None if given.nudge is None else Same(given.nudge.cost)
+        if any(watch.changed() for watch in watches.values()):
+            self.forget(given.model)
+            watches.clear()
+        if cost not in watches:
+            watches[cost] = Watch(*given.modules)
+
+    def forget(self, model: Dynamics) -> None:
+        """Forget what was traced and compiled of a model."""
+        for known in (self._splits, self._blocks, self._formats):
+            known.pop(model, None)
+
+    def refusal(self, given: Given) -> str | None:
+        """Why what a model holds cannot be watched; None if it can."""
+        return next((w.refusal for w in self._watches[given.model].values() if w.refusal is not None), None)
+
+    def give_up(self, model: Dynamics, error: CannotTrace) -> None:
         """Leave this model to the reference, with a warning; raise ValueError if that was not asked for."""
         if not self.falls_back:
             raise ValueError(f"The engine 'compiled' cannot serve {model.title}: {error}. Use 'eager'.") from error
@@ -714,8 +705,10 @@ class CompiledSteps:
     def split(self, given: Given, values: Arguments, s: State, update: Update) -> Split:
         beta = None if given.nudge is None else given.nudge.beta
         cost = None if given.nudge is None else Same(given.nudge.cost)
+        if (refusal := self.refusal(given)) is not None:
+            raise CannotTrace(refusal)
         layouts = tuple((v.shape, v.stride(), v.dtype, v.device) for v in (*values, *s))
-        key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, given.settings, self.precision)
+        key = (update, cost, None if isinstance(beta, Tensor) else beta, layouts, self.precision)
         known = self._splits.setdefault(given.model, {})
         if key not in known:
             if len(known) >= MOST:
@@ -724,9 +717,7 @@ class CompiledSteps:
             known[key] = trace_step(lambda v, state: step_of(given, v, state, update, self.precision), values, s)
         return known[key]
 
-    def block(
-        self, model: Dynamics, splits: Sequence[Split], order: Sequence[int], flat: Arguments
-    ) -> Callable[..., Sequence[Tensor]]:
+    def block(self, model: Dynamics, splits: Sequence[Split], order: Sequence[int], flat: Arguments) -> Block:
         key = (tuple(map(id, splits)), tuple(order), tuple(v.stride() for v in flat), *_compiled_for())
         known = self._blocks.setdefault(model, {})
         if key not in known:
@@ -734,10 +725,10 @@ class CompiledSteps:
             joined = join(splits, order, layers)
             keep_layout(joined, flat[-layers:])
             known[key] = Block(compile_graph(joined, flat, self.before), tuple(splits))
-        return known[key].run
+        return known[key]
 
     def stepping(self) -> AbstractContextManager[None]:
-        return stepping(self.stepper)
+        return stepping(self.stepper, difference_in(self.precision))
 
 
 def step_of(given: Given, values: Arguments, s: State, update: Update, precision: Precision) -> State:

@@ -27,7 +27,16 @@ from eqprop.engines.base import (
     has_bare_sgd,
 )
 from eqprop.estimators import EP, Estimator, Signs
-from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, stepping
+from eqprop.relax import (
+    DifferenceMaker,
+    Phase,
+    Relaxation,
+    Stepper,
+    Update,
+    difference_stepper,
+    relax,
+    stepping,
+)
 from eqprop.state import State
 
 _aten = torch.ops.aten
@@ -140,11 +149,34 @@ class PreciseStepper(Stepper):
             return super().__call__(s, update)
 
 
+class PreciseDifference(Stepper):
+    """The difference form's step with products in a declared precision."""
+
+    def __init__(self, model: Dynamics, x: Tensor, nudge: Nudge, s: State, precision: Precision) -> None:
+        with products(precision):
+            self.inner = difference_stepper(model, x, nudge, s)
+        self.precision = precision
+
+    def start(self, s: State) -> State:
+        return self.inner.start(s)
+
+    def __call__(self, d: State, update: Update = None) -> State:
+        with products(self.precision):
+            return self.inner(d, update)
+
+
+def difference_in(precision: Precision) -> DifferenceMaker:
+    """The steps of the difference form in this precision."""
+    if precision == "float32":
+        return difference_stepper
+    return lambda model, x, nudge, s: PreciseDifference(model, x, nudge, s, precision)
+
+
 def stepping_in(precision: Precision) -> AbstractContextManager[None]:
     """Let `relax` take the reference's steps in this precision."""
     if precision == "float32":
         return nullcontext()
-    return stepping(lambda model, x, nudge, phase: PreciseStepper(model, x, nudge, precision))
+    return stepping(lambda model, x, nudge, phase: PreciseStepper(model, x, nudge, precision), difference_in(precision))
 
 
 CLIP_EPS = 1e-6

@@ -9,11 +9,14 @@ compared with the reference.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -92,7 +95,7 @@ def trace(
 
     try:
         graph = _traced(function, inputs, table)
-        if _first(graph, _is_mutating) is not None:
+        if first(graph, _is_mutating) is not None:
             graph = _traced(_without_mutations(function), inputs, table)
     except CannotTrace:
         raise
@@ -106,7 +109,7 @@ def trace(
         (_is_mutating, _OUTLIVES),
         (_is_random, "it draws random numbers"),
     ):
-        if (node := _first(graph, kind)) is not None:
+        if (node := first(graph, kind)) is not None:
             raise CannotTrace(f"{reason} ({node.target})")
     graph.graph.eliminate_dead_code()
     return graph
@@ -123,8 +126,24 @@ def _traced(
         fakes = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in inputs]
     tracer = make_fx(function, dict(table or {}), tracing_mode="fake", _allow_non_fake_inputs=True)
     # Attention as products and a softmax: the derivative of torch's own kernel is one operation that nothing else has.
-    with _NoReading(), torch.autocast(fakes[0].device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with (
+        _NoReading(),
+        _quiet(),
+        torch.autocast(fakes[0].device.type, enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         return tracer(*fakes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let torch not log what fails: the error says it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _without_mutations(function: Traceable) -> Traceable:
@@ -154,7 +173,8 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0][:160].rstrip('.') if text else 'no message'}"
 
 
-def _first(graph: fx.GraphModule, kind: Callable[[fx.Node], bool]) -> fx.Node | None:
+def first(graph: fx.GraphModule, kind: Callable[[fx.Node], bool]) -> fx.Node | None:
+    """The first operation of this kind."""
     return next((node for node in graph.graph.nodes if node.op == "call_function" and kind(node)), None)
 
 
@@ -172,6 +192,8 @@ MOST = 2000
 ARRAY = 1 << 14
 """Bytes of a numpy array whose values are watched."""
 _LIBRARIES = frozenset({"torch", "numpy", "jax", "jaxlib", "scipy", "builtins", "math", *sys.stdlib_module_names})
+_CONTAINERS = frozenset({"types", "collections", "argparse"})
+"""Libraries whose objects hold what their user put into them."""
 _LEAVES = (
     type(None),
     bool,
@@ -258,9 +280,13 @@ class Watch:
             yield from self._hold(part)
         elif isinstance(part, tuple | frozenset):
             yield from part
+        elif isinstance(part, deque):
+            yield from self._read(lambda: list(part))
         elif isinstance(part, type):
             yield from self._of_class(part)
-        elif not isinstance(part, types.ModuleType | types.BuiltinFunctionType) and not _is_library(type(part)):
+        elif isinstance(part, types.ModuleType | types.BuiltinFunctionType):
+            return
+        elif not _is_library(type(part)) or type(part).__module__ in _CONTAINERS:
             yield from self._of_object(part)
 
     def _add_tensor(self, v: Tensor) -> None:
@@ -386,6 +412,17 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     """The global and attribute names in a function's code, those of functions inside it too."""
     inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
     return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+def size_of(v: Tensor) -> float:
+    """The largest number."""
+    return float(v.abs().max()) if v.numel() else 0.0
+
+
+def apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) -> bool:
+    """Whether two lists of tensors differ by more than allowed; what is not finite in both is equal."""
+    pairs = zip(a, b, allowed, strict=True)
+    return len(a) != len(b) or any(size_of((p - q).nan_to_num(0.0, 0.0, 0.0)) > most for p, q, most in pairs)
 
 
 class Checks:

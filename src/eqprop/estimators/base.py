@@ -18,7 +18,7 @@ from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
-from eqprop.state import State, detach, per_sample, subtract
+from eqprop.state import State, add, detach, per_sample, subtract
 
 Grads = dict[nn.Parameter, Tensor]
 """dL/dtheta by parameter."""
@@ -262,6 +262,16 @@ def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor
         return Step(moved, parameter_vjp(model, x, before, moved))
     learned = trainable(model)
     contrast = model.contrast(x, after, before)
+    return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
+
+
+def difference_update(model: Dynamics, x: Tensor, s: State, before: State, after: State, unit: Factor) -> Step:
+    """The same from states given by how far they are from s; the neurons in the precision of s."""
+    moved = tuple([(by_network(unit, v) * v).to(a.dtype) for v, a in zip(subtract(after, before), s, strict=True)])
+    if not isinstance(model, PrimitiveDynamics):
+        there = tuple([v.to(a.dtype) for v, a in zip(add(s, before), s, strict=True)])
+        return Step(moved, parameter_vjp(model, x, there, moved))
+    learned, contrast = trainable(model), model.difference_contrast(x, s, after, before)
     return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
 
 

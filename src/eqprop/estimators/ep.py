@@ -22,13 +22,14 @@ from eqprop.estimators.base import (
     check_resolved,
     check_site,
     difference,
+    difference_update,
     minus_sum,
     parameter_pull_back,
     parameter_vjp,
     trainable,
     update,
 )
-from eqprop.relax import SWEEPS, Relaxation, Schedule, end_of_phase, trajectory, turns
+from eqprop.relax import SWEEPS, PhaseForm, Relaxation, Schedule, end_of_phase, trajectory, turns
 from eqprop.state import State, add, detach, subtract
 
 
@@ -130,6 +131,11 @@ class EP(Estimator):
                 "random-sign": one-sided, with the sign of beta drawn from torch's generator at every call; its mean
                 over signs is the symmetric gradient. `with_sign` sets the sign explicitly.
     beta        a number, or a tensor with one per stacked network, (R,)
+    form        "plain": the nudged phase runs on the state, and the two ends are subtracted. "difference": it runs on
+                d = s^beta - s_* itself, d_{t+1} = F(x, s_* + d_t) - beta dl/ds - F(x, s_*) without cancellation, so
+                that rounding takes no share of a small update, and a free phase not quite at rest leaves no drift in
+                it. Nets of connections have formulas for it; the phase of any other model runs in float64.
+    held        whether the nudge keeps the force it has at s_*, instead of following the output
     side_by_side    whether both phases of symmetric nudging run in one batch; one after the other, they need half the
                     memory (of a model with a primitive)
     """
@@ -138,14 +144,19 @@ class EP(Estimator):
 
     beta: float | Tensor = 0.1
     nudging: Nudging = "one-sided"
+    form: PhaseForm = field(default="plain", kw_only=True)
+    held: bool = field(default=False, kw_only=True)
     side_by_side: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.beta, Tensor):
             check_beta(self.beta)
-        if not isinstance(self.side_by_side, bool):
-            raise ValueError(f"side_by_side is {self.side_by_side!r}; expected True or False.")
+        for name in ("side_by_side", "held"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected True or False.")
+        if self.form not in ("plain", "difference"):
+            raise ValueError(f"form is {self.form!r}; expected 'plain' or 'difference'.")
         if self.nudging not in ("one-sided", "symmetric", "random-sign"):
             raise ValueError(
                 f"nudging is {self.nudging!r}; expected 'one-sided', 'symmetric' or 'random-sign'. For holomorphic and "
@@ -178,13 +189,15 @@ class EP(Estimator):
         check_site(model, cost, y)
 
     def check_nudge(self, model: Dynamics, dtype: torch.dtype) -> None:
-        check_resolved(self.beta, model, dtype)
+        if self.form == "plain":
+            check_resolved(self.beta, model, dtype)
         model.check_nudge(float(self.beta.abs().max()) if isinstance(self.beta, Tensor) else self.beta)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):
             return free, self._telescoped(problem, problem.model, free)
-        if problem.model.nudge_added and self.nudging == "one-sided" and self.schedule not in SWEEPS:
+        simple = self.form == "plain" and not self.held
+        if simple and problem.model.nudge_added and self.nudging == "one-sided" and self.schedule not in SWEEPS:
             return free, minus_sum(self._recorded(problem, free))
         return free, minus_sum(self._updates(problem, free))
 
@@ -193,11 +206,13 @@ class EP(Estimator):
         ends: list[State] = []
         for betas in [self._betas] if self.side_by_side else [(beta,) for beta in self._betas]:
             batch = SideBySide(problem, betas)
-            nudged = end_of_phase(model, batch.x, self.nudged_phase(), batch.repeat(free.state), batch.nudge)
-            ends += batch.split(nudged)
-        plus, minus = ends if self.nudging == "symmetric" else (ends[0], free.state)
+            start, nudge = batch.repeat(free.state), self._nudge(batch, free.state)
+            ends += batch.split(end_of_phase(model, batch.x, self.nudged_phase(), start, nudge, self.form))
         unit = self._unit(model)
-        contrast = model.contrast(problem.x, plus, minus)
+        if self.form == "difference":
+            contrast = model.difference_contrast(problem.x, free.state, *ends)
+        else:
+            contrast = model.contrast(problem.x, ends[0], ends[1] if self.nudging == "symmetric" else free.state)
         return {name: by_network(-unit, g) * g.detach() for name, g in contrast.items()}
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
@@ -212,10 +227,14 @@ class EP(Estimator):
         model, x = problem.model, problem.x
         batch = SideBySide(problem, self._betas)
         unit = self._unit(model)
-        order = turns(model, len(free.state), self.schedule, range(self.K))
-        for s, new in pairwise(trajectory(model, batch.x, batch.repeat(free.state), order, batch.nudge)):
+        order, start = turns(model, len(free.state), self.schedule, range(self.K)), batch.repeat(free.state)
+        nudge = self._nudge(batch, free.state)
+        for s, new in pairwise(trajectory(model, batch.x, start, order, nudge, self.form)):
             pairs = zip(batch.split(s), batch.split(new), strict=True)
-            parts = [update(model, x, before, after, unit) for before, after in pairs]
+            if self.form == "difference":
+                parts = [difference_update(model, x, free.state, before, after, unit) for before, after in pairs]
+            else:
+                parts = [update(model, x, before, after, unit) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
 
     def _recorded(self, problem: Problem, free: Relaxation) -> Iterator[Step]:
@@ -231,6 +250,10 @@ class EP(Estimator):
             moved = tuple(by_network(unit, v) * v for v in subtract(new, s))
             yield Step(moved, parameter_pull_back(model, x, out, moved))
             s = new
+
+    def _nudge(self, batch: SideBySide, s: State) -> Nudge:
+        """The nudge of the second phase, which begins at s."""
+        return replace(batch.nudge, at=batch.repeat(s)) if self.held else batch.nudge
 
     @property
     def _betas(self) -> tuple[float | Tensor, ...]:

@@ -2,8 +2,8 @@
 
 GDU ("gradient-descending updates"): EP's updates equal minus BPTT's gradients, step by step.
 `compare(model, cost, x, y, T=, K=, beta=)` runs EP and BPTT side by side and returns a `Report`;
-`compare_gradients(estimator, model, cost, x, y)` takes any estimator, your own too; `compare_nudging(model, cost, x, y)`
-sets the nudging rules side by side.
+`compare_gradients(estimator, model, cost, x, y)` takes any estimator, your own too;
+`compare_nudging(model, cost, x, y)` sets the nudging rules side by side.
 """
 
 from eqprop.gdu.comparison import Options, Report, compare

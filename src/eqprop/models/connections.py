@@ -5,6 +5,8 @@
     Transposed("code", "image", kernel=3, stride=2)          transposed convolution
     Skip("h1", "h3")                                         neuron to neuron; a 1 x 1 skip is Conv(..., kernel=1)
     Lateral("h1")                                            symmetric, within a layer
+    Dense("h1", "h2", feedback_gain=0.1)                     weaker on the way back: then there is no Phi
+    Dense("h1", "h2", untied=True)                           weights of its own on the way back
 
 A connection of your own needs only its forward map; the rest follows by automatic differentiation of <post, A(pre)>,
 which is also what the hand-written formulas are tested against:
@@ -24,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, TypeVar, final
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +79,11 @@ class Connection:
     pre, post   names of layers, "x" being the input; the same twice for a connection within a layer
     name        of its weight; by default made from the layers' names
     gain        factor of the initial range of its weights
+    forward_gain, feedback_gain     factors of A(pre) on its way to post and of the feedback on its way to pre
+    untied      whether the feedback has weights of its own, "B", shaped as "W"
+
+    Where both gains are equal and the weights tied, the term of Phi is that gain times <post, A(pre)>; else a net with
+    this connection has no Phi (see `Graph.conservative`).
 
     A subclass gives `forward` and, where it learns, `weights`. `feedback`, `weight_gradient` and `both` are there to be
     written by hand where speed matters.
@@ -86,9 +93,17 @@ class Connection:
     post: str
     name: str | None = field(default=None, kw_only=True)
     gain: float = field(default=1.0, kw_only=True)
+    forward_gain: float = field(default=1.0, kw_only=True)
+    feedback_gain: float = field(default=1.0, kw_only=True)
+    untied: bool = field(default=False, kw_only=True)
 
     linear: ClassVar[bool] = False
     """Whether A is linear in pre: contrasts then take differences before sums at both ends."""
+
+    @property
+    def conservative(self) -> bool:
+        """Whether the way back is the derivative of the way there."""
+        return self.forward_gain == self.feedback_gain and not self.untied
 
     @property
     def piecewise_linear(self) -> bool:
@@ -125,21 +140,29 @@ class Connection:
         """A(pre), and post -> the feedback, where post is only known after A(pre)."""
         return self.forward(pre, theta), lambda post: self.feedback(post, pre, theta)
 
-    def contrast(self, plus: Ends, minus: Ends, theta: Theta) -> dict[str, Tensor]:
+    def contrast(self, plus: Ends, minus: Ends, theta: Theta, change: Ends | None = None) -> dict[str, Tensor]:
         """d<post, A(pre)>/dtheta at plus minus the same at minus, summed over the samples.
 
         Differences are taken before sums, so that a small change is not lost in the rounding of two large numbers.
+        `change` is plus - minus where it is known better than by subtracting them.
         """
         if not theta:
             return {}
-        moved = self.weight_gradient(plus.post - minus.post, plus.pre, theta)
+        given, change = change is not None, changed(plus, minus) if change is None else change
+        moved = self.weight_gradient(change.post, plus.pre, theta)
         if plus.pre is minus.pre:
             return moved
         if self.linear:
-            other = self.weight_gradient(minus.post, plus.pre - minus.pre, theta)
+            other = self.weight_gradient(minus.post, change.pre, theta)
             return {name: moved[name] + other[name] for name in moved}
-        one, two = (self.weight_gradient(minus.post, ends.pre, theta) for ends in (plus, minus))
-        return {name: moved[name] + (one[name] - two[name]) for name in moved}
+        ends = (minus.pre.double() + change.pre, minus.pre.double()) if given else (plus.pre, minus.pre)
+        post, wide = minus.post.to(ends[0].dtype), {name: v.to(ends[0].dtype) for name, v in theta.items()}
+        one, two = (self.weight_gradient(post, pre, wide) for pre in ends)
+        return {name: moved[name] + (one[name] - two[name]).to(moved[name].dtype) for name in moved}
+
+    def around(self, at: Ends, theta: Theta, back: Theta) -> Departure:
+        """What A and the feedback change by when the layers move from here; `back` holds the feedback's parameters."""
+        return LinearDeparture(self, theta, back) if self.linear else WideDeparture(self, at, theta, back)
 
     def operations(self, pre: Shape, post: Shape) -> int:
         """Multiplications and additions of A for one sample; the feedback takes as many. 0 if unknown."""
@@ -174,6 +197,65 @@ class Connection:
     def describe(self) -> str:
         """What it is, in a few words."""
         return type(self).__name__
+
+
+def changed(plus: Ends, minus: Ends) -> Ends:
+    """plus - minus at both ends; an end that is the same tensor has not moved."""
+    return Ends(plus.post - minus.post, plus.pre if plus.pre is minus.pre else plus.pre - minus.pre)
+
+
+class Departure(Protocol):
+    """A connection's maps around a state, as functions of how far its layers have moved from there."""
+
+    def forward(self, pre: Tensor) -> Tensor:
+        """A(pre* + pre) - A(pre*)."""
+
+    def feedback(self, post: Tensor, pre: Tensor) -> Tensor:
+        """The same of the feedback."""
+
+    def both(self, post: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, for connections that can share work between them."""
+
+
+@dataclass(frozen=True)
+class LinearDeparture:
+    """Of a connection linear in pre: the maps themselves."""
+
+    connection: Connection
+    theta: Theta
+    back: Theta
+
+    def forward(self, pre: Tensor) -> Tensor:
+        return self.connection.forward(pre, self.theta)
+
+    def feedback(self, post: Tensor, pre: Tensor) -> Tensor:
+        return self.connection.feedback(post, pre, self.back)
+
+    def both(self, post: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+        if self.theta is self.back:
+            return self.connection.both(post, pre, self.theta)
+        return self.forward(pre), self.feedback(post, pre)
+
+
+class WideDeparture:
+    """Of any other: two values in float64 and their difference, which is exact to 1e-16 of the values."""
+
+    def __init__(self, connection: Connection, at: Ends, theta: Theta, back: Theta) -> None:
+        self.connection, self.dtype = connection, at.pre.dtype
+        self.at = Ends(at.post.double(), at.pre.double())
+        self.theta, self.back = ({name: v.double() for name, v in part.items()} for part in (theta, back))
+        self.known = connection.forward(self.at.pre, self.theta)
+        self.known_back = connection.feedback(*self.at, self.back)
+
+    def forward(self, pre: Tensor) -> Tensor:
+        return (self.connection.forward(self.at.pre + pre, self.theta) - self.known).to(self.dtype)
+
+    def feedback(self, post: Tensor, pre: Tensor) -> Tensor:
+        new = self.connection.feedback(self.at.post + post, self.at.pre + pre, self.back)
+        return (new - self.known_back).to(self.dtype)
+
+    def both(self, post: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+        return self.forward(pre), self.feedback(post, pre)
 
 
 @register("dense")

@@ -17,7 +17,18 @@ from torch.nn.grad import conv2d_weight
 from eqprop.dynamics import NudgeSite
 from eqprop.messages import unknown
 from eqprop.models.activations import Activation, activation
-from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, register
+from eqprop.models.connections import (
+    Connection,
+    Dense,
+    Departure,
+    Ends,
+    Init,
+    Shape,
+    Theta,
+    Weight,
+    changed,
+    register,
+)
 from eqprop.models.graph import INPUT, Graph, Wiring
 from eqprop.models.layered import layered_parameters
 from eqprop.models.settings import ModelSettings
@@ -137,6 +148,79 @@ def _unzoned(zones: Tensor, sides: tuple[int, ...]) -> Tensor:
 POOLINGS: dict[str, Callable[[Tensor, int], Pooled]] = {"max": max_pool, "average": average_pool, "soft": soft_pool}
 
 
+class Moved(NamedTuple):
+    """P(z + dz) - P(z), and (h, dh) -> how far d<h, P(z)>/dz moves when h moves by dh too."""
+
+    values: Tensor
+    spread: Callable[[Tensor, Tensor], Tensor]
+
+
+PoolDeparture = Callable[[Tensor], Moved]
+"""dz -> what a pooling around a z changes by."""
+
+
+def max_departure(z: Tensor, size: int) -> PoolDeparture:
+    """P(z + dz) - P(z) = max over the zone of (z - P(z)) + dz: dz alone where the maximum stays where it is.
+
+    Where two places tie, the one that dz raises more becomes the maximum, the one-sided derivative. Moves that are
+    equal there too leave it at the first, as in `max_pool`.
+    """
+    found = max_pool(z, size)
+    if size == 1:
+        return lambda dz: Moved(dz, lambda h, dh: dh)
+    sides = (z.shape[-2], z.shape[-1])
+    below = z - _unzoned(_each_zone(found.values).expand(_zones(z, size).shape), sides)
+
+    def moved(dz: Tensor) -> Moved:
+        now = max_pool(below + dz, size)
+        # The first difference is zero but where the maximum has moved.
+        return Moved(now.values, lambda h, dh: (now.spread(h) - found.spread(h)) + now.spread(dh))
+
+    return moved
+
+
+def average_departure(z: Tensor, size: int) -> PoolDeparture:
+    """An average is linear."""
+
+    def moved(dz: Tensor) -> Moved:
+        now = average_pool(dz, size)
+        return Moved(now.values, lambda h, dh: now.spread(dh))
+
+    return moved
+
+
+def soft_departure(z: Tensor, size: int) -> PoolDeparture:
+    """P = sum p z: dP = sum dp (z - P) + p' dz, dp = p expm1(dz - log sum p exp dz)."""
+    zones, sides = _zones(z, size), (z.shape[-2], z.shape[-1])
+    powers = torch.exp(zones - zones.amax((-3, -1), keepdim=True))
+    p = powers / powers.sum((-3, -1), keepdim=True)
+    off = zones - (p * zones).sum((-3, -1), keepdim=True)
+    slopes = p * (1.0 + off)
+
+    def moved(dz: Tensor) -> Moved:
+        move = _zones(dz, size)
+        mean = (p * move).sum((-3, -1), keepdim=True)
+        apart = move - mean
+        dp = p * torch.expm1(apart - torch.log1p((p * torch.expm1(apart)).sum((-3, -1), keepdim=True)))
+        # sum dp = 0 and sum p = 1 take P and the mean of the moves out of the sums.
+        change = mean + (dp * off + (p + dp) * apart).sum((-3, -1), keepdim=True)
+        dslopes = dp * (1.0 + off) + (p + dp) * (move - change)
+
+        def spread(h: Tensor, dh: Tensor) -> Tensor:
+            return _unzoned(dslopes * _each_zone(h) + (slopes + dslopes) * _each_zone(dh), sides)
+
+        return Moved(change.squeeze(-1).squeeze(-2), spread)
+
+    return moved
+
+
+DEPARTURES: dict[str, Callable[[Tensor, int], PoolDeparture]] = {
+    "max": max_departure,
+    "average": average_departure,
+    "soft": soft_departure,
+}
+
+
 @register("conv")
 @final
 @dataclass(frozen=True)
@@ -189,6 +273,11 @@ class Conv(Connection):
         return tuple((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[-2:])
 
     def check(self, pre: Shape, post: Shape) -> None:
+        if self.untied:
+            raise ValueError(
+                f"Conv {self} is untied; expected tied weights: its way back follows the maxima of its way there. Use "
+                "an untied Dense, or feedback_gain."
+            )
         _check_images(self, pre, post, self.groups)
         _check_result(self, pre, post, (post[0], *(n // self.pool for n in self._sides(pre))))
 
@@ -196,36 +285,51 @@ class Conv(Connection):
         return self._respond(pre, theta).values
 
     def feedback(self, post: Tensor, pre: Tensor, theta: Theta) -> Tensor:
-        return self._back(self._spread(post, pre, theta), pre, theta)
+        return self.back(self._spread(post, pre, theta), pre, theta)
 
     def both(self, post: Tensor, pre: Tensor, theta: Theta) -> tuple[Tensor, Tensor]:
         found = self._respond(pre, theta)
-        return found.values, self._back(found.spread(post), pre, theta)
+        return found.values, self.back(found.spread(post), pre, theta)
 
     def passed(self, pre: Tensor, theta: Theta) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         found = self._respond(pre, theta)
-        return found.values, lambda post: self._back(found.spread(post), pre, theta)
+        return found.values, lambda post: self.back(found.spread(post), pre, theta)
 
     def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
         return self._by_weights(post, conv_weight(pre, self._spread(post, pre, theta), theta["W"], self.window))
 
-    def contrast(self, plus: Ends, minus: Ends, theta: Theta) -> dict[str, Tensor]:
+    def contrast(self, plus: Ends, minus: Ends, theta: Theta, change: Ends | None = None) -> dict[str, Tensor]:
         """As of a linear connection, between the layer before pooling and pre."""
-        moved, weight = plus.post - minus.post, theta["W"]
+        given, weight = change is not None, theta["W"]
+        change = changed(plus, minus) if change is None else change
         if plus.pre is minus.pre:
             return self._by_weights(
-                moved, conv_weight(plus.pre, self._spread(moved, plus.pre, theta), weight, self.window)
+                change.post, conv_weight(plus.pre, self._spread(change.post, plus.pre, theta), weight, self.window)
             )
-        before = self._spread(minus.post, minus.pre, theta)
-        total = conv_weight(plus.pre, self._moved(plus, minus, before, theta), weight, self.window)
-        return self._by_weights(moved, total + conv_weight(plus.pre - minus.pre, before, weight, self.window))
+        if given and not self._spreads_evenly:
+            before, moved = self._departed(change, minus, theta)
+        else:
+            before = self._spread(minus.post, minus.pre, theta)
+            moved = self._moved(plus, minus, before, theta, change)
+        total = conv_weight(plus.pre, moved, weight, self.window)
+        return self._by_weights(change.post, total + conv_weight(change.pre, before, weight, self.window))
 
-    def _moved(self, plus: Ends, minus: Ends, before: Tensor, theta: Theta) -> Tensor:
+    def _moved(self, plus: Ends, minus: Ends, before: Tensor, theta: Theta, change: Ends) -> Tensor:
         """How far d<post, P(z)>/dz moved; `before` is the one at minus."""
         if self._moves_values:
             return self._spread(plus.post, plus.pre, theta) - before
-        moved = self._spread(plus.post - minus.post, plus.pre, theta)
+        moved = self._spread(change.post, plus.pre, theta)
         return moved if self._spreads_evenly else moved + (self._spread(minus.post, plus.pre, theta) - before)
+
+    def _departed(self, change: Ends, minus: Ends, theta: Theta) -> tuple[Tensor, Tensor]:
+        """d<post, P(z)>/dz at minus and how far it moved, from the change itself."""
+        z = conv(minus.pre, theta["W"], theta.get("b"), self.window)
+        before = POOLINGS[self.pooling](z, self.pool).spread(minus.post)
+        moved = DEPARTURES[self.pooling](z, self.pool)(conv(change.pre, theta["W"], None, self.window))
+        return before, moved.spread(minus.post, change.post)
+
+    def around(self, at: Ends, theta: Theta, back: Theta) -> Departure:
+        return ConvDeparture(self, at, theta)
 
     def _by_weights(self, post: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """With the gradient of b, all of post: in each zone the slopes of the pooling sum to 1."""
@@ -263,10 +367,36 @@ class Conv(Connection):
             return _spread_evenly(post, self.pool, self._sides(tuple(pre.shape)))
         return self._respond(pre, theta).spread(post)
 
-    def _back(self, z: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+    def back(self, z: Tensor, pre: Tensor, theta: Theta) -> Tensor:
+        """W~ * z, shaped as pre."""
         # What a stride left over at the far side comes back as zeros.
         rest = [(n + 2 * self.padding - self.kernel) % self.stride for n in pre.shape[-2:]]
         return conv_transpose(z, theta["W"], self.window, rest)
+
+
+class ConvDeparture:
+    """A convolution and its pooling around a state: nothing is subtracted that is nearly equal."""
+
+    def __init__(self, connection: Conv, at: Ends, theta: Theta) -> None:
+        self.connection, self.at, self.theta = connection, at, theta
+        z = conv(at.pre, theta["W"], theta.get("b"), connection.window)
+        self.pool = DEPARTURES[connection.pooling](z, connection.pool)
+
+    def forward(self, pre: Tensor) -> Tensor:
+        return self._moved(pre).values
+
+    def feedback(self, post: Tensor, pre: Tensor) -> Tensor:
+        return self._back(self._moved(pre), post)
+
+    def both(self, post: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
+        moved = self._moved(pre)
+        return moved.values, self._back(moved, post)
+
+    def _moved(self, pre: Tensor) -> Moved:
+        return self.pool(conv(pre, self.theta["W"], None, self.connection.window))
+
+    def _back(self, moved: Moved, post: Tensor) -> Tensor:
+        return self.connection.back(moved.spread(self.at.post, post), self.at.pre, self.theta)
 
 
 @register("transposed")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
+from eqprop.dynamics import Drive, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Ends, Init, Shape, Weight, add_parameters
+from eqprop.models.connections import Connection, Ends, Init, Shape, Theta, Weight, add_parameters
+from eqprop.models.departure import GraphDeparture
 from eqprop.models.drawing import Drawing, drawing, table
-from eqprop.state import LayerParameters, State, is_number, zero_state
+from eqprop.state import LayerParameters, State, add, is_number, subtract, zero_state
 
 Setting = Literal["energy-based", "prototypical"]
 Result = TypeVar("Result")
+Way = Literal["forward", "feedback", "both"]
 
 INPUT = "x"
 """The name of the input among the layers."""
@@ -51,12 +53,20 @@ class Wiring:
 
 
 class Link(NamedTuple):
-    """A connection in its place: the numbers of its layers, the input after the last, and its parameters' names."""
+    """A connection in its place: the numbers of its layers, the input after the last, and its parameters' names.
+
+    back    the names of the parameters of its feedback, the same unless it is untied
+    """
 
     connection: Connection
     post: int
     pre: int
     names: dict[str, str]
+    back: dict[str, str]
+
+
+Apply = Callable[..., Any]
+"""(link, "forward", pre), (link, "feedback", post, pre) or (link, "both", post, pre) -> what arrives."""
 
 
 class Graph(PrimitiveDynamics):
@@ -68,6 +78,9 @@ class Graph(PrimitiveDynamics):
 
     The base of all nets here, which only say what they are made of. Each input of a layer is added to the sum of those
     before it, constant ones first, in the order of the connections.
+
+    With a connection whose way back is not the derivative of its way there (other gains, or weights of its own), F is
+    the gradient of no Phi and the net is not `conservative`: EP's update is then one-sided (see `contrast`).
     """
 
     input_shape: Shape
@@ -85,6 +98,9 @@ class Graph(PrimitiveDynamics):
         self._links = self._linked()
         self._inner = tuple(link for link in self._links if link.connection.pre != INPUT)
         self.bipartite = not self.energy_based and all(_joins_parities(link) for link in self._inner)
+        self.conservative = all(link.connection.conservative for link in self._inner)
+        self.update_scales = self._update_scales()
+        self._check_activations(wiring.nudge_site)
         set_nudge_site(self, wiring.nudge_site)
         wanted = self._wanted()
         self._order = tuple(wanted)
@@ -103,6 +119,7 @@ class Graph(PrimitiveDynamics):
         found = []
         for n in range(len(self.layers)):
             fed = [name for link in self._links if link.post == n for name in link.names.items()]
+            fed += [("B", link.back["W"]) for link in self._links if link.post == n and link.connection.untied]
             inside = next((name for short, name in fed if short == "b"), None)
             weights = tuple(name for short, name in fed if short != "b")
             found.append(LayerParameters(weights, self._biases[n] or inside))
@@ -148,11 +165,16 @@ class Graph(PrimitiveDynamics):
         return tuple([sigma(layer) for sigma, layer in zip(self.activations, s, strict=True)])
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
+        if not self.conservative:
+            raise ValueError(
+                f"{self.title} has no Phi: {self._lopsided()} does not go back as it came. Give its connections equal "
+                "gains and tied weights, or do without Phi."
+            )
         seen = (*self.activity(s), self.input_activity(x))
         lead = self.sample_dims(x)
         phi = x.new_zeros(x.shape[:lead])
         for link in self._links:
-            forward = self._call(link, link.connection.forward, seen[link.pre])
+            forward = _times(self.along(link, "forward", seen[link.pre]), link.connection.forward_gain)
             phi = phi + (seen[link.post] * forward.reshape_as(seen[link.post])).flatten(lead).sum(-1)
         for n in range(len(s)):
             offset = self._offset(n)
@@ -177,7 +199,7 @@ class Graph(PrimitiveDynamics):
         visible, samples = self.input_activity(x), x.shape[: self.sample_dims(x)]
         for link in self._links:
             if link.connection.pre == INPUT:
-                forward = self._call(link, link.connection.forward, visible)
+                forward = _times(self.along(link, "forward", visible), link.connection.forward_gain)
                 forward = forward.reshape(*samples, *self.layers[link.connection.post])
                 known = constant[link.post]
                 constant[link.post] = forward if known is None else forward + known
@@ -188,21 +210,31 @@ class Graph(PrimitiveDynamics):
 
     def group_gradient(self, drive: Sequence[Tensor | None], s: State, layers: Collection[int]) -> State:
         """dPhi/ds of these layers; the others are returned unchanged."""
-        r, total = self.activity(s), list(drive)
-        for link in self._inner:
-            c, post, pre, _ = link
-            if post not in layers:
-                if pre in layers:
-                    _gather(total, s, pre, self._call(link, c.feedback, r[post], r[pre]))
-            elif pre in layers:
-                forward, back = self._call(link, c.both, r[post], r[pre])
-                _gather(total, s, post, forward)
-                _gather(total, s, pre, back)
-            else:
-                _gather(total, s, post, self._call(link, c.forward, r[pre]))
+        total = self.gathered(drive, self.activity(s), layers, self.along)
         if not self.energy_based:
             return tuple([_fed(total[n]) if n in layers else v for n, v in enumerate(s)])
         return tuple([self._leaked(_fed(total[n]), v, n) if n in layers else v for n, v in enumerate(s)])
+
+    def gathered(
+        self, drive: Sequence[Tensor | None], r: State, layers: Collection[int], apply: Apply
+    ) -> list[Tensor | None]:
+        """What each of these layers gets: its part of the drive, and what `apply` says its connections bring it."""
+        total = list(drive)
+        for link in self._inner:
+            c, post, pre = link[:3]
+            if post not in layers:
+                if pre in layers:
+                    _gather(total, r, pre, _times(apply(link, "feedback", r[post], r[pre]), c.feedback_gain))
+            elif pre in layers:
+                forward, back = apply(link, "both", r[post], r[pre])
+                _gather(total, r, post, _times(forward, c.forward_gain))
+                _gather(total, r, pre, _times(back, c.feedback_gain))
+            else:
+                _gather(total, r, post, _times(apply(link, "forward", r[pre]), c.forward_gain))
+        return total
+
+    def departure(self, drive: Drive, s: State) -> GraphDeparture | None:
+        return GraphDeparture(self, drive, s) if _as_written(type(self)) else None
 
     @in_own_precision
     def feedforward(self, x: Tensor) -> State:
@@ -214,7 +246,8 @@ class Graph(PrimitiveDynamics):
         for n in order:
             for link in self._inner:
                 if link.post == n:
-                    _gather(total, tuple(layers), n, self._call(link, link.connection.forward, layers[link.pre]))
+                    part = self.along(link, "forward", layers[link.pre])
+                    _gather(total, tuple(layers), n, _times(part, link.connection.forward_gain))
             layers[n] = self.activations[n](_fed(total[n])).expand_as(layers[n])
         return tuple(layers)
 
@@ -250,27 +283,104 @@ class Graph(PrimitiveDynamics):
         """(1/B) of each connection's contrast and of what moved, times eps if energy-based  [delta-fc-canon, delta-fc].
 
         Differences come first, dr r+^T + r- dr^T: the sums over samples are far larger than what they differ in.
+
+        Where there is no Phi it is one-sided, dr_post (r-_pre)^T for W and r-_post dr_pre^T for those of an untied
+        way back, divided by the gains that a layer's share of the nudge has passed (`update_scales`).
         """
+        plus, minus = self.activity(s_plus), self.activity(s_minus)
+        return self._contrast(x, plus, minus, None)
+
+    def difference_contrast(self, x: Tensor, s: State, plus: State, minus: State | None = None) -> dict[str, Tensor]:
+        if not _as_written(type(self)):
+            return super().difference_contrast(x, s, plus, minus)
+        if self.energy_based:
+            moves = [sigma.around(layer) for sigma, layer in zip(self.activations, s, strict=True)]
+            plus = tuple([move(d) for move, d in zip(moves, plus, strict=True)])
+            minus = minus and tuple([move(d) for move, d in zip(moves, minus, strict=True)])
+        r = self.activity(s)
+        if minus is None:
+            return self._contrast(x, add(r, plus), r, plus)
+        return self._contrast(x, add(r, plus), add(r, minus), subtract(plus, minus))
+
+    def _contrast(self, x: Tensor, plus: State, minus: State, change: State | None) -> dict[str, Tensor]:
+        """Of activities, and their difference where it is known better than by subtraction."""
         visible, lead = self.input_activity(x), self.sample_dims(x)
-        plus, minus = ((*self.activity(s), visible) for s in (s_plus, s_minus))
+        seen_plus, seen_minus = (*plus, visible), (*minus, visible)
+        moved = subtract(plus, minus) if change is None else change
         out: dict[str, Tensor] = {}
         for link in self._links:
-            c, post, pre, names = link
-            found = self._call(link, c.contrast, Ends(plus[post], plus[pre]), Ends(minus[post], minus[pre]))
-            for short, g in found.items():
-                out[names[short]] = g
+            ends = [Ends(seen[link.post], seen[link.pre]) for seen in (seen_plus, seen_minus)]
+            if not self.conservative:
+                out |= self._one_sided(link, ends[1], Ends(moved[link.post], (*moved, visible)[link.pre]))
+                continue
+            own = () if change is None else (Ends(change[link.post], (*change, visible)[link.pre]),)
+            found = self._contrast_of(link, *ends, *own)
+            out |= {link.names[short]: _times(g, link.connection.forward_gain) for short, g in found.items()}
         for n, name in enumerate(self._biases):
             if name is not None:
-                moved = (plus[n] - minus[n]).sum(lead - 1)
-                out[name] = moved if moved.dim() == lead else moved.flatten(lead).sum(-1)
+                total = moved[n].sum(lead - 1)
+                total = total if total.dim() == lead else total.flatten(lead).sum(-1)
+                out[name] = _times(total, 1.0 if self.conservative else 1.0 / self.update_scales[n])
         return {name: self._mean(out[name], x.shape[lead - 1]) for name in self._order}
+
+    def _contrast_of(self, link: Link, plus: Ends, minus: Ends, *change: Ends) -> dict[str, Tensor]:
+        def contrast(plus: Ends, minus: Ends, *rest: Ends | Theta) -> dict[str, Tensor]:
+            *own, theta = rest
+            return link.connection.contrast(plus, minus, theta, *own)  # type: ignore[arg-type]
+
+        return self._call(link, contrast, plus, minus, *change)
+
+    def _one_sided(self, link: Link, at: Ends, moved: Ends) -> dict[str, Tensor]:
+        """The update of a connection of a net without Phi: of each way by how far its end moved."""
+        c, scales = link.connection, self.update_scales
+        found = self._call(link, c.weight_gradient, moved.post, at.pre)
+        out = {link.names[short]: _times(g, c.forward_gain / scales[link.post]) for short, g in found.items()}
+        if c.untied:
+            (back,) = self._call(link, c.weight_gradient, at.post, moved.pre, names=link.back).values()
+            out[link.back["W"]] = _times(back, c.feedback_gain / scales[link.pre])
+        return out
+
+    def _update_scales(self) -> tuple[float, ...]:
+        """How much of the output's error arrives at each layer: the largest product of feedback gains on a way back.
+
+        Gains of the ways forward are part of the error itself.
+        """
+        found = [1.0, *[0.0] * (len(self.layers) - 1)]
+        for _ in found:
+            for link in self._inner:
+                if link.pre != link.post:
+                    found[link.pre] = max(found[link.pre], abs(link.connection.feedback_gain) * found[link.post])
+        return tuple(v or 1.0 for v in found)
+
+    def outside_phi(self, x: Tensor) -> list[str]:
+        return super().outside_phi(x) if self.conservative else []
+
+    def _lopsided(self) -> str:
+        return next(f"{type(c).__name__} {c}" for c, *_ in self._inner if not c.conservative)
+
+    def _check_activations(self, site: NudgeSite) -> None:
+        for name, sigma in zip(self.names, self.activations, strict=True):
+            if not sigma.elementwise and (self.energy_based or site == "implicit" or len(self.layers[name]) > 1):
+                raise ValueError(
+                    f"The layer {name} has the activation {sigma.name}, which mixes neurons; expected a flat layer of "
+                    "a prototypical net, without the implicit nudge. Use an elementwise activation."
+                )
 
     def _mean(self, total: Tensor, samples: int) -> Tensor:
         return (self.eps / samples) * total
 
-    def _call(self, link: Link, formula: Callable[..., Result], *ends: Tensor | Ends) -> Result:
+    def along(self, link: Link, name: Way, *ends: Tensor) -> Any:
+        """A connection's `forward`, `feedback` or `both`."""
+        c = link.connection
+        if c.untied and name == "both":
+            return self.along(link, "forward", ends[1]), self.along(link, "feedback", *ends)
+        return self._call(link, getattr(c, name), *ends, names=link.back if name == "feedback" else link.names)
+
+    def _call(
+        self, link: Link, formula: Callable[..., Result], *ends: Tensor | Ends, names: dict[str, str] | None = None
+    ) -> Result:
         """formula(*ends, theta); network by network where the networks are stacked and it serves only one."""
-        theta = self._theta(link)
+        theta = self.theta_of(link.names if names is None else names)
         if self.networks is None or link.connection.stacks:
             return formula(*ends, theta)
         each = [
@@ -279,8 +389,9 @@ class Graph(PrimitiveDynamics):
         ]
         return _stacked(each)
 
-    def _theta(self, link: Link) -> dict[str, Tensor]:
-        return {short: getattr(self, name) for short, name in link.names.items()}
+    def theta_of(self, names: dict[str, str]) -> dict[str, Tensor]:
+        """Parameters by their short names."""
+        return {short: getattr(self, name) for short, name in names.items()}
 
     @torch.no_grad()
     def parts_apart(self, x: Tensor, s: State) -> dict[str, float]:
@@ -289,7 +400,7 @@ class Graph(PrimitiveDynamics):
             return {}
         seen, found = (*self.activity(s), self.input_activity(x)), {}
         for link in self._links:
-            c, ends = link.connection, (seen[link.post], seen[link.pre], self._theta(link))
+            c, ends = link.connection, (seen[link.post], seen[link.pre], self.theta_of(link.names))
             kind = f"{type(c).__name__} {c}"
             found[f"the feedback of {kind}"] = _apart(c.feedback(*ends), c.autodiff_feedback(*ends))
             ours, theirs = c.weight_gradient(*ends), c.autodiff_weight_gradient(*ends)
@@ -303,26 +414,39 @@ class Graph(PrimitiveDynamics):
         found = []
         for c in self.connections:
             _check_gain(f"The gain of {c}", c.gain)
+            for what in ("forward_gain", "feedback_gain"):
+                _check_gain(f"The {what} of {c}", getattr(c, what))
             shorts = c.weights(self.shape(c.pre), self.shape(c.post))
             names = {short: self.weight_name(c, short) for short in shorts}
-            for name in names.values():
+            back = names | {"W": self._back_name(c)} if c.untied else names
+            for name in {**names, "back": back["W"]}.values() if c.untied else names.values():
                 if not name.isidentifier() or hasattr(self, name):
                     raise ValueError(f"The connection {c} names its weight {name!r}; expected a word such as 'W12'.")
                 if name in taken:
                     raise ValueError(f"Two parameters are named {name!r}, one of {c}: give the connection a name=.")
-            taken |= set(names.values())
-            found.append(Link(c, places[c.post], places[c.pre], names))
+            taken |= {*names.values(), *back.values()}
+            found.append(Link(c, places[c.post], places[c.pre], names, back))
         return tuple(found)
+
+    def _back_name(self, c: Connection) -> str:
+        """The name of the weight of an untied way back: B01, B_h1_x, B_name."""
+        if not c.linear or "W" not in c.weights(self.shape(c.pre), self.shape(c.post)) or INPUT in (c.pre, c.post):
+            raise ValueError(
+                f"{type(c).__name__} {c} is untied; expected that of a linear connection with weights, between two "
+                "layers of the net. Leave out untied=True."
+            )
+        return self.weight_name(replace(c, name=None), "B") if c.name is None else f"B_{c.name}"
 
     def _wanted(self) -> dict[str, Weight]:
         """From the output on, each layer's weights and then its bias, which has the fans of the first of them."""
         wanted: dict[str, Weight] = {}
         for n, shape in enumerate(self.layers.values()):
             fans = None
-            for c, post, _, names in self._links:
+            for c, post, _, names, back in self._links:
                 for short, weight in c.weights(self.shape(c.pre), shape).items() if post == n else ():
                     gain = self.bias_gain if short == "b" else c.gain
-                    wanted[names[short]] = weight._replace(gain=gain * weight.gain)
+                    for name in (names[short], back[short]):
+                        wanted[name] = weight._replace(gain=gain * weight.gain)
                     fans = fans or weight[1:3]
             if (bias := self._biases[n]) is not None:
                 wanted[bias] = Weight(shape[:1], *(fans or (1, 1)), self.bias_gain)
@@ -330,7 +454,7 @@ class Graph(PrimitiveDynamics):
 
     def weights_of(self) -> list[tuple[Connection, dict[str, Tensor]]]:
         """Each connection with its parameters, by their short names."""
-        return [(link.connection, self._theta(link)) for link in self._links]
+        return [(link.connection, self.theta_of(link.names)) for link in self._links]
 
     def operations(self) -> int:
         """Multiplications and additions of a full step of one sample: every connection once forward and once back.
@@ -352,8 +476,23 @@ class Graph(PrimitiveDynamics):
 
 def _check_gain(what: str, gain: float) -> float:
     if not is_number(gain) or not math.isfinite(gain):
-        raise ValueError(f"{what} is {gain!r}; expected a finite number, a factor of the initial range.")
+        raise ValueError(f"{what} is {gain!r}; expected a finite number, such as 1.")
     return float(gain)
+
+
+def _times(v: Tensor, factor: float) -> Tensor:
+    return v if factor == 1.0 else factor * v
+
+
+_FORMULAS = (
+    *("gradient", "group_gradient", "gathered", "activity", "drive", "squash", "project", "step", "group_step"),
+    *("implicit_step", "contrast", "_leaked", "_moved"),
+)
+
+
+def _as_written(kind: type[Graph]) -> bool:
+    """Whether a net's step is the one its formulas here are of."""
+    return all(getattr(kind, name) is getattr(Graph, name) for name in _FORMULAS)
 
 
 def _joins_parities(link: Link) -> bool:

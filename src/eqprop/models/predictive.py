@@ -140,7 +140,9 @@ class PredictiveCoding(Graph):
     def _pass(self, link: Link, s: State) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """A(pre), and post -> d<post, A(pre)>/dpre."""
         if self.networks is None or link.connection.stacks:
-            found: tuple[Tensor, Callable[[Tensor], Tensor]] = link.connection.passed(s[link.pre], self._theta(link))
+            found: tuple[Tensor, Callable[[Tensor], Tensor]] = link.connection.passed(
+                s[link.pre], self.theta_of(link.names)
+            )
             return found
         forward = self._call(link, link.connection.forward, s[link.pre])
         return forward, lambda post: self._call(link, link.connection.feedback, post, s[link.pre])
@@ -160,7 +162,7 @@ class PredictiveCoding(Graph):
         pre_plus, pre_minus = ((*s, visible) for s in (s_plus, s_minus))
         out: dict[str, Tensor] = {}
         for link in self._links:
-            c, post, pre, names = link
+            c, post, pre, names = link[:4]
             plus, minus = Ends(errors[0][post], pre_plus[pre]), Ends(errors[1][post], pre_minus[pre])
             for short, g in self._call(link, c.contrast, plus, minus).items():
                 out[names[short]] = g

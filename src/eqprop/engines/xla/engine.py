@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.traced import CannotTrace, Checks, Watch, first_line
+from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, first_line, size_of
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
@@ -127,9 +127,8 @@ def strength(estimator: Estimator, model: Dynamics) -> tuple[Tensor, Tensor]:
     """beta and the factor of the updates in float64, one each, or one per network, or one per point on a circle."""
     if isinstance(estimator, HolomorphicEP):
         betas, weights = zip(*estimator.circle(), strict=True)
-        return torch.tensor(betas, dtype=torch.complex128), torch.tensor(
-            weights, dtype=torch.complex128
-        ) / model.nudge_scale
+        beta, weight = (torch.tensor(v, dtype=torch.complex128) for v in (betas, weights))
+        return beta, weight / model.nudge_scale
     beta = torch.as_tensor(getattr(estimator, "beta", 1.0), dtype=torch.float64)
     phases = 2.0 if isinstance(estimator, EP) and estimator.nudging == "symmetric" else 1.0
     unit = 1.0 / (phases * beta * model.nudge_scale)
@@ -279,12 +278,9 @@ class Programs:
 
 def shortened(estimator: Estimator, kind: Kind) -> Estimator:
     """The estimator with the shortest phases that have the same rests, and where beta is free, the strongest nudge."""
-    T = estimator.T - estimator.free_steps + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
-    K = (
-        estimator.K
-        if estimator.free_steps < estimator.T
-        else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
-    )
+    unrolled = estimator.T - estimator.free_steps
+    T = unrolled + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
+    K = estimator.K if unrolled else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
     short = replace(estimator, T=T, K=K, stop="never", checked=False)
     if not isinstance(short, EP):
         return short
@@ -295,17 +291,6 @@ def shortened(estimator: Estimator, kind: Kind) -> Estimator:
 def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:
     """All that is compared; nothing where the gradients are of other parameters."""
     return [*free.state, *(grads[p] for p in order)] if set(grads) == set(order) else []
-
-
-def size_of(v: Tensor) -> float:
-    """The largest number."""
-    return float(v.abs().max()) if v.numel() else 0.0
-
-
-def apart(a: Sequence[Tensor], b: Sequence[Tensor], allowed: Sequence[float]) -> bool:
-    """Whether two lists of tensors differ by more than allowed; what is not finite in both is equal."""
-    pairs = zip(a, b, allowed, strict=True)
-    return len(a) != len(b) or any(size_of((p - q).nan_to_num(0.0, 0.0, 0.0)) > most for p, q, most in pairs)
 
 
 def reference(problem: Problem, estimator: Estimator, s: State) -> tuple[Relaxation, Grads]:

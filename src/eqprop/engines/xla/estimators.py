@@ -27,6 +27,7 @@ from eqprop.engines.xla.program import (
     Pieces,
     Program,
     Second,
+    Steps,
     adding,
     apart,
     run_phase,
@@ -226,7 +227,7 @@ class Moving(Program):
         names: list[Name] = []
         self._updates = dict[Update, Piece]()
         for u in self.kind.second.pattern:
-            self._updates[u], names = pieces.update(u)
+            self._updates[u], names = pieces.update(u, self.kind)
         return names
 
     def second(self, given: Inputs, s: Arrays) -> Second:
@@ -236,14 +237,14 @@ class Moving(Program):
             theta, moving = list(given.theta), carried[layers : layers + learned]
             for n, p in zip(self._places, moving, strict=True):
                 theta[n] = p
-            found = piece.at(given._replace(theta=theta))(*carried[:layers])
+            found = piece.at(given._replace(theta=theta), s)(*carried[:layers])
             grads = found[layers:]
             rated = zip(moving, grads, given.rates, strict=True)
             moved = [p - rate.astype(p.dtype) * g for p, g, rate in rated]
             sums = [a + g for a, g in zip(carried[layers + learned :], grads, strict=True)]
             return (*found[:layers], *moved, *sums)
 
-        steps = {u: partial(step, piece) for u, piece in self._updates.items()}
+        steps: Steps = {u: partial(step, piece) for u, piece in self._updates.items()}
         start = (*s, *(given.theta[n] for n in self._places), *self._zeros(given))
         end = run_phase(steps, self.kind.second, given.periods[1], start)
         return Second(s, 0, end[layers + learned :], end[:layers])

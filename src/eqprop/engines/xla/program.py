@@ -9,9 +9,10 @@ estimators than EP.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,10 +28,11 @@ from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.traced import CannotTrace, trace
 from eqprop.engines.xla.lowering import Lowered, operations
+from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
-from eqprop.estimators.base import by_network, trainable, update
-from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, turn
+from eqprop.estimators.base import by_network, difference_update, trainable, update
+from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, difference_stepper, turn
 from eqprop.state import State
 
 Arrays = tuple[Array, ...]
@@ -97,6 +99,8 @@ class Kind:
 
     form        the estimator's class
     fixed       what else of it is part of the program: K where a loop is differentiated, the points on a circle
+    difference  whether nudged phases run on how far they are from the free state
+    held        whether the nudge keeps its force of the free state
     """
 
     free: Turns
@@ -105,6 +109,8 @@ class Kind:
     settles: bool
     form: type[Estimator] = EP
     fixed: int = 0
+    difference: bool = False
+    held: bool = False
 
     @classmethod
     def of(cls, model: Dynamics, layers: int, estimator: Estimator) -> Kind:
@@ -118,9 +124,11 @@ class Kind:
         if isinstance(estimator, RBP):
             return cls(free, Turns.every(), False, settles, form)
         second = Turns.of(model, layers, estimator, estimator.K, 0)
-        symmetric = isinstance(estimator, EP) and estimator.nudging == "symmetric"
+        if isinstance(estimator, EP):
+            symmetric, difference = estimator.nudging == "symmetric", estimator.form == "difference"
+            return cls(free, second, symmetric, settles, form, 0, difference, estimator.held)
         points = estimator.points if isinstance(estimator, HolomorphicEP) else 0
-        return cls(free, second, symmetric, settles, form, points)
+        return cls(free, second, False, settles, form, points)
 
 
 class Pieces:
@@ -148,35 +156,64 @@ class Pieces:
 
         return self._piece(("step", nudged, update), run, self.s)
 
-    def contrast(self) -> tuple[Piece, list[Name]]:
-        """s_plus, s_minus -> the gradient of each parameter of Phi."""
-        model = self.model
+    def nudged(self, update: Update, kind: Kind) -> Piece:
+        """s -> the next nudged state, in an own form (see `Kind`) around a fixed state."""
+
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
+            at, s = both[: self.layers], both[self.layers :]
+            return _unchanged(self._stepper(x, nudge, at, kind)(s, update), s)
+
+        return self._piece(("nudged", update), torch.no_grad()(run), self.start(kind), self.s)
+
+    def start(self, kind: Kind) -> State:
+        """What a nudged phase begins from where the free one ends in `s`."""
+        if not kind.difference:
+            return self.s
+        nudge = Nudge(self.cost, self.given[-3], 1.0)
+        return difference_stepper(self.model, self.x, nudge, self.s).start(self.s)
+
+    def _stepper(self, x: Tensor, nudge: Nudge, at: State, kind: Kind) -> Stepper:
+        nudge = replace(nudge, at=at) if kind.held else nudge
+        if kind.difference:
+            return difference_stepper(self.model, x, nudge, at)
+        return Stepper(self.model, self.model.drive(x), nudge)
+
+    def contrast(self, kind: Kind) -> tuple[Piece, list[Name]]:
+        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state in the difference form."""
+        model, L = self.model, self.layers
         assert isinstance(model, PrimitiveDynamics)
         names: list[Name] = []
 
-        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
-            found = model.contrast(x, both[: self.layers], both[self.layers :])
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, states: State) -> State:
+            ends = [states[n : n + L] for n in range(0, len(states), L)]
+            found = model.difference_contrast(x, *ends) if kind.difference else model.contrast(x, *ends)
             learned = [name for name in trainable(model) if name in found]
             names[:] = [(0, name) for name in learned]
             lost = next((name for name in found if name not in dict(model.named_parameters())), None)
             if lost is not None:
                 raise CannotTrace(f"it computes a gradient for {lost}, which is no longer one of its parameters")
-            return tuple(by_network(-unit, found[name]) * found[name].detach() for name in learned)
+            return tuple([by_network(-unit, found[name]) * found[name].detach() for name in learned])
 
-        return self._piece("contrast", run, (*self.s, *self.s)), names
+        end = self.start(kind)
+        moving = end if kind.difference and not kind.symmetric else (*end, *end)
+        return self._piece("contrast", run, moving, self.s if kind.difference else ()), names
 
-    def update(self, update_of: Update) -> tuple[Piece, list[Name]]:
+    def update(self, update_of: Update, kind: Kind) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
         names: list[Name] = []
 
-        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
+            at, s = both[: self.layers], both[self.layers :]
             with torch.no_grad():
-                new = Stepper(self.model, self.model.drive(x), nudge)(s, update_of)
-            step = update(self.model, x, s, new, -unit)
+                new = _unchanged(self._stepper(x, nudge, at, kind)(s, update_of), s)
+            if kind.difference:
+                step = difference_update(self.model, x, at, s, new, -unit)
+            else:
+                step = update(self.model, x, s, new, -unit)
             names[:] = [(0, name) for name in step.synapses]
             return (*new, *step.synapses.values())
 
-        return self._piece(("update", update_of), run, self.s), names
+        return self._piece(("update", update_of), run, self.start(kind), self.s), names
 
     def direct(self) -> tuple[Piece, list[Name]]:
         """s -> the gradient of the cost at that state, for parameters it depends on."""
@@ -353,47 +390,44 @@ class Gradient(Program):
     """EP's gradient."""
 
     def prepare(self, pieces: Pieces) -> list[Name]:
-        pattern = self.kind.second.pattern
+        kind, names = self.kind, list[Name]()
+        self._start = [dtype_of(v.dtype) for v in pieces.start(kind)]
         self._contrast: Piece | None = None
-        self._updates: dict[Update, Piece] = {}
-        names: list[Name] = []
+        self._steps: dict[Update, Piece] = {}
+        for u in kind.second.pattern:
+            if not isinstance(pieces.model, PrimitiveDynamics):
+                self._steps[u], names = pieces.update(u, kind)
+            else:
+                self._steps[u] = pieces.nudged(u, kind) if kind.difference or kind.held else pieces.step(True, u)
         if isinstance(pieces.model, PrimitiveDynamics):
-            self._nudged = {u: pieces.step(True, u) for u in pattern}
-            self._contrast, names = pieces.contrast()
-        else:
-            for u in pattern:
-                self._updates[u], names = pieces.update(u)
+            self._contrast, names = pieces.contrast(kind)
         return names
 
     def second(self, given: Inputs, s: Arrays) -> Second:
-        grads, ends = self._telescoped(given, s) if self._contrast else self._summed(given, s)
-        return Second(s, 0, grads, ends)
+        start = tuple(jnp.zeros_like(v, dtype=d) for v, d in zip(s, self._start, strict=True))
+        start = start if self.kind.difference else s
+        ends = [self._end(given, start, s)]
+        if self.kind.symmetric:
+            ends.append(self._end(given._replace(beta=-given.beta), start, s))
+        layers = len(s)
+        seen = tuple(v for end in ends for v in end[:layers])
+        if self._contrast is None:
+            plus, *minus = [end[layers:] for end in ends]  # the updates of all steps  [eq:ep-weight-update]
+            grads = tuple(map(operator.sub, plus, minus[0])) if minus else plus
+        elif self.kind.difference:
+            grads = self._contrast.at(given, s)(*seen)
+        else:  # from the two ends of the second phase, or of both  [eq:ep-grad]
+            grads = self._contrast.at(given)(*(seen if self.kind.symmetric else (*seen, *s)))
+        return Second(s, 0, grads, seen)
 
-    def _telescoped(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
-        """The gradient from the two ends of the second phase, or of both  [eq:ep-grad]."""
-
-        def end(inputs: Inputs) -> Arrays:
-            steps = {u: piece.at(inputs) for u, piece in self._nudged.items()}
-            return run_phase(steps, self.kind.second, inputs.periods[1], free)
-
-        assert self._contrast is not None
-        plus = end(given)
-        minus = end(given._replace(beta=-given.beta)) if self.kind.symmetric else free
-        return self._contrast.at(given)(*plus, *minus), (*plus, *minus)
-
-    def _summed(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
-        """The gradient as the sum of the updates of all steps  [eq:ep-weight-update]."""
-
-        def total(inputs: Inputs) -> Arrays:
-            steps = {u: adding(piece.at(inputs), len(free)) for u, piece in self._updates.items()}
-            return run_phase(steps, self.kind.second, inputs.periods[1], (*free, *self._zeros(inputs)))
-
-        plus = total(given)
-        if not self.kind.symmetric:
-            return plus[len(free) :], plus[: len(free)]
-        minus = total(given._replace(beta=-given.beta))
-        grads = tuple(a - b for a, b in zip(plus[len(free) :], minus[len(free) :], strict=True))
-        return grads, (*plus[: len(free)], *minus[: len(free)])
+    def _end(self, given: Inputs, start: Arrays, s: Arrays) -> Arrays:
+        """The end of a nudged phase, and the sum of its updates where there is no Phi."""
+        around = s if self._contrast is None or self.kind.difference or self.kind.held else ()
+        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        if self._contrast is None:
+            steps = {u: adding(step, len(s)) for u, step in steps.items()}
+            start = (*start, *self._zeros(given))
+        return run_phase(steps, self.kind.second, given.periods[1], start)
 
 
 def apart(a: Arrays, b: Arrays, dims: int) -> Array:
