@@ -6,8 +6,8 @@ from statistics import fmean
 
 from docs.build.results import Document, documents
 from docs.build.text import by_name, duration, listed, table
-from eqprop.experiments.experiment import PaperResult
 from eqprop.report.runs import machine
+from eqprop.run.published import PaperResult
 
 EPOCHS, EARLY = (1, 5, 10, 15, 20, 30), (1, 2, 5, 10)
 NUDGED = (("EP, nudge outside", "ep", "outside"), ("EP, nudge inside", "ep", "inside"), ("BPTT", "bptt", "outside"))

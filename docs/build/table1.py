@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from docs.build.results import Document, documents
 from docs.build.text import commit, duration, listed, table
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import from_dict
-from eqprop.experiments.paper import PAPER, PRESETS, named_experiment
+from eqprop import papers
 from eqprop.report.figures import Panel, error_curves
 from eqprop.report.runs import KINDS, points, reproduced
+from eqprop.run.spec import Spec
 
 ESTIMATORS = ("ep", "bptt")
 LAST = 10  # epochs whose free phases are looked at
@@ -23,13 +22,13 @@ LAST = 10  # epochs whose free phases are looked at
 class Row:
     """A network trained under one preset with one schedule, as `eqprop reproduce table1` writes it."""
 
-    experiment: Experiment
+    experiment: Spec
     found: Document
 
     @property
     def own_schedule(self) -> bool:
         """Whether it ran with the schedule of its preset."""
-        return bool(self.found["schedule"] == self.experiment.schedule)
+        return bool(self.found["schedule"] == self.experiment.phases.schedule)
 
     @property
     def label(self) -> str:
@@ -45,8 +44,8 @@ class Row:
 
     def reproduced(self, estimator: str) -> bool | None:
         """Within two of the paper's standard deviations, or better; None if it is not finished."""
-        found, paper = self.result(estimator), self.experiment.paper_results.get(estimator)
-        if found is None or paper is None or self.epochs(estimator) < self.experiment.epochs:
+        found, paper = self.result(estimator), self.experiment.results.get(estimator)
+        if found is None or paper is None or self.epochs(estimator) < self.experiment.optimizer.epochs:
             return None
         return reproduced(found["test_error_mean"], paper)
 
@@ -60,8 +59,8 @@ class Row:
 def rows(found: list[Document] | None = None) -> list[Row]:
     """By network, then by preset; the schedule of the preset first."""
     found = documents("table1") if found is None else found
-    every = [Row(named_experiment(d["name"], d["preset"]), d) for d in found]
-    names, presets = list(PAPER), list(PRESETS)
+    every = [Row(papers.find(d["name"], d["preset"]), d) for d in found]
+    names, presets = list(papers.of_paper()), list(papers.PRESETS)
     key = lambda r: (names.index(r.experiment.name), presets.index(r.experiment.preset), not r.own_schedule)  # noqa: E731
     return sorted(every, key=key)
 
@@ -88,13 +87,13 @@ def summary_block(every: list[Row] | None = None, train: bool = False) -> str:
     """A line per network: the error with its preset, the paper's, and the time for five trials by both estimators."""
     every = rows() if every is None else every
     lines = []
-    for name in PAPER:
+    for name in papers.of_paper():
         if not any(row.experiment.name == name for row in every):
             continue
         best, cells = chosen(every, name), [name]
         for estimator, row in best.items():
             ours = spread(row.result(estimator), train)
-            paper = row.experiment.paper_results[estimator]
+            paper = row.experiment.results[estimator]
             cells += [f"{f'**{ours}**' if row.reproduced(estimator) else ours} `{row.experiment.preset}`"]
             cells += [str(paper) if train else f"{paper.test:.2f} ± {paper.test_std:.2f}"]
         ep, bptt = best["ep"], best["bptt"]
@@ -113,7 +112,7 @@ def _counted(every: list[Row]) -> str:
     own = [row for row in every if row.own_schedule]
     cells = [(r.experiment.name, e, r.experiment.preset) for r in own for e in ESTIMATORS if r.reproduced(e)]
     printed, some = sum(cell[2] == "paper" for cell in cells), len({cell[:2] for cell in cells})
-    return f"{printed} of {2 * len(PAPER)} cells come out as printed (`paper`), {some} under some preset."
+    return f"{printed} of {2 * len(papers.of_paper())} cells come out as printed (`paper`), {some} under some preset."
 
 
 def results_block() -> str:
@@ -123,14 +122,15 @@ def results_block() -> str:
         cells = [row.experiment.name, row.label]
         for estimator in ESTIMATORS:
             ours, epochs = spread(row.result(estimator)), row.epochs(estimator)
-            short = f", epoch {epochs} of {row.experiment.epochs}" if 0 < epochs < row.experiment.epochs else ""
+            whole = row.experiment.optimizer.epochs
+            short = f", epoch {epochs} of {whole}" if 0 < epochs < whole else ""
             cells.append((f"**{ours}**" if row.reproduced(estimator) else ours) + short)
         lines.append(cells)
     return table(["network", "preset", "EP", "BPTT"], lines, words=2)
 
 
-def changes(experiment: Experiment) -> str:
-    return "; ".join(str(c) for c in experiment.changes(PAPER[experiment.name])) or "nothing"
+def changes(experiment: Spec) -> str:
+    return "; ".join(str(c) for c in experiment.changes(papers.find(experiment.name))) or "nothing"
 
 
 def changes_block() -> str:
@@ -141,7 +141,7 @@ def changes_block() -> str:
 def tried_block() -> str:
     lines = []
     for found in documents("tried/rows.json"):
-        experiment = replace(from_dict(found["experiment"], "tried"), paper_results=PAPER[found["name"]].paper_results)
+        experiment = Spec(**found["experiment"]).override(published=dict(papers.find(found["name"]).published))
         row = Row(experiment, found)
         lines.append([found["name"], changes(experiment), *(spread(row.result(e)) for e in ESTIMATORS)])
     return table(["network", "changed from the paper", "EP", "BPTT"], lines, words=2)
@@ -173,10 +173,10 @@ def curves() -> Figure:
     """Errors over the epochs, a panel per network, of the rows the table shows."""
     every = rows()
     panels = []
-    for name in PAPER:
+    for name in papers.of_paper():
         best = chosen(every, name)
         own = {e: (row.result(e) or {"trials": []})["trials"] for e, row in best.items()}
         drawn = {(e, kind): points(trials, kind) for e, trials in own.items() for kind in KINDS}
         presets = listed(dict.fromkeys(row.experiment.preset for row in best.values()))
-        panels.append(Panel(f"{name}, {presets}", drawn, best["ep"].experiment.paper_results))
+        panels.append(Panel(f"{name}, {presets}", drawn, best["ep"].experiment.results))
     return error_curves(panels)

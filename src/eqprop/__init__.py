@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, echo, engines, gdu, models, papers, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eqprop.functional import from_energy, from_primitive, from_transition
     from eqprop.gdu.doctor import doctor
     from eqprop.models import CrossEntropy
+    from eqprop.physical import spice as spice
     from eqprop.plugins import register
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from eqprop.run.evaluate import evaluate, load, predict
     from eqprop.state import State
 
-_MODULES = {"distributed": "eqprop.run.distributed"} | {
-    name: f"eqprop.{name}" for name in ("data", "echo", "engines", "gdu", "models", "papers", "report", "starts")
+_MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
+    name: f"eqprop.{name}"
+    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),

@@ -168,6 +168,15 @@ class Dynamics(nn.Module):
             "as Layered, Convolutional or Network. Train it by BPTT."
         )
 
+    def relaxation(self, x: Tensor, phase: Any, state: State | None, nudge: Any, keep: int = 0) -> Any:
+        """The `Relaxation` of a whole phase, from a system that settles by itself; None for one that takes steps."""
+        return None
+
+    @property
+    def settles_itself(self) -> bool:
+        """Whether phases are the system's own, so that there are no steps to replace."""
+        return type(self).relaxation is not Dynamics.relaxation
+
     def check_nudge(self, beta: float) -> None:
         """Raise ValueError if the nudged phase of strength beta, or of -beta, has no rest. By default all have."""
 

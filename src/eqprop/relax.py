@@ -16,7 +16,7 @@ from torch import Tensor
 from eqprop.autodiff import doubled, in_own_precision, wide, with_values
 from eqprop.cost import Nudge
 from eqprop.dynamics import Departure, Drive, Dynamics, PrimitiveDynamics
-from eqprop.state import State, add, detach, distance, first_bad_layer, is_number, layer_name
+from eqprop.state import State, add, detach, distance, first_bad_layer, is_number, layer_name, subtract
 
 Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -132,7 +132,11 @@ def relax(
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
-    s, steps, before, step = _run(model, x, phase, prepare(model, x, state, nudge), nudge, keep)
+    start = prepare(model, x, state, nudge)
+    if model.settles_itself:
+        settled_alone: Relaxation = model.relaxation(x, phase, None if state is None else start, nudge, keep)
+        return settled_alone
+    s, steps, before, step = _run(model, x, phase, start, nudge, keep)
     residual = distance(step(s), s, model.sample_dims(x))
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
     # States skipped by an early stop equal the fixed point.
@@ -148,6 +152,9 @@ def end_of_phase(
 
     In the difference form, how far it is from `state`.
     """
+    if model.settles_itself:
+        read = relax(model, x, phase, state, nudge).state
+        return subtract(read, state) if form != "plain" else read
     return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0, form)[0]
 
 

@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from eqprop.run.plan import read_images
 from helpers.training_runs import SMALL, few_images, write_idx
 from rich.console import Console
 from typer.testing import CliRunner
@@ -30,7 +30,6 @@ from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, 
 from eqprop.experiments.io import to_toml
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.run import Settings, load, train
-from eqprop.run.plan import read_images
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}
@@ -414,7 +413,7 @@ def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
 
 def test_a_run_and_a_file_are_examined_with_the_inputs_they_are_trained_on(tmp_path: Path) -> None:
     data = write_idx(tmp_path / "data", few_images())
-    experiment = replace(SMALL, epochs=1, normalisation=Normalisation((0.1,), (0.3,)))
+    experiment = SMALL.override(epochs=1, normalisation=Normalisation((0.1,), (0.3,)))
     train(experiment, tmp_path / "run", data=str(data))
     (tmp_path / "own.toml").write_text(to_toml(experiment))
     for target in ("run", "own.toml"):

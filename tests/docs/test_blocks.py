@@ -11,7 +11,7 @@ from benchmarks.floors import floors
 from benchmarks.table1 import project
 from docs.build import performance, table1
 from docs.build.text import large
-from eqprop.experiments.paper import PAPER
+from eqprop import papers
 
 MACHINE = {
     "processor": "a processor",
@@ -95,7 +95,7 @@ def test_the_distance_is_to_the_higher_floor() -> None:
     peaks = {"float32_flops": 1e11, "exchange_us": 0.5}
     found = [{"machine": MACHINE, "rows": bench()[1:]}, {"machine": MACHINE, "peaks": peaks}]
     text = performance.floors_block(found)
-    least = floors(PAPER["P-2h"], "ep", 5, peaks)
+    least = floors(papers.find("P-2h"), "ep", 5, peaks)
     line = next(line for line in text.splitlines() if line.startswith("| P-2h EP"))
     figures = f"{large(least.arithmetic)} | {large(60.0)} | 4,321 ± 1.5 | {4321.0 / least.higher:.1f} | 3e-06 | 2e-06"
     assert figures in line

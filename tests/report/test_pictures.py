@@ -13,12 +13,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from eqprop.experiments.experiment import PaperResult
 from eqprop.report.figures import Panel, decisions, error_curves, percent_ticks
 from eqprop.report.gdu import processes, rmse_single
 from eqprop.report.page import Series, axes, draw, write_report
 from eqprop.report.runs import Point
 from eqprop.run import train
+from eqprop.run.published import PaperResult
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LONG = "A-WIDE-NAME-WITHOUT-A-BREAK-" * 3 + "of an experiment"

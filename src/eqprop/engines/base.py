@@ -349,6 +349,8 @@ class Engine(ABC):
         if self.device and task.device.type != self.device:
             where = "a CUDA device" if self.device == "cuda" else "the CPU"
             return f"it runs on {where}, and the model is on {task.device}."
+        if task.model.settles_itself and self.name != "eager":
+            return f"it takes steps, and {task.model.title} settles by itself."
         if task.precision not in self.precisions:
             return f"it computes in {' or '.join(self.precisions)}, and the precision is {task.precision}."
         if task.start not in self.starts:

@@ -189,13 +189,10 @@ class Estimator(ABC):
         return free
 
     def fill_grad(self, problem: Problem, grads: Grads) -> None:
-        """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
+        """Add to `.grad`."""
         if self.orientation < 0 and isinstance(problem.model, PrimitiveDynamics):  # updates are derivatives of Phi
             warn_outside_phi(problem.model, problem.x)
-        for parameter, grad in grads.items():
-            if grad.stride() != parameter.stride():
-                grad = torch.empty_like(parameter).copy_(grad)
-            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        add_to_grad(grads)
 
     @in_own_precision
     def processes(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Processes:
@@ -249,6 +246,14 @@ def warn_outside_phi(model: PrimitiveDynamics, x: Tensor) -> None:
                 "Move it into Phi, train it by BPTT or RBP, or freeze it with requires_grad_(False).",
                 stacklevel=3,
             )
+
+
+def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
+    """Add to `.grad`, laid out in memory as the parameter: torch's fused optimizers take both as flat arrays."""
+    for parameter, grad in grads.items():
+        if grad.stride() != parameter.stride():
+            grad = torch.empty_like(parameter).copy_(grad)
+        parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
 
 def difference(a: Step, b: Step) -> Step:

@@ -16,9 +16,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from eqprop.experiments.experiment import PaperResult, label
+from eqprop.estimators.named import label
 from eqprop.files import write_bytes, write_json, write_text
 from eqprop.report.runs import KINDS, Point, Run
+from eqprop.run.published import PaperResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,7 +143,7 @@ class Panel:
 
 
 def panel_of(run: Run) -> Panel:
-    curves = {(m, kind): run.curve(m, kind) for m in run.settings.estimators for kind in KINDS}
+    curves = {(m, kind): run.curve(m, kind) for m in run.spec.estimators for kind in KINDS}
     note = "; ".join([f"{run.model} on {run.data}", *run.changes])
     return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results, note)
 
@@ -242,13 +243,14 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     figure = new_figure(11.0, 8.4)
     axes = figure.subplots(2, 3)
     experiment = document["experiment"]
+    phases = experiment["phases"]
     _residuals(axes[0][0], document["looks"], _first(document, "T"))
     _sizes(axes[0][1], document["looks"], _first(document, "K"))
-    _signs(axes[0][2], document["looks"], experiment["beta"])
+    _signs(axes[0][2], document["looks"], phases["beta"])
     _rates(axes[1][0], [t for t in document["trainings"] if t["stage"].startswith("rates")], experiment)
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
-    _steps(axes[1][1], shrunk, "T", experiment["T"])
-    _steps(axes[1][2], shrunk, "K", experiment["K"])
+    _steps(axes[1][1], shrunk, "T", phases["T"])
+    _steps(axes[1][2], shrunk, "K", phases["K"])
     figure.suptitle(wrapped(f"{document['name']}: the curves behind T, K, beta and the learning rates", 10.0, 11.0))
     return figure
 
@@ -256,7 +258,7 @@ def decisions(document: Mapping[str, Any]) -> Figure:
 def _first(document: Mapping[str, Any], name: str) -> int:
     """T or K as decided from the curves, before short trainings reduced it."""
     values = [t[name] for t in document["trainings"] if not t["stage"].startswith("rates")]
-    return max([*values, document["experiment"][name]])
+    return max([*values, document["experiment"]["phases"][name]])
 
 
 def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
@@ -302,7 +304,7 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
 
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
-    chosen = experiment["learning_rates"]
+    chosen = experiment["optimizer"]["rates"]
     _marked(ax, max(chosen.values()), ", ".join(f"{as_text(name)} {rate:g}" for name, rate in chosen.items()))
     ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
     tried = [p[0] for p in points]

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eqprop.experiments.gdu import FORMAT
 from eqprop.files import read_bytes, write_json
 from eqprop.gdu import Report
 from eqprop.provenance import provenance
@@ -28,6 +27,7 @@ from eqprop.report.figures import (
     wrapped,
     write_figure,
 )
+from eqprop.run.laboratory import FORMAT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,6 +21,7 @@ from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
 from eqprop.engines import EXCHANGE, STREAMED, Engine, Task, choose, load_engine, threads_for
 from eqprop.estimators import EP, Backprop, ContinualEP, Estimator
+from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED
@@ -29,6 +30,7 @@ from eqprop.run.checkpoint import digest
 from eqprop.run.dataset import describe, given_data, read_images, source_fields, where_from
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import Preparation, image_shape, make_optimizer
+from eqprop.run.folder import FORMAT
 from eqprop.run.own import Factory, Own, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
@@ -100,6 +102,12 @@ class Parts:
         start = "zero" if isinstance(estimator, Backprop) else of.spec.phases.start
         precision, work = of.spec.run.precision, of.work(self.model, estimator)
         return Task(self.model, self.cost, estimator, self.optimizer, start, of.extras, precision, work)
+
+    def by(self, engine: str | None) -> Parts:
+        """The same parts with another engine."""
+        other = Parts(self.session, self.leg, engine)
+        vars(other).update({name: part for name, part in vars(self).items() if name in ("model", "cost", "optimizer")})
+        return other
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -203,8 +211,10 @@ class Session:
         """What a leg, by default the first, is trained with; `engine` replaces the spec's."""
         leg = self.legs()[0] if leg is None else leg
         found = self.built.get(leg)
-        if found is None or engine not in (None, found.named):
+        if found is None:
             self.built[leg] = found = Parts(self, leg, engine)
+        elif engine not in (None, found.named):
+            self.built[leg] = found = found.by(engine)
         return found
 
     def take(self, leg: Leg, engine: str | None = None) -> Parts:
@@ -228,6 +238,16 @@ class Session:
             chosen = images.rows(n, self.spec.run.seed)
             stored, answers = images.train_x[chosen], images.train_y[chosen]
         return Problem(parts.model, parts.cost, self.inputs(stored, parts.model), images.targets(answers, self.dtype))
+
+    @property
+    def groups(self) -> int | None:
+        """How many updates make a sweep; None where all layers move at once."""
+        return self._groups(self.model) if self.spec.phases.schedule in SWEEPS else None
+
+    def _groups(self, model: Dynamics) -> int:
+        x = self.inputs(self.images.first(1)[0], model)
+        x = x if model.networks is None else x.expand(model.networks, *x.shape)
+        return len(model.sweep(len(model.init_state(x))))
 
     @property
     def iterations(self) -> int:
@@ -268,6 +288,15 @@ class Session:
         """Name, checksum and counts of the data, and where it was read from."""
         return {**describe(self.images), **source_fields(self.source)}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The content of experiment.json."""
+        return {
+            "format": FORMAT,
+            "experiment": self.spec.to_dict(),
+            "changes_from_paper": self.changes_from_paper,
+            "data": self.data,
+        }
+
     @property
     def changes_from_paper(self) -> list[str] | None:
         """What is not as printed; None for a spec of one's own."""
@@ -298,11 +327,8 @@ class Session:
         if not isinstance(estimator, EP):
             return 0.0
         updates = estimator.T + estimator.K * (2 if estimator.nudging == "symmetric" else 1)
-        samples, groups = self.iterations * self.spec.optimizer.batch, 1
-        if self.spec.phases.schedule in SWEEPS:
-            x = self.inputs(self.images.first(1)[0], model)
-            x = x if model.networks is None else x.expand(model.networks, *x.shape)
-            groups = len(model.sweep(len(model.init_state(x))))
+        samples = self.iterations * self.spec.optimizer.batch
+        groups = self._groups(model) if self.spec.phases.schedule in SWEEPS else 1
         return float(samples * model.operations() * updates / groups)
 
     @property
@@ -417,6 +443,8 @@ def make_estimator(spec: Spec, name: str | None = None, model: Dynamics | None =
     own = spec.estimator if kind == spec.estimator.kind else section_type("estimator", {"kind": kind})(kind=kind)
     known = fields_of_spec(spec) | {n: getattr(own, n) for n in own.__struct_fields__ if n != "kind"}
     made = form.make(**{name: known[name] for name in form.takes if name in known} | dict(form.fixed))
+    if spec.optimizer.homeostasis and not isinstance(made, Backprop):  # a single forward pass has no Jacobian
+        return Homeostasis(base=made, weight=spec.optimizer.homeostasis)
     if not isinstance(made, ContinualEP) or model is None:
         return made
     names = [name for name, _ in model.named_parameters()]
@@ -441,7 +469,7 @@ def make_start(spec: Spec, model: Dynamics, x: Tensor, source: str | None = None
 
 def bind(
     what: str | Path | Spec | Session | Factory,
-    data: Data = None,
+    data: Data | Streamed = None,
     ranks: Ranks = ALONE,
     *,
     model: Factory | None = None,
@@ -520,7 +548,9 @@ def _own_samples(own: Own | None, seed: int) -> tuple[Tensor, Tensor] | None:
     return None if built is None or built.x is None or built.y is None else (built.x, built.y)
 
 
-def _data(spec: Spec, own: Own | None, data: Data, dtype: torch.dtype | None) -> tuple[Images | Streamed, str | None]:
+def _data(
+    spec: Spec, own: Own | None, data: Data | Streamed, dtype: torch.dtype | None
+) -> tuple[Images | Streamed, str | None]:
     """The data of a spec on its device, and where it came from."""
     names_it = data is None and spec.data.set is not None
     source: Any = _named_set(spec.data) if names_it else data

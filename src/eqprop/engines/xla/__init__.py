@@ -13,9 +13,8 @@ from torch import Tensor
 
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
-from eqprop.engines.base import Batch, Engine, Job, Runner, Task
-from eqprop.engines.eager import EagerRunner
-from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, Grads, HolomorphicEP
+from eqprop.engines.base import Engine, Job, Runner, Task
+from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Grads, HolomorphicEP
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -29,21 +28,6 @@ def shared_programs() -> Programs:
     from eqprop.engines.xla.engine import Programs
 
     return Programs()
-
-
-class XlaRunner(EagerRunner):
-    """The reference iteration with the gradient as a program."""
-
-    def __init__(self, job: Job, engine: Xla) -> None:
-        super().__init__(job)
-        self.engine = engine
-
-    def backward(self, estimator: Estimator, batch: Batch, begun: State | None) -> Relaxation:
-        problem = Problem(self.job.model, self.job.cost, batch.x, batch.y)
-        task = Task(problem.model, problem.cost, estimator.for_call(problem.model))
-        free, grads = self.engine.gradient(task, batch.x, batch.y, estimator.begin(problem, begun))
-        estimator.fill_grad(problem, grads)
-        return free
 
 
 class Xla(Engine):
@@ -83,4 +67,6 @@ class Xla(Engine):
         return shared_programs().gradient(problem, task.estimator, state, self.falls_back)
 
     def runner(self, job: Job) -> Runner:
-        return XlaRunner(job, self)
+        from eqprop.engines.xla.training import XlaRunner
+
+        return XlaRunner(job, self, self.falls_back)

@@ -1,0 +1,115 @@
+"""Circuits in ngspice: its operating point is our state at rest, node by node; what fails says so in a sentence."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from eqprop import EP, SquaredError, relax
+from eqprop.physical import spice
+from eqprop.physical.resistive import Resistive
+
+needs_ngspice = pytest.mark.skipif(
+    shutil.which("ngspice") is None, reason="ngspice is not installed (apt install ngspice), so no circuit is checked"
+)
+DIVIDER = "* divider\nV1 a 0 3\nR1 a b 1000\nR2 b {ground} 2000\n.end\n"
+
+
+def random_net(seed: int) -> tuple[Resistive, torch.Tensor, torch.Tensor]:
+    """1 to 3 hidden layers of 5 to 40 nodes, with biases."""
+    g = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    sizes = (number(2, 5), *(number(5, 40) for _ in range(1 + seed % 3)), number(3, 8))
+    model = Resistive(sizes, 3.0 if seed % 2 else 30.0, seed=seed, dtype=torch.float64)
+    for n in range(model.depth):
+        b = model.bias(n)
+        assert b is not None
+        b.data = 0.1 * torch.randn(b.shape, generator=g, dtype=torch.float64)
+    x = torch.rand(2, sizes[-1], generator=g, dtype=torch.float64)
+    return model, x, torch.eye(sizes[0], dtype=torch.float64)[:2]
+
+
+@needs_ngspice
+def test_every_node_is_where_ngspice_has_it() -> None:
+    for seed in range(20):
+        model, x, y = random_net(seed)
+        beta = (0.5 if seed % 2 else -0.5) * model.least_conductance
+        found = spice.check(model, x, y, beta)
+        assert found.free.own < 1e-3, (seed, found)
+        assert found.nudged.own < 1e-3, (seed, found)
+        if seed < 2:  # a real diode begins to conduct at some tenths of a volt
+            assert 0.2 < spice.check(model, x, y, beta, "real").free.volts < 1.0
+
+
+@needs_ngspice
+def test_training_with_ngspice_as_the_network() -> None:
+    model, x, y = random_net(3)
+    here = Resistive(model.sizes, model.gain, seed=3, dtype=torch.float64)
+    here.load_state_dict(model.state_dict())
+    lumped = relax(spice.Spice(model, lumped=True), x, 1).state
+    for a, b in zip(relax(spice.Spice(model), x, 1).state, lumped, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    machine = spice.Spice(model)
+    beta, cost = 0.5 * model.least_conductance, SquaredError()
+    EP(1, 1, beta, "symmetric").backward(machine, cost, x, y)
+    EP(2000, 2000, beta, "symmetric", schedule="sweeps").backward(here, cost, x, y)
+    for p, q in zip(machine.parameters(), here.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert float((p.grad - q.grad).norm()) < 1e-3 * float(q.grad.norm())
+    assert machine.work.to_dict() == {"settles": 6, "reads": 6, "writes": 1, "calibrations": 0}
+
+
+@needs_ngspice
+def test_a_divider_divides_and_sources_can_be_changed() -> None:
+    found = spice.run(DIVIDER.format(ground=0), ["b"], [{}, {"V1": 6.0}])
+    assert [round(point["b"], 9) for point in found] == [2.0, 4.0]
+
+
+def test_a_netlist_without_ground_is_refused() -> None:
+    with pytest.raises(ValueError, match="no ground"):
+        spice.run("* divider\nV1 a c 3\nR1 a b 1000\nR2 b c 2000\n.end\n", ["b"])
+
+
+def test_a_negative_conductance_is_refused() -> None:
+    model, x, _ = random_net(0)
+    model.W01.data[0, 0] = -0.1
+    with pytest.raises(ValueError, match=r"W01 holds a conductance of -0\.1; expected 0 or more"):
+        spice.netlist(model, x[0])
+
+
+def stub(folder: Path, script: str) -> None:
+    path = folder / "ngspice"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("kill -SEGV $$", "ngspice ended by signal 11; nothing was changed"),
+        ("echo 'Error: singular matrix'; exit 1", "with exit code 1; nothing was changed. It said: Error: singular"),
+        ("exec sleep 30", "ngspice did not end within 0.5 s and was stopped"),
+        ("echo Hello", "the voltages of 0 of 1 operating points; nothing was changed. It said: Hello."),
+    ],
+)
+def test_an_ngspice_that_fails(script: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(tmp_path, script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(spice.SpiceError) as error:
+        spice.run(DIVIDER.format(ground=0), ["b"], seconds=0.5)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_ngspice_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(spice.SpiceError, match="apt install ngspice"):
+        spice.Spice(random_net(0)[0])
