@@ -22,6 +22,7 @@ from eqprop.models.network import GraphNet
 from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
@@ -198,6 +199,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "predictive": PredictiveNet,
     "toy": ToyNet,
     "resistive": ResistiveNet,
+    "oscillators": OscillatorNet,
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
