@@ -37,6 +37,7 @@ PAPERS = (
     "laborieux-2021",
     "scellier-2023",
     "scellier-2024",
+    "gower-2025",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""

@@ -90,7 +90,7 @@ def train(
     out: str | Path | None = None,
     *,
     data: Data = None,
-    model: Factory | None = None,
+    model: Factory | ModelSettings | None = None,
     watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
@@ -104,7 +104,7 @@ def train(
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
                 or DataLoaders (see `eqprop.data.from_arrays`)
-    model       your own function, to train its network with the settings of an experiment
+    model       another net: settings such as `LayeredNet`, or your own function
     watch       receives progress and warnings (see `eqprop.run.watch`): "lines" prints a line per epoch; silent
                 by default
     only        train only these estimators now; `resume` trains the others
