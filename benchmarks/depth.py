@@ -54,6 +54,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/deep"))
     parser.add_argument("--name", help="of the record; by default experiment-estimator-seed")
+    parser.add_argument("--device", default="cpu")
     return parser.parse_args()
 
 
@@ -92,6 +93,8 @@ class Training:
         if spec.cost.kind == "cross-entropy":
             inputs = self.model.init_state(images.train_x[:1])[0].numel()
             self.cost = CrossEntropy(inputs, CLASSES, init=spec.model.init, seed=seed + READOUT_SEED)
+        self.model.to(images.train_x.device)
+        self.cost.to(images.train_x.device)
         named = [*self.model.named_parameters(), *self.cost.named_parameters()]
         rates = spec.rates([name for name, _ in named], self.model.layer_parameters)
         groups = [{"params": [p], "lr": rates[name]} for name, p in named]
@@ -204,7 +207,7 @@ class Training:
             "cpu_seconds": round(sum(r["cpu_seconds"] for r in self.records), 1),
             "epochs": self.records,
             "cosines": self.cosines,
-            "provenance": provenance(),
+            "provenance": provenance(self.images.train_x.device),
         }
         self.path.write_text(json.dumps(summary, indent=1) + "\n")
 
@@ -235,7 +238,7 @@ def cosines(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float | Non
 def main() -> None:
     given = parsed()
     spec = chosen(given)
-    images = mnist()
+    images = mnist(given.device)
     images = split_validation(images, given.held_out) if given.held_out else images
     if given.samples:
         images = replace(images, train_x=images.train_x[: given.samples], train_y=images.train_y[: given.samples])
