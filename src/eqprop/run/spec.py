@@ -415,12 +415,14 @@ def _merged(start: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]
             continue
         new = _plain(name, value)
         other = new.get("kind", out.get(name, {}).get("kind")) != out.get(name, {}).get("kind")
-        keeps = not isinstance(value, msgspec.Struct) and not (other and name == "model")
+        keeps = not isinstance(value, msgspec.Struct) and not (other and name in ("model", "estimator", "cost"))
         out[name] = _joined(name, out.get(name, {}), new) if keeps else new
     places = _places(out)
     for name, value in given.items():
         if name not in places:
-            raise ValueError(unknown("option", name, [*places, *(n for n in SECTIONS if n not in places)]))
+            raise ValueError(
+                unknown("option", name, [*places, "estimators", *(n for n in SECTIONS if n not in places)])
+            )
         section, leaf = places[name]
         out[section] = _joined(section, out.get(section, {}), {leaf: value})
     return out
