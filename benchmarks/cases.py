@@ -14,11 +14,13 @@ from eqprop.cost import SquaredError
 from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Engine, Job, Task, choose
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
 from eqprop.messages import unknown
 from eqprop.models import stack
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.relax import Schedule, Stop
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 
 METHODS = ("ep", "bptt")
 Theta = dict[str, Tensor]
@@ -28,7 +30,7 @@ Theta = dict[str, Tensor]
 class Case:
     """One way to train an experiment: estimator (`method`), requested engine, number of stacked networks."""
 
-    experiment: Experiment
+    experiment: Spec
     method: str
     engine: str = "auto"
     trials: int = 1
@@ -42,7 +44,7 @@ class Case:
     @property
     def steps(self) -> int:
         """Dependent steps of an iteration: T + K for EP; for BPTT T forward and K backward."""
-        return self.experiment.T + self.experiment.K
+        return self.experiment.phases.T + self.experiment.phases.K
 
     @property
     def network_count(self) -> int | None:
@@ -51,7 +53,7 @@ class Case:
 
     def build(self, device: torch.device, first_trial: int = 0) -> Dynamics:
         """Build the networks with their initial weights, stacked if there are several."""
-        models = [self.experiment.build(first_trial + r) for r in range(self.trials)]
+        models = [build_model(self.experiment, first_trial + r) for r in range(self.trials)]
         if self.trials == 1:
             return models[0].to(device)
         return stack([cast(PrimitiveDynamics, model) for model in models]).to(device)
@@ -61,7 +63,7 @@ class Case:
         return choose(self.engine, Task(model, SquaredError(), self.estimator(), self.optimizer(model)))
 
     def estimator(self) -> Any:
-        return self.experiment.make_estimator(self.method)
+        return make_estimator(self.experiment, self.method)
 
     def optimizer(self, model: Dynamics) -> torch.optim.Optimizer:
         parameters = dict(model.named_parameters())
@@ -83,26 +85,26 @@ class Case:
 
     def recipe(self) -> Recipe:
         """The same training for the naive twin."""
-        model = self.experiment.build(0)
+        model = build_model(self.experiment, 0)
         rates = self.experiment.rates((name for name, _ in model.named_parameters()), model.layer_parameters)
         experiment = self.experiment
         return Recipe(
             naive_net(experiment),
             cast(Method, self.method),
-            experiment.T,
-            experiment.K,
-            experiment.beta,
+            experiment.phases.T,
+            experiment.phases.K,
+            experiment.phases.beta,
             rates,
-            experiment.schedule == "alternating",
+            experiment.phases.schedule == "alternating",
         )
 
     def with_schedule(self, schedule: Schedule, stop: Stop) -> Case:
-        return replace(self, experiment=replace(self.experiment, schedule=schedule, stop=stop))
+        return replace(self, experiment=self.experiment.override(schedule=schedule, stop=stop))
 
 
-def naive_net(experiment: Experiment) -> Net:
+def naive_net(experiment: Spec) -> Net:
     """The naive twin's form of an experiment's network."""
-    net = experiment.architecture
+    net = experiment.model
     if isinstance(net, ConvolutionalNet):
         return ConvNet(net.activation, net.pool, net.padding)
     if isinstance(net, LayeredNet) and net.setting == "energy-based":
@@ -126,7 +128,7 @@ def batch_order(case: Case, iterations: int, samples: int, seed: int, distinct: 
     `distinct` limits the number of different samples per mini-batch.
     """
     source = torch.Generator().manual_seed(seed)
-    batch = case.experiment.batch
+    batch = case.experiment.optimizer.batch
     rows = []
     for _ in range(iterations * case.trials):
         chosen = torch.randint(samples, (distinct or batch,), generator=source)
@@ -142,7 +144,7 @@ def network_order(order: Tensor, r: int) -> Tensor:
 
 
 def combinations(
-    experiments: Sequence[Experiment],
+    experiments: Sequence[Spec],
     methods: Sequence[str],
     engines: Sequence[str],
     schedules: Sequence[Schedule],

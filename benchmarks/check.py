@@ -21,8 +21,9 @@ from eqprop.data import Images, one_hot
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine
 from eqprop.engines.eager import Eager
-from eqprop.experiments.architecture import ConvolutionalNet
+from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.relax import Phase
+from eqprop.run.session import build_model
 from eqprop.state import State
 
 FACTOR = 2.0
@@ -113,7 +114,7 @@ class Checker:
             here = self._twins(case, start)
             errors += self._errors(case, engine, here, start)
             twins += here
-        layers = case.experiment.build(0).layer_parameters
+        layers = build_model(case.experiment, 0).layer_parameters
         weights = {layer.bias: layer.weights[0] for layer in layers if layer.bias is not None}
         return judge(Found(errors, twins, case.trials, is_convolutional(case), weights))
 
@@ -129,9 +130,9 @@ class Checker:
             experiment.name,
             experiment.preset,
             case.method,
-            experiment.schedule,
+            experiment.phases.schedule,
             case.trials,
-            experiment.architecture,
+            experiment.model,
             start,
         )
         if key not in self.known:
@@ -164,7 +165,7 @@ class Checker:
         return Twin(exact, state, naive)
 
     def _inputs(self, case: Case, rows: Tensor) -> Tensor:
-        shape = case.experiment.build(0).input_shape
+        shape = build_model(case.experiment, 0).input_shape
         assert shape is not None, "the experiments' networks say what they take"
         return self.images.train_x[rows].view(*rows.shape, *shape)
 
@@ -198,12 +199,14 @@ class Checker:
     def _relaxed(self, case: Case, engine: Engine, model: Dynamics, rows: Tensor) -> State:
         """Final state of the first phase, (R, B, ...) per layer; for BPTT the last K steps are synchronous."""
         experiment, x = case.experiment, self._inputs(case, rows)
-        last = experiment.K if case.method == "bptt" else 0
+        last = experiment.phases.K if case.method == "bptt" else 0
         free = engine.relaxation(
-            model, x, Phase(experiment.T - last, experiment.schedule, experiment.stop, checked=False)
+            model,
+            x,
+            Phase(experiment.phases.T - last, experiment.phases.schedule, experiment.phases.stop, checked=False),
         )
         if last:
-            free = engine.relaxation(model, x, Phase(last, stop=experiment.stop, checked=False), free.state)
+            free = engine.relaxation(model, x, Phase(last, stop=experiment.phases.stop, checked=False), free.state)
         return free.state if case.trials > 1 else tuple(layer[None] for layer in free.state)
 
 
@@ -271,12 +274,12 @@ def well_conditioned(case: Case) -> Case:
     Glorot weights saturate every output of the convolutional net, and BPTT's update is then zero.
     """
     if is_convolutional(case):
-        return replace(case, experiment=replace(case.experiment, init="default"))
+        return replace(case, experiment=case.experiment.override(init="default"))
     return case
 
 
 def is_convolutional(case: Case) -> bool:
-    return isinstance(case.experiment.architecture, ConvolutionalNet)
+    return isinstance(case.experiment.model, ConvolutionalNet)
 
 
 def relative_errors(update: Theta, exact: Theta) -> dict[str, float]:

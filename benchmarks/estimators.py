@@ -14,27 +14,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.collect import RESULTS, write_compact
-from eqprop import EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, Phase, SquaredError, limit_steps, relax
+from eqprop import (
+    EP,
+    RBP,
+    ContinualEP,
+    Dynamics,
+    Estimator,
+    HolomorphicEP,
+    Phase,
+    SquaredError,
+    limit_steps,
+    papers,
+    relax,
+)
 from eqprop.data import mnist, one_hot
 from eqprop.dynamics import NudgeSite
 from eqprop.engines import Job, Task, choose
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import OLD_ESTIMATORS
-from eqprop.experiments.paper import PAPER
+from eqprop.models.layered import LayeredNet
 from eqprop.provenance import provenance
 from eqprop.report.figures import COLOURS, GREY, drawn, new_figure
 from eqprop.run import train
 from eqprop.run.extras import make_optimizer
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 
 OUT = RESULTS / "estimators"
 NETS: tuple[tuple[str, NudgeSite], ...] = (("P-2h", "outside"), ("P-2h", "inside"), ("EB-2h", "outside"))
@@ -44,20 +55,24 @@ FORMS = ("one-sided", "random-sign", "symmetric", "holomorphic, 4 points", "holo
 SLOWER = 1000
 """Divides the learning rates for continual EP: its distance to EP grows with the rate over beta."""
 DASHED, DOTTED = {"random-sign": "--"}, (0, (1, 1.5))
-TIMED = ("one-sided", "random-sign", "symmetric", "holomorphic", "continual")
+NAMES = {
+    "one-sided": "ep",
+    **{form: f"ep-{form}" for form in ("random-sign", "symmetric", "holomorphic", "continual")},
+}
+TIMED = tuple(NAMES)
 
 
-def setting(name: str, site: NudgeSite) -> Experiment:
+def setting(name: str, site: NudgeSite) -> Spec:
     """The training experiment with PyTorch's initial weights, which settle, and without the clip (not analytic)."""
-    experiment = PAPER[name]
-    assert isinstance(experiment.architecture, LayeredNet), "the nets drawn are fully connected"
-    net = replace(experiment.architecture, clip=False)
-    return replace(experiment, init="default", nudge_site=site, architecture=net)
+    experiment = papers.find(name)
+    assert isinstance(experiment.model, LayeredNet), "the nets drawn are fully connected"
+    net = msgspec.structs.replace(experiment.model, clip=False)
+    return experiment.override(init="default", nudge_site=site, model=net)
 
 
-def estimators(form: str, experiment: Experiment, model: Dynamics, beta: float) -> list[Estimator]:
+def estimators(form: str, experiment: Spec, model: Dynamics, beta: float) -> list[Estimator]:
     """The estimator of that name; for random signs, the two it chooses between."""
-    K, names = experiment.K, [name for name, _ in model.named_parameters()]
+    K, names = experiment.phases.K, [name for name, _ in model.named_parameters()]
     rates = {name: rate / SLOWER for name, rate in experiment.rates(names, model.layer_parameters).items()}
     made: dict[str, list[Estimator]] = {
         "one-sided": [EP(0, K, beta=beta)],
@@ -83,7 +98,7 @@ class Net:
 
     def __init__(self, name: str, site: NudgeSite) -> None:
         self.experiment = setting(name, site)
-        self.model: Dynamics = self.experiment.build(0, torch.float64)
+        self.model: Dynamics = build_model(self.experiment, 0, torch.float64)
         self.x, labels = mnist(dtype=torch.float64).sample(BATCH, SEED)
         self.y, self.cost = one_hot(labels, 10, torch.float64), SquaredError()
         self.free = relax(self.model, self.x, Phase(20_000, stop="settled", still=1e-15))
@@ -91,7 +106,7 @@ class Net:
         assert exact[0].adjoint_residual is not None, "recurrent backprop gives it"
         self.adjoint_residual = float(exact[0].adjoint_residual.max())
         self.true = self.vector(exact[1])
-        steps = list(limit_steps(*self.problem, self.free, self.experiment.K))
+        steps = list(limit_steps(*self.problem, self.free, self.experiment.phases.K))
         names = [n for n, _ in self.model.named_parameters()]
         self.limit = -flat({n: torch.stack([s.synapses[n] for s in steps]).sum(0) for n in names})
 
@@ -126,21 +141,21 @@ def bias(name: str, site: NudgeSite) -> dict[str, Any]:
     net = Net(name, site)
     found = {form: [net.measured(form, beta) for beta in BETAS] for form in FORMS}
     experiment = net.experiment
-    assert isinstance(experiment.architecture, LayeredNet), "the nets drawn are fully connected"
-    network = {"sizes": experiment.architecture.sizes, "setting": experiment.architecture.setting, "clip": False}
+    assert isinstance(experiment.model, LayeredNet), "the nets drawn are fully connected"
+    network = {"sizes": experiment.model.sizes, "setting": experiment.model.setting, "clip": False}
     return {
         "name": name,
-        "network": network | {"activation": "sigmoid", "init": experiment.init, "seed": experiment.seed},
+        "network": network | {"activation": "sigmoid", "init": experiment.model.init, "seed": experiment.run.seed},
         "nudge_site": site,
         "batch": BATCH,
-        "K": experiment.K,
-        "learning_rates": experiment.learning_rates,
+        "K": experiment.phases.K,
+        "rates": experiment.optimizer.rates,
         "continual_rates_divided_by": SLOWER,
         "free_steps": net.free.steps,
         "residual_max": float(net.free.residual.max()),
         "adjoint_residual_max": net.adjoint_residual,
         "betas": BETAS,
-        "beta_of_experiment": experiment.beta,
+        "beta_of_experiment": experiment.phases.beta,
         "limit_cosine": cosine(net.limit, net.true),
         "forms": {form: {key: [v[key] for v in values] for key in values[0]} for form, values in found.items()},
         "seconds": time.perf_counter() - began,
@@ -154,7 +169,9 @@ def measure_cost(rounds: int = 25, iterations: int = 10) -> None:
     torch.set_num_threads(1)
     clock = time.perf_counter if device == "cuda" else time.process_time
     runners = {form: _runner(form, device) for form in TIMED}
-    order = torch.randint(2000, (iterations, PAPER["P-1h"].batch), generator=torch.Generator().manual_seed(0))
+    order = torch.randint(
+        2000, (iterations, papers.find("P-1h").optimizer.batch), generator=torch.Generator().manual_seed(0)
+    )
     seconds: dict[str, list[float]] = {form: [] for form in TIMED}
     for n in range(rounds + 1):  # the first one warms up
         for form, (_, runner) in runners.items():
@@ -181,11 +198,11 @@ def measure_cost(rounds: int = 25, iterations: int = 10) -> None:
 
 def _runner(form: str, device: str) -> tuple[str, Any]:
     """The reference iteration: the loop in Python, or captured in a graph on a GPU."""
-    experiment = PAPER["P-1h"]
-    model = experiment.build(0).to(device)
+    experiment = papers.find("P-1h")
+    model = build_model(experiment, 0).to(device)
     images = mnist(device)
     optimizer = make_optimizer(experiment, model)
-    estimator = experiment.make_estimator(OLD_ESTIMATORS[form], model)
+    estimator = make_estimator(experiment, NAMES[form], model)
     task = Task(model, SquaredError(), estimator, optimizer)
     engine = choose("cuda-graph" if device == "cuda" else "eager", task)
     y = one_hot(images.train_y, 10, torch.float32)
@@ -196,11 +213,11 @@ def _runner(form: str, device: str) -> tuple[str, Any]:
 
 def measure_training(epochs: int = 3, samples: int = 6000) -> None:
     """P-1h from one seed with each form; continual EP at the experiment's rates, and at a hundredth of them."""
-    printed = PAPER["P-1h"]
-    slow = {name: rate / 100 for name, rate in printed.learning_rates.items()}
-    wanted: dict[str, dict[str, Any]] = {form: {"estimators": OLD_ESTIMATORS[form]} for form in TIMED}
-    wanted["continual, rates / 100"] = {"estimators": "ep-continual", "learning_rates": slow}
-    wanted["one-sided, rates / 100"] = {"estimators": "ep", "learning_rates": slow}
+    printed = papers.find("P-1h")
+    slow = {name: rate / 100 for name, rate in printed.optimizer.rates.items()}
+    wanted: dict[str, dict[str, Any]] = {form: {"estimators": NAMES[form]} for form in TIMED}
+    wanted["continual, rates / 100"] = {"estimators": "ep-continual", "rates": slow}
+    wanted["one-sided, rates / 100"] = {"estimators": "ep", "rates": slow}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, options in wanted.items():
@@ -213,7 +230,7 @@ def measure_training(epochs: int = 3, samples: int = 6000) -> None:
                 "diverged": [line["diverged"] for line in lines if line["diverged"]],
             }
             print(name, found[name])
-    content = {"name": "P-1h", "epochs": epochs, "samples": samples, "seed": printed.seed, "forms": found}
+    content = {"name": "P-1h", "epochs": epochs, "samples": samples, "seed": printed.run.seed, "forms": found}
     write_compact(OUT / "train.json", {**content, "provenance": provenance()})
 
 

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
+from eqprop.run.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,29 @@ class Work:
     contrast: int
     unrolled: int
 
-    def flops(self, experiment: Experiment, method: str, trials: int) -> int:
+    def flops(self, experiment: Spec, method: str, trials: int) -> int:
         """Operations of one iteration of all trials."""
-        free = experiment.T * self.step // (2 if experiment.schedule == "alternating" else 1)
+        free = experiment.phases.T * self.step // (2 if experiment.phases.schedule == "alternating" else 1)
         if method == "ep":
-            own = free + experiment.K * self.step + self.contrast
+            own = free + experiment.phases.K * self.step + self.contrast
         else:
             # The K differentiated steps are synchronous; going back through each takes as many products.
             alternating = (
-                (experiment.T - experiment.K) * self.step // (2 if experiment.schedule == "alternating" else 1)
+                (experiment.phases.T - experiment.phases.K)
+                * self.step
+                // (2 if experiment.phases.schedule == "alternating" else 1)
             )
-            own = alternating + experiment.K * (2 * self.step + self.unrolled) + self.drive
-        return trials * experiment.batch * (own + self.drive)
+            own = alternating + experiment.phases.K * (2 * self.step + self.unrolled) + self.drive
+        return trials * experiment.optimizer.batch * (own + self.drive)
 
 
-def dependent_steps(experiment: Experiment) -> int:
+def dependent_steps(experiment: Spec) -> int:
     """T + K for EP; for BPTT T forward and K backward."""
-    return experiment.T + experiment.K
+    return experiment.phases.T + experiment.phases.K
 
 
-def work(experiment: Experiment) -> Work:
-    net = experiment.architecture
+def work(experiment: Spec) -> Work:
+    net = experiment.model
     if isinstance(net, LayeredNet):
         return _layered(net.sizes)
     if isinstance(net, ConvolutionalNet):
@@ -98,7 +101,7 @@ class Floors:
         return max(self.arithmetic, self.latency or 0.0)
 
 
-def floors(experiment: Experiment, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
+def floors(experiment: Spec, method: str, trials: int, peaks: dict[str, float | None]) -> Floors:
     """Compute the bounds from a machine's figures (see `benchmarks.machine`).
 
     On a GPU a net with one hidden layer runs a sample within one block. The weights of larger nets do not fit one
@@ -109,7 +112,7 @@ def floors(experiment: Experiment, method: str, trials: int, peaks: dict[str, fl
     half = peaks.get("half_flops")
     # Three half-precision products of high and low parts are as accurate as one in float32.
     rate = max(rate, half / 3) if half else rate
-    net = experiment.architecture
+    net = experiment.model
     alone = isinstance(net, LayeredNet) and len(net.sizes) <= 3
     step = peaks.get("block_step_us") if alone else peaks.get("exchange_us")
     latency = None if step is None else step * dependent_steps(experiment)

@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.machine import product_rate
 from benchmarks.run import Effort
 from benchmarks.timing import Contestant, take_turns
+from eqprop import papers
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -28,13 +29,13 @@ from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import Precision, full_precision
 from eqprop.engines.eager import Agreement, agreements, update_in
 from eqprop.estimators import EP
-from eqprop.experiments.architecture import is_own, load_own
-from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.functional import from_primitive
 from eqprop.messages import unknown
 from eqprop.models import Conv, Dense, Network
 from eqprop.provenance import provenance
 from eqprop.relax import SWEEPS
+from eqprop.run.own import is_own, load_own
+from eqprop.run.session import build_model, make_estimator
 from eqprop.state import State
 
 LOWEST = {"float32": 0.999, "tf32": 0.95, "float16": 0.95, "bfloat16": 0.95}
@@ -171,16 +172,16 @@ def _named(name: str) -> Subject:
         build, estimator = _BUILT_IN[name.removesuffix("-small")]
         divisor = SMALL if name.endswith("-small") else 1
         return Subject(name, lambda: build(divisor), estimator)
-    if name in PAPER:
-        experiment = named_experiment(name, "paper")
-        made = experiment.make_estimator("ep")
+    if name in papers.of_paper():
+        experiment = papers.find(name, "paper")
+        made = make_estimator(experiment, "ep")
         assert isinstance(made, EP), "the paper's experiments"
-        return Subject(name, lambda: _primitive(experiment.build(0), name), made, experiment.batch)
+        return Subject(name, lambda: _primitive(build_model(experiment, 0), name), made, experiment.optimizer.batch)
     if is_own(name):
         own = load_own(name)
         cost = own.build(0).cost or SquaredError()
         return Subject(name, lambda: _primitive(own.build(0).model, name), _BUILT_IN["mlp"][1], cost=cost)
-    raise ValueError(unknown("net", name, [*known_names(), *PAPER]))
+    raise ValueError(unknown("net", name, [*known_names(), *papers.of_paper()]))
 
 
 def _primitive(model: Any, name: str) -> PrimitiveDynamics:

@@ -18,36 +18,39 @@ import torch
 from torch import Tensor
 
 from eqprop.data import Images, mnist
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import to_dict
 from eqprop.files import write_json
 from eqprop.models import Layered
+from eqprop.models.layered import LayeredNet
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, relax
 from eqprop.report.play import NETS, dequantised
 from eqprop.run import train
 from eqprop.run.evaluate import load
+from eqprop.run.spec import Spec
 
 EXPERIMENTS = {
-    "energy-based": Experiment(
+    "energy-based": Spec.of(
+        optimizer="SGD",
+        estimator="ep",
         name="play-energy-based",
-        architecture=LayeredNet((10, 64, 784), "energy-based", "sigmoid", eps=0.2),
+        model=LayeredNet((10, 64, 784), "energy-based", "sigmoid", eps=0.2),
         T=100,
         K=20,
         beta=0.2,
         epochs=20,
-        learning_rates={"W12": 0.2, "W01": 0.1},
+        rates={"W12": 0.2, "W01": 0.1},
         decay="cosine",
     ),
-    "prototypical": Experiment(
+    "prototypical": Spec.of(
+        optimizer="SGD",
+        estimator="ep",
         name="play-prototypical",
-        architecture=LayeredNet((10, 64, 784)),
+        model=LayeredNet((10, 64, 784)),
         T=30,
         K=10,
         beta=0.1,
         epochs=20,
-        learning_rates={"W12": 0.08, "W01": 0.04},
+        rates={"W12": 0.08, "W01": 0.04},
         decay="cosine",
     ),
 }
@@ -120,12 +123,12 @@ def trained(name: str, runs: Path, images: Images) -> dict[str, Any]:
     model = load(folder).model
     assert isinstance(model, Layered)
     net = described(model)
-    before = test_error(model.double(), images, experiment.T)
+    before = test_error(model.double(), images, experiment.phases.T)
     return {
         **net,
-        "experiment": to_dict(experiment),
+        "experiment": experiment.to_dict(),
         "seconds": round(result.summary["seconds"]),
-        "test_error": {"trained": before, "quantised": test_error(dequantised(net), images, experiment.T)},
+        "test_error": {"trained": before, "quantised": test_error(dequantised(net), images, experiment.phases.T)},
     }
 
 

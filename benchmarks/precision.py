@@ -34,18 +34,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.nets import subject
+from eqprop import papers
 from eqprop.cost import Nudge, Problem
 from eqprop.data import cifar10, one_hot
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import _FACTORS, HALVES, PreciseStepper, agreements, products, update_in
 from eqprop.estimators import Estimator
-from eqprop.experiments.literature import CIFAR_MEAN, CIFAR_STD
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Stepper, StepperMaker, Update, stepping
 from eqprop.run import load
 from eqprop.run.log import read_metrics
+from eqprop.run.session import build_model, make_estimator
 from eqprop.state import State
 
 NETS = {"mlp-small": 16, "B-small": 32, "A-small": 8}
@@ -201,8 +202,8 @@ def _at_trained_weights(
     trained = load(run)
     experiment, last = trained.experiment, read_metrics(run)[-1]
     x, y = _images(cifar, OF_RUN)
-    estimator = experiment.make_estimator(trained.estimator)
-    untrained = experiment.build(experiment.seed).to(next(trained.model.parameters()).dtype)
+    estimator = make_estimator(experiment, trained.estimator)
+    untrained = build_model(experiment, experiment.run.seed).to(next(trained.model.parameters()).dtype)
     for model, epoch in ((untrained, 0), (trained.model, trained.epoch)):
         about = {"net": experiment.name, "weights": f"epoch {epoch}", "data": "CIFAR-10"}
         rows += _compare(Problem(model, trained.cost, x, y), estimator, about, say)
@@ -214,7 +215,9 @@ def _images(folder: Path | None, samples: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of the first images of CIFAR-10's training set."""
     images = cifar10(folder)
     x = images.train_x[:samples].view(-1, *images.shape).float() / 255.0
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (CIFAR_MEAN, CIFAR_STD))
+    normal = papers.find("cifar10-scellier-2023").data.normalisation
+    assert normal is not None, "the published experiment normalises"
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (normal.mean, normal.std))
     return (x - mean) / (3.0 * std), one_hot(images.train_y[:samples], images.classes)
 
 

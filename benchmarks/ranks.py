@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from benchmarks.cases import Case
+from eqprop import papers
 from eqprop.data import mnist
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.paper import named_experiment
 from eqprop.files import write_json
+from eqprop.models.layered import LayeredNet
 from eqprop.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,7 +119,7 @@ def table1_iterations(results: Path = ROOT / "results" / "bench" / "h200.json") 
     """EP's iterations of Table 1, from our own measurements: five stacked trials, batch 20, on one H200."""
     found = []
     for row in json.loads(results.read_text())["rows"]:
-        net = named_experiment(row["name"], "paper").architecture
+        net = papers.find(row["name"], "paper").model
         if row["method"] == "ep" and isinstance(net, LayeredNet):
             weights = sum(a * b + a for a, b in zip(net.sizes, net.sizes[1:], strict=False))
             seconds, source = row["us_per_iteration"] * 1e-6, f"{results.name}, {row['engine']}"
@@ -184,7 +184,7 @@ def measure_here(rounds: int, iterations: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     ranks, images = distributed.join(), mnist()
     batch = 128
-    experiment = named_experiment("P-1h", "paper").override(batch=batch)
+    experiment = papers.find("P-1h", "paper").override(batch=batch)
     case = Case(experiment, "ep", "eager", 1)
     model = case.build(torch.device("cpu"))
     job = case.job(model, images)
@@ -246,16 +246,14 @@ def measure_one_here(rounds: int) -> dict[str, Any]:
 
     An upper bound of what the code for ranks costs: the looks for divergence between chunks are in it as well.
     """
-    from eqprop.run import distributed
-    from eqprop.run.plan import Settings, make_plan
+    from eqprop.run import bind, distributed
     from eqprop.run.trainer import Position, Trainer
 
     torch.set_num_threads(1)
     found, images, ranks = {}, mnist(), distributed.join()
     for engine, n in CHUNKS.items():
-        settings = Settings(("ep",), engine=engine, threads=1)
-        plan = make_plan(named_experiment("P-1h", "paper"), settings, images, ranks=ranks)
-        trainer = Trainer(plan, plan.legs()[0])
+        session = bind("P-1h", images, ranks, engine=engine, threads=1)
+        trainer = Trainer(session, session.legs()[0])
         order = trainer._batches(0)[:n]
 
         def bare(trainer: Trainer = trainer, order: Any = order) -> None:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 import eqprop
 from benchmarks.collect import write_compact
+from eqprop import papers
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.paper import named_experiment
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Schedule, relax
+from eqprop.run.session import build_model
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "bench" / "rest.json"
 ROWS: dict[str, tuple[Schedule, ...]] = {
@@ -63,18 +64,18 @@ def counted(model: Dynamics, x: Tensor, T: int, schedule: Schedule) -> dict[str,
 
 
 def networks(name: str) -> dict[str, Dynamics]:
-    experiment = named_experiment(name, "paper")
+    experiment = papers.find(name, "paper")
     with tempfile.TemporaryDirectory() as folder:
         eqprop.train(experiment, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
         trained = eqprop.load(Path(folder) / "run").model
     default = experiment.override(init="default").build(SEED)
-    return {"printed": experiment.build(SEED), "PyTorch's": default, "after an epoch by EP": trained}
+    return {"printed": build_model(experiment, SEED), "PyTorch's": default, "after an epoch by EP": trained}
 
 
 def main() -> None:
     images, rows = eqprop.data.mnist(), []
     for name, schedules in ROWS.items():
-        T = named_experiment(name, "paper").T
+        T = papers.find(name, "paper").phases.T
         for weights, model in networks(name).items():
             assert model.input_shape is not None
             x = images.train_x[:SAMPLES].view(-1, *model.input_shape)

@@ -16,14 +16,14 @@ from benchmarks.check import TOLERANCE, Checker, Verdict
 from benchmarks.naive import train_step
 from benchmarks.table1 import project, with_evaluation
 from benchmarks.timing import Contestant, take_turns
+from eqprop import papers
 from eqprop.data import Images, mnist, one_hot
 from eqprop.engines import Engine, engine_names
 from eqprop.engines.base import full_precision
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.messages import unknown
 from eqprop.provenance import provenance
 from eqprop.relax import SCHEDULES, Schedule, Stop
+from eqprop.run.spec import Spec
 
 STOPS: tuple[Stop, ...] = ("never", "settled")
 EPOCH = 3000
@@ -65,7 +65,7 @@ class Effort:
 class Plan:
     """What to measure. All settings are validated here, before anything is timed."""
 
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[Spec, ...]
     methods: tuple[str, ...] = METHODS
     engines: tuple[str, ...] = ("auto",)
     schedules: tuple[Schedule, ...] = ("synchronous",)
@@ -87,19 +87,20 @@ class Plan:
                     raise ValueError(unknown(what, name, known))
         check_device(self.device)
 
-    def cases(self, experiment: Experiment, method: str) -> list[Case]:
+    def cases(self, experiment: Spec, method: str) -> list[Case]:
         return combinations([experiment], [method], self.engines, self.schedules, self.stops, self.trials)
 
 
-def experiments_named(names: Sequence[str], preset: str = "paper") -> tuple[Experiment, ...]:
+def experiments_named(names: Sequence[str], preset: str = "paper") -> tuple[Spec, ...]:
     """The experiments with these names; without names, the paper's six."""
-    experiments = tuple(named_experiment(name, preset) for name in (names or tuple(PAPER)))
+    experiments = tuple(papers.find(name, preset) for name in (names or tuple(papers.of_paper())))
     for experiment in experiments:
-        if experiment.start != "zero" or experiment.estimator != "ep":
+        if experiment.phases.start != "zero" or experiment.estimator.kind != "ep":
             raise ValueError(
-                f"{experiment.name} begins its free phases {experiment.start} and nudges {experiment.estimator}; "
+                f"{experiment.name} begins its free phases {experiment.phases.start} and nudges "
+                f"{experiment.estimator.kind}; "
                 "the naive twin begins at zero and nudges one-sided. "
-                f"Choose among {', '.join(PAPER)}."
+                f"Choose among {', '.join(papers.of_paper())}."
             )
     return experiments
 
@@ -145,8 +146,8 @@ def describe(case: Case) -> dict[str, Any]:
         "name": case.experiment.name,
         "preset": case.experiment.preset,
         "method": case.method,
-        "schedule": case.experiment.schedule,
-        "stop": case.experiment.stop,
+        "schedule": case.experiment.phases.schedule,
+        "stop": case.experiment.phases.stop,
         "trials": case.trials,
     }
 
@@ -183,9 +184,9 @@ def measure(plan: Plan, say: Say = lambda line: None) -> dict[str, Any]:
     }
 
 
-def bare(case: Case, experiment: Experiment) -> Experiment:
+def bare(case: Case, experiment: Spec) -> Spec:
     """The experiment as the case runs it."""
-    return replace(experiment, schedule=case.experiment.schedule, stop=case.experiment.stop)
+    return experiment.override(schedule=case.experiment.phases.schedule, stop=case.experiment.phases.stop)
 
 
 def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]]:
@@ -201,7 +202,7 @@ def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]
                 except ValueError as error:
                     skipped.append(Skipped(case, str(error)))
                     continue
-                key = (engine.name, case.experiment.schedule, case.experiment.stop)
+                key = (engine.name, case.experiment.phases.schedule, case.experiment.phases.stop)
                 if key not in seen:
                     seen.add(key)
                     served.append((case, engine))
@@ -210,7 +211,7 @@ def choose_engines(plan: Plan) -> tuple[list[tuple[Case, Engine]], list[Skipped]
 
 def _chosen(case: Case, device: torch.device) -> Engine:
     model = case.build(device)
-    if case.experiment.schedule == "alternating" and not model.bipartite:
+    if case.experiment.phases.schedule == "alternating" and not model.bipartite:
         raise ValueError(
             f"{case.experiment.name} cannot alternate: its layers do not split into two groups that are connected only "
             "to each other. Use the synchronous schedule."
@@ -254,10 +255,10 @@ class Bout:
         """Check a case and warm it up; with a settled stop, also on trained weights."""
         self.say(
             f"{case.experiment.name} {case.method}: checking {engine.name} "
-            f"({case.experiment.schedule}) on {case.trials}"
+            f"({case.experiment.phases.schedule}) on {case.trials}"
         )
         verdict = self.checker.check(case, engine)
-        settled = case.experiment.stop == "settled"
+        settled = case.experiment.phases.stop == "settled"
         entries = [Entry(case, engine, verdict, self._contestant(case, engine, EARLY if settled else EPOCH), False)]
         if settled and self.plan.effort.trained:
             late = Entry(case, engine, verdict, self._contestant(case, engine, EPOCH), True)
@@ -328,9 +329,9 @@ def row(entry: Entry, naive: Contestant) -> dict[str, Any]:
         "chunk": ours.chunk,
         "rounds": len(ours.times),
         "setup_s": ours.setup,
-        "T": case.experiment.T,
-        "K": case.experiment.K,
-        "batch": case.experiment.batch,
+        "T": case.experiment.phases.T,
+        "K": case.experiment.phases.K,
+        "batch": case.experiment.optimizer.batch,
     }
 
 

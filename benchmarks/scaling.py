@@ -14,9 +14,10 @@ from benchmarks.run import Effort, Say, check_device
 from benchmarks.timing import Contestant
 from eqprop.data import Images, mnist
 from eqprop.engines.base import full_precision
-from eqprop.experiments.architecture import GraphNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.layered import LayeredNet
+from eqprop.models.network import GraphNet
 from eqprop.provenance import provenance
+from eqprop.run.spec import Spec
 
 AXES = ("batch", "depth", "width", "trials")
 BASE = {"batch": 20, "depth": 2, "width": 512, "trials": 1}
@@ -55,16 +56,18 @@ class Curves:
         """A prototypical net trained with EP."""
         at = {**self.base, axis: value}
         sizes = (10, *[at["width"]] * at["depth"], 784)
-        experiment = Experiment(
+        experiment = Spec.of(
+            optimizer="SGD",
+            estimator="ep",
             name=f"P-{at['depth']}h",
-            architecture=LayeredNet(sizes),
+            model=LayeredNet(sizes),
             T=self.T,
             K=self.K,
             beta=0.5,
             epochs=1,
             batch=at["batch"],
             # Small, so that no size diverges; the time does not depend on it.
-            learning_rates={"*": 1e-3},
+            rates={"*": 1e-3},
         )
         return Case(experiment, "ep", engine, at["trials"])
 
@@ -91,16 +94,18 @@ class ConvCurves(Curves):
         net = GraphNet(
             (1, 28, 28), (("out", 10), *shapes), (*joints, {"kind": "dense", "pre": names[-1], "post": "out"})
         )
-        experiment = Experiment(
+        experiment = Spec.of(
+            optimizer="SGD",
+            estimator="ep",
             name=f"chain of {at['depth']}",
-            architecture=net,
+            model=net,
             T=self.T,
             K=self.K,
             beta=0.5,
             schedule="sweeps",
             epochs=1,
             batch=at["batch"],
-            learning_rates={"*": 1e-3},
+            rates={"*": 1e-3},
         )
         return Case(experiment, "ep", engine)
 

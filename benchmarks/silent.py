@@ -13,27 +13,27 @@ from pathlib import Path
 import torch
 
 from benchmarks.collect import write_compact
-from eqprop import SquaredError
+from eqprop import SquaredError, papers
 from eqprop.data import mnist, one_hot
-from eqprop.experiments.paper import PRESETS, named_experiment
 from eqprop.provenance import provenance
+from eqprop.run.session import build_model, make_estimator
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "tried" / "silent-outputs.json"
 SAMPLES = 60
 ROWS = (
-    *((name, preset, "b0") for name in ("EB-1h", "EB-2h") for preset in PRESETS),
-    *(("P-conv", preset, "bfc0") for preset in PRESETS),
+    *((name, preset, "b0") for name in ("EB-1h", "EB-2h") for preset in papers.PRESETS),
+    *(("P-conv", preset, "bfc0") for preset in papers.PRESETS),
 )
 
 
 def silent(name: str, preset: str, bias: str, seed: int, estimator: str) -> int:
     """Outputs whose bias has a gradient of exactly zero, over the first samples of the training set."""
-    experiment, images = named_experiment(name, preset), mnist()
-    model = experiment.build(seed)
+    experiment, images = papers.find(name, preset), mnist()
+    model = build_model(experiment, seed)
     assert model.input_shape is not None
     x = images.train_x[:SAMPLES].view(-1, *model.input_shape)
     y = one_hot(images.train_y[:SAMPLES], images.classes)
-    _, gradient = experiment.make_estimator(estimator).gradient(model, SquaredError(), x, y)
+    _, gradient = make_estimator(experiment, estimator).gradient(model, SquaredError(), x, y)
     return int((gradient[model.get_parameter(bias)] == 0).sum())
 
 

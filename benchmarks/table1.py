@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.timing import Contestant
+from eqprop import papers
 from eqprop.data import Images
 from eqprop.engines import Engine
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER, named_experiment
 from eqprop.run.evaluate import BATCH, Measure
+from eqprop.run.spec import Spec
 
 ITERATIONS = 3000
 """Iterations per epoch: 60,000 samples in mini-batches of 20."""
@@ -53,8 +52,8 @@ def with_evaluation(rows: Sequence[dict[str, Any]], images: Images, chosen: Mapp
         row["evaluation_s"] = known[key]
 
 
-def _experiment(row: Mapping[str, Any]) -> Experiment:
-    return replace(named_experiment(row["name"], row["preset"]), schedule=row["schedule"])
+def _experiment(row: Mapping[str, Any]) -> Spec:
+    return papers.find(row["name"], row["preset"]).override(schedule=row["schedule"])
 
 
 def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -71,16 +70,16 @@ def project(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     parts, missing = [], []
-    for name, experiment in PAPER.items():
+    for name, experiment in papers.paper_rows().items():
         for method in ("ep", "bptt"):
             right = [r for r in rows if r["name"] == name and r["method"] == method and r["speedup"] is not None]
-            costs = [(_seconds(r, experiment.epochs), r) for r in right if "evaluation_s" in r]
+            costs = [(_seconds(r, experiment.optimizer.epochs), r) for r in right if "evaluation_s" in r]
             if not costs:
                 missing.append(f"{name} {method}")
                 continue
             seconds, row = min(costs, key=lambda pair: pair[0])
             parts.append({k: row[k] for k in ("name", "method", "engine", "schedule", "stop", "weights")})
-            parts[-1].update(epochs=experiment.epochs, seconds=seconds)
+            parts[-1].update(epochs=experiment.optimizer.epochs, seconds=seconds)
     total = None if missing else sum(part["seconds"] for part in parts)
     return {"seconds": total, "missing": missing, "rows": parts}
 

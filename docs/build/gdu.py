@@ -10,7 +10,7 @@ from typing import Any
 
 from docs.build.results import RESULTS, Document, only, pick
 from docs.build.text import listed, number, span, table
-from eqprop.experiments.gdu import gdu_experiment
+from eqprop import papers
 
 NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
@@ -21,7 +21,7 @@ USUAL |= {"nudge_site": "outside", "cost": "squared-error"}
 
 def compared(name: str, **other: Any) -> Document:
     """The comparison of an experiment at its own settings, but for those given."""
-    return only("gdu", **{"name": name, "beta": gdu_experiment(name).beta, **USUAL, **other})
+    return only("gdu", **{"name": name, "beta": papers.find(name, "gdu").phases.beta, **USUAL, **other})
 
 
 @cache
@@ -80,7 +80,8 @@ def authors_block() -> str:
         d = compared(name, preset="authors")
         shown = d["convention"]["synapses_shown"]
         figures = [span(errors(d, "neurons")), span(errors(d, "synapses", shown))]
-        lines.append([name, gdu_experiment(name).paper_result, d["batch"], *figures, largest(d)])
+        says = papers.find(name, "gdu").notes.removeprefix("The paper on the RMSE: ").removesuffix(".")
+        lines.append([name, says, d["batch"], *figures, largest(d)])
     heads = ["experiment", "the paper on its RMSE", "samples", "RMSE neurons", "RMSE synapses (cumulative)"]
     return table([*heads, "largest part"], lines, words=2)
 

@@ -10,7 +10,7 @@ from benchmarks import nets, precision
 from benchmarks.floors import dependent_steps, floors, work
 from docs.build.results import Document, documents
 from docs.build.text import commit, duration, large, table
-from eqprop.experiments.paper import PAPER, named_experiment
+from eqprop import papers
 from eqprop.report.figures import drawn, new_figure
 from eqprop.report.runs import machine as place
 
@@ -43,7 +43,7 @@ def expect_block(found: Sequence[Document] | None = None) -> str:
     """Per network the fastest training iteration on each machine, and how that compares with the obvious code."""
     machines = by_machine(documents("bench") if found is None else found)
     lines = []
-    for name in PAPER:
+    for name in papers.of_paper():
         for method in BOTH:
             cells = [f"{name} {method.upper()}"]
             for rows in machines.values():
@@ -64,7 +64,7 @@ def projection_block(found: Sequence[Document] | None = None) -> str:
     seconds = [{(p["name"], p["method"]): p["seconds"] for p in total["rows"]} for total in totals]
     lines = [
         [f"{name} {method.upper()}", *(duration(times.get((name, method))) for times in seconds)]
-        for name in PAPER
+        for name in papers.of_paper()
         for method in BOTH
     ]
     lines.append(["**whole table**", *(duration(total["seconds"]) for total in totals)])
@@ -83,11 +83,11 @@ def measured(what: str, found: Sequence[Document] | None = None) -> str:
 def work_block() -> str:
     """What an iteration of one network has to do, from the sizes alone."""
     lines = []
-    for experiment in PAPER.values():
+    for experiment in papers.paper_rows().values():
         own = work(experiment)
-        millions = [own.drive * experiment.batch, own.step * experiment.batch]
+        millions = [own.drive * experiment.optimizer.batch, own.step * experiment.optimizer.batch]
         millions += [own.flops(experiment, method, 1) for method in BOTH]
-        steps = f"{experiment.T} + {experiment.K}"
+        steps = f"{experiment.phases.T} + {experiment.phases.K}"
         lines.append([experiment.name, steps, *(large(1e-6 * v) for v in millions), dependent_steps(experiment)])
     return table(["experiment", "T + K", "drive", "step", "EP", "BPTT", "dependent steps"], lines)
 
@@ -98,12 +98,12 @@ def floors_block(found: Sequence[Document] | None = None) -> str:
     peaks, parts = {machine(d): d["peaks"] for d in found if "peaks" in d}, []
     for where, rows in by_machine(found).items():
         lines = []
-        for name in PAPER if where in peaks else ():
+        for name in papers.of_paper() if where in peaks else ():
             for method in BOTH:
                 ran = printed(rows, name, method)
                 if every := [r for r in ran if (r["schedule"], r["stop"]) == ("synchronous", "never")]:
                     best = min(every, key=lambda r: r["us_per_iteration"])
-                    least = floors(named_experiment(name), method, best["trials"], peaks[where])
+                    least = floors(papers.find(name), method, best["trials"], peaks[where])
                     reached, errors = best["us_per_iteration"], (best["max_error"], best["naive_max_error"])
                     cells = [f"{name} {method.upper()}", best["engine"], best["trials"], large(least.arithmetic)]
                     cells += [large(least.latency), f"{large(reached)} ± {large(best['spread_us'])}"]

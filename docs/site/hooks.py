@@ -42,9 +42,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _executed(path: Path, config: MkDocsConfig) -> list[File]:
     page, folder = execute(path), path.parent.name
-    source = f"The script: `docs/{folder}/{path.name}`, executed in {page.seconds:.0f} s when this page was built."
-    out = [File.generated(config, f"{folder}/{path.stem}.md", content=f"{page.markdown}\n---\n{source}\n")]
+    source = (
+        f"The script: `docs/{folder}/{path.name}`, executed in {page.seconds:.0f} s when this page was built. "
+        f"[The same as a notebook](../notebooks/{path.stem}.ipynb), with its outputs.{_badge(path.stem, config)}"
+    )
+    out = [
+        File.generated(config, f"{folder}/{path.stem}.md", content=f"{page.markdown}\n---\n{source}\n"),
+        File.generated(config, f"notebooks/{path.stem}.ipynb", content=page.notebook),
+    ]
     return out + [File.generated(config, f"{folder}/{name}", content=c) for name, c in page.figures.items()]
+
+
+def _badge(stem: str, config: MkDocsConfig) -> str:
+    """A link that opens the notebook in a browser, once the repository has an address (repo_url in mkdocs.yml)."""
+    place = (config.repo_url or "").removeprefix("https://github.com/").strip("/")
+    if not place or not (config.repo_url or "").startswith("https://github.com/"):
+        return ""
+    return (
+        f" [Open it in Colab](https://colab.research.google.com/github/{place}/blob/main/docs/notebooks/{stem}.ipynb)."
+    )
 
 
 def _play() -> str:

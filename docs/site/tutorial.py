@@ -1,13 +1,18 @@
-"""Tutorials: Python scripts in cells (`# %%`, and `# %% [markdown]` for text), executed and turned into pages.
+"""Tutorials: Python scripts in cells (`# %%`, and `# %% [markdown]` for text), executed into pages and notebooks.
 
-A cell's output stands under it. A script asserts its own numbers, so a page is built only if they hold. Run as
-`python -m docs.site.tutorial FILE ...` it executes scripts and prints how long each took.
+A cell's output stands under it. A script asserts its own numbers, so a page is built only if they hold.
+
+    python -m docs.site.tutorial [FILE ...]
+
+executes scripts, all if none is named, writes their notebooks to docs/notebooks and prints how long each took.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import json
 import re
 import sys
 import textwrap
@@ -42,12 +47,58 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Page:
-    """A tutorial as Markdown, and its figures by file name."""
+class Done:
+    """A cell that was executed, with what it printed and drew, as SVG and PNG."""
 
-    markdown: str
-    figures: dict[str, bytes]
+    text: str
+    markdown: bool
+    printed: str = ""
+    figures: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A tutorial that was executed."""
+
+    stem: str
+    cells: tuple[Done, ...]
     seconds: float
+
+    @property
+    def figures(self) -> dict[str, bytes]:
+        """The figures as SVG, by file name."""
+        drawn = [svg for cell in self.cells for svg, _ in cell.figures]
+        return {f"{self.stem}-{n}.svg": svg for n, svg in enumerate(drawn)}
+
+    @property
+    def markdown(self) -> str:
+        parts, names = [], iter(self.figures)
+        for cell in self.cells:
+            parts.append(cell.text if cell.markdown else f"```python\n{cell.text}\n```")
+            if cell.printed:
+                parts.append(f'```text title="Output"\n{wrapped(cell.printed.rstrip())}\n```')
+            parts += [f"![Figure drawn by the code above]({next(names)})" for _ in cell.figures]
+        return "\n\n".join(parts) + "\n"
+
+    @property
+    def notebook(self) -> str:
+        """The same as a notebook (nbformat 4.5), with its outputs."""
+        made = [_notebook_cell(n, cell) for n, cell in enumerate(self.cells)]
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        whole = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+        return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _notebook_cell(number: int, cell: Done) -> dict[str, Any]:
+    whole = {"id": f"cell-{number}", "metadata": {}, "source": cell.text.splitlines(keepends=True)}
+    if cell.markdown:
+        return {"cell_type": "markdown", **whole}
+    printed = {"output_type": "stream", "name": "stdout", "text": cell.printed.splitlines(keepends=True)}
+    outputs: list[dict[str, Any]] = [printed] if cell.printed else []
+    for _, png in cell.figures:
+        data = {"image/png": base64.b64encode(png).decode("ascii")}
+        outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
+    return {"cell_type": "code", "execution_count": None, "outputs": outputs, **whole}
 
 
 def cells(source: str) -> list[Cell]:
@@ -64,22 +115,15 @@ def execute(path: Path) -> Page:
     """Run a script cell by cell in one namespace."""
     source, started = path.read_text(encoding="utf-8"), time.monotonic()
     space: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
-    parts, figures = [], {}
+    done = []
     first = CELL.search(source)
     exec(compile(source[: first.start() if first else 0], str(path), "exec"), space)
     for cell in cells(source):
         if cell.markdown:
-            parts.append(re.sub(r"^# ?", "", cell.text, flags=re.M))
-            continue
-        parts.append(f"```python\n{cell.text}\n```")
-        printed = _run(cell, path, space)
-        if printed:
-            parts.append(f'```text title="Output"\n{wrapped(printed.rstrip())}\n```')
-        for figure in _figures():
-            name = f"{path.stem}-{len(figures)}.svg"
-            figures[name] = figure
-            parts.append(f"![Figure drawn by the code above]({name})")
-    return Page("\n\n".join(parts) + "\n", figures, time.monotonic() - started)
+            done.append(Done(re.sub(r"^# ?", "", cell.text, flags=re.M), markdown=True))
+        else:
+            done.append(Done(cell.text, False, _run(cell, path, space), tuple(_figures())))
+    return Page(path.stem, tuple(done), time.monotonic() - started)
 
 
 def wrapped(printed: str) -> str:
@@ -101,20 +145,27 @@ def _run(cell: Cell, path: Path, space: dict[str, Any]) -> str:
     return out.getvalue()
 
 
-def _figures() -> list[bytes]:
+def _figures() -> list[tuple[bytes, bytes]]:
     drawn = []
     for number in plt.get_fignums():
-        content = io.BytesIO()
-        plt.figure(number).savefig(content, format="svg", bbox_inches="tight", metadata={"Date": None})
+        made = []
+        for form in ("svg", "png"):
+            content = io.BytesIO()
+            metadata = {"Date": None} if form == "svg" else {"Software": None}
+            plt.figure(number).savefig(content, format=form, bbox_inches="tight", metadata=metadata, dpi=80)
+            made.append(content.getvalue())
         plt.close(number)
-        drawn.append(content.getvalue())
+        drawn.append((made[0], made[1]))
     return drawn
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
-        page = execute(Path(name))
-        print(f"{name}: {page.seconds:.1f} s, {len(page.figures)} figures")
+    docs = Path(__file__).resolve().parents[1]
+    (docs / "notebooks").mkdir(exist_ok=True)
+    for path in [Path(name) for name in sys.argv[1:]] or scripts(docs):
+        page = execute(path)
+        (docs / "notebooks" / f"{path.stem}.ipynb").write_text(page.notebook, encoding="utf-8")
+        print(f"{path}: {page.seconds:.1f} s, {len(page.figures)} figures")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from docs.build import cifar10, table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
 from docs.build.text import duration, table
-from eqprop.experiments.experiment import Experiment, PaperResult, label
-from eqprop.experiments.literature import EXPERIMENTS, experiment_names
-from eqprop.experiments.paper import PAPER, RUN_WITH, named_experiment
+from eqprop import papers
+from eqprop.estimators.named import label
 from eqprop.report.runs import BUSY, machine, reproduced
 from eqprop.run.metrics import deviation
+from eqprop.run.published import PaperResult
+from eqprop.run.spec import Spec
 
 INTRODUCTION = """# Zoo
 
@@ -22,7 +23,7 @@ Every experiment that comes with the package: what the paper reports, what came 
 and the command that trains it.
 
 Errors are test errors in percent after the last epoch; several trials are given as mean ± standard deviation. **Bold**:
-reproduced, that is within two of the paper's standard deviations of its mean, or better. A dash: the paper's number is
+reproduced, that is within two of the paper's standard deviations of its mean. A dash: the paper's number is
 not known to us, or it has not been trained here yet. "Both" is the time of EP and BPTT together, "busy" that of a
 processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
 All numbers are read from the files under `results/`, which hold seeds, versions and commits.
@@ -34,7 +35,7 @@ ERNOULT = "[Ernoult et al. 2019](https://arxiv.org/abs/1905.13633)"
 CONTINUAL = "[Ernoult et al. 2020](https://arxiv.org/abs/2005.04168)"
 LABORIEUX = "[Laborieux et al. 2021](https://arxiv.org/abs/2006.03824)"
 SCELLIER = "[Scellier et al. 2023](https://arxiv.org/abs/2312.15103)"
-SOURCES = dict.fromkeys(PAPER, ERNOULT) | {
+SOURCES = dict.fromkeys(papers.of_paper(), ERNOULT) | {
     "scellier-bengio-2017": "[Scellier, Bengio 2017](https://arxiv.org/abs/1602.05179)",
     "initialised-ep": "O'Connor et al. 2019",
     "continual-ep-1h": CONTINUAL,
@@ -52,7 +53,7 @@ TOPICS = ("literature", "continual")
 class Entry:
     """An experiment under a preset, by one estimator; what was not trained or is not known is None."""
 
-    experiment: Experiment
+    experiment: Spec
     estimator: str
     paper: PaperResult | None
     ours: str | None = None
@@ -76,7 +77,7 @@ class Entry:
 
 
 def page() -> str:
-    entries = {name: list(_entries(name)) for name in experiment_names()}
+    entries = {name: list(_entries(name)) for name in papers.names() if papers.find(name).preset not in papers.COMPARED}
     parts = [INTRODUCTION, table(OVERVIEW, [_overview(n, own) for n, own in entries.items()], words=6)]
     parts += [_section(name, own) for name, own in entries.items()]
     return "\n".join(parts) + "\n"
@@ -84,7 +85,7 @@ def page() -> str:
 
 def _overview(name: str, own: list[Entry]) -> list[str]:
     """By the experiment's own estimator, the first preset that comes out, else the first that was trained."""
-    mine = [e for e in own if e.estimator == named_experiment(name).estimator]
+    mine = [e for e in own if e.estimator == papers.find(name).estimator.kind]
     best = min(mine, key=lambda e: (not e.reproduced, e.mean is None, bool(e.short)))
     preset = f"`{best.experiment.preset}`"
     return [f"[{name}](#{name.lower()})", SOURCES[name], label(best.estimator), _paper(best.paper), best.shown, preset]
@@ -92,15 +93,17 @@ def _overview(name: str, own: list[Entry]) -> list[str]:
 
 def _section(name: str, own: list[Entry]) -> str:
     e = own[0].experiment
-    steps = f"T = {e.T}, K = {e.K}, β = {e.beta:g}"
+    steps = f"T = {e.phases.T}, K = {e.phases.K}, β = {e.phases.beta:g}"
     rows = [
         [f"`{o.experiment.preset}`", label(o.estimator), _paper(o.paper), o.shown, o.trials or "–", o.time, o.hardware]
         for o in own
     ]
-    data = "CIFAR-10" if e.data == "cifar10" else "MNIST"
-    if name in RUN_WITH:
-        data = f"{RUN_WITH[name]['samples']:,} images of {data}"
-    about = f"{e.architecture}; {steps}; batch {e.batch}, {e.epochs} epochs of {data}. From {SOURCES[name]}."
+    data = "CIFAR-10" if e.data.set == "cifar10" else "MNIST"
+    if e.data.samples is not None:
+        data = f"{e.data.samples:,} images of {data}"
+    about = (
+        f"{e.model}; {steps}; batch {e.optimizer.batch}, {e.optimizer.epochs} epochs of {data}. From {SOURCES[name]}."
+    )
     commands = "\n".join(dict.fromkeys(_command(o, own) for o in own))
     return f"\n## {name}\n\n{about}\n\n{table(COLUMNS, rows, words=7)}\n\n```bash\n{commands}\n```"
 
@@ -110,21 +113,23 @@ def _command(entry: Entry, own: list[Entry]) -> str:
     e = entry.experiment
     same = [o for o in own if o.experiment.preset == e.preset]
     estimators = ",".join(o.estimator for o in same)
-    preset = "" if e.preset == named_experiment(e.name).preset else f" --preset {e.preset}"
-    chosen = "" if estimators == e.estimator else f" --estimator {estimators}"
+    preset = "" if e.preset == papers.find(e.name).preset else f" --preset {e.preset}"
+    chosen = "" if estimators == e.estimator.kind else f" --estimator {estimators}"
     count = max(o.trials for o in same)
     return f"eqprop train {e.name}{preset}{chosen}" + (f" --trials {count}" if count > 1 else "")
 
 
 def _entries(name: str) -> Iterator[Entry]:
-    for preset, experiments in EXPERIMENTS.items():
-        if name in experiments:
-            found = list(_of_table1(name, preset) if name in PAPER else _of_runs(experiments[name]))
-            yield from found or [_untrained(experiments[name])]
+    for preset in papers.presets(name):
+        if preset not in papers.COMPARED:
+            spec = papers.find(name, preset)
+            yield from list(_of_table1(name, preset) if name in papers.of_paper() else _of_runs(spec)) or [
+                _untrained(spec)
+            ]
 
 
-def _untrained(e: Experiment) -> Entry:
-    return Entry(e, e.estimator, e.paper_results.get(e.estimator))
+def _untrained(e: Spec) -> Entry:
+    return Entry(e, e.estimator.kind, e.results.get(e.estimator.kind))
 
 
 def _of_table1(name: str, preset: str) -> Iterator[Entry]:
@@ -134,7 +139,7 @@ def _of_table1(name: str, preset: str) -> Iterator[Entry]:
         alone = "seconds_by_estimator" in row.found
         for estimator in table1.ESTIMATORS:
             found, epochs = row.result(estimator), row.epochs(estimator)
-            paper = row.experiment.paper_results.get(estimator)
+            paper = row.experiment.results.get(estimator)
             if found is None:
                 yield Entry(row.experiment, estimator, paper)
                 continue
@@ -147,11 +152,13 @@ def _of_table1(name: str, preset: str) -> Iterator[Entry]:
                 len(found["trials"]),
                 duration(row.seconds(estimator)) + ("" if alone else ", both"),
                 machine(row.found["provenance"][0]["provenance"]),
-                "" if epochs == row.experiment.epochs else f"epoch {epochs} of {row.experiment.epochs}",
+                ""
+                if epochs == row.experiment.optimizer.epochs
+                else f"epoch {epochs} of {row.experiment.optimizer.epochs}",
             )
 
 
-def _of_runs(e: Experiment) -> Iterator[Entry]:
+def _of_runs(e: Spec) -> Iterator[Entry]:
     """Trials of the same experiment, preset and estimator, together."""
     found = [d for d in _runs() if (d["experiment"]["name"], d["experiment"]["preset"]) == (e.name, e.preset)]
     for estimator in dict.fromkeys(map(_estimator, found)):
@@ -183,11 +190,11 @@ def _shared(d: Document) -> bool:
     return BUSY in d.get("stopped", d.get("note", ""))
 
 
-def _cut_short(e: Experiment, own: list[Document]) -> str:
+def _cut_short(e: Spec, own: list[Document]) -> str:
     ran = min(len(t["test_error"]) for d in own for t in trials(d))
-    parts = [f"epoch {ran} of {e.epochs}"] * (ran != e.epochs)
+    parts = [f"epoch {ran} of {e.optimizer.epochs}"] * (ran != e.optimizer.epochs)
     samples = own[0]["data"]["training_samples"]
-    whole = RUN_WITH.get(e.name, {}).get("samples", samples)
+    whole = e.data.samples or samples
     return ", ".join(parts + [f"{samples:,} of {whole:,} images"] * (whole != samples))
 
 

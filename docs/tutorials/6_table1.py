@@ -11,12 +11,13 @@
 # ```
 
 # %%
-from eqprop.experiments.paper import named_experiment
+from eqprop import papers
 
-experiment = named_experiment("P-1h")
-print(f"T = {experiment.T}, K = {experiment.K}, beta = {experiment.beta}, {experiment.epochs} epochs")
-print(f"learning rates {dict(experiment.learning_rates)}, batch {experiment.batch}")
-print("the paper's test error by EP:", experiment.paper_results["ep"].test, "%")
+experiment = papers.find("P-1h")
+phases, optimizer = experiment.phases, experiment.optimizer
+print(f"T = {phases.T}, K = {phases.K}, beta = {phases.beta}, {optimizer.epochs} epochs")
+print(f"learning rates {dict(optimizer.rates)}, batch {optimizer.batch}")
+print("the paper's test error by EP:", experiment.results["ep"].test, "%")
 
 # %% [markdown]
 # ## Train

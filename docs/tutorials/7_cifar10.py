@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 import eqprop
-from eqprop.experiments.paper import named_experiment
+from eqprop import papers
 
 torch.set_num_threads(1)
 for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023", "cifar10-small"):
-    e = named_experiment(name)
+    e = papers.find(name)
     weights = sum(p.numel() for p in e.build(0).parameters())
     print(f"{name}: {e.architecture}, {weights / 1e6:.2f} million parameters")
     print(f"    {e.estimator}, T = {e.T}, K = {e.K}, beta = {e.beta:g}; {e.schedule}, nudge {e.nudge_site}")
@@ -39,7 +39,7 @@ for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023", "cifar10-small")
 # Ask before you train; it takes seconds and needs no data. Two random images will do:
 
 # %%
-small = named_experiment("cifar10-small")
+small = papers.find("cifar10-small")
 net = small.build(0).double()
 source = torch.Generator().manual_seed(0)
 x = torch.randn(2, 3, 32, 32, generator=source, dtype=torch.float64) / 3

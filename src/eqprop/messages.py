@@ -31,6 +31,12 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def plain(value: float) -> str:
+    """A positive number in three digits without an exponent: 1,770 or 0.0123."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.10f}".rstrip("0").rstrip(".")
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A sentence suggesting the nearest known name; empty if none is near."""
     folded = {name.lower(): name for name in known}

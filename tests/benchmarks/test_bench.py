@@ -16,10 +16,10 @@ from benchmarks.cases import Case, batch_order, network_order
 from benchmarks.scaling import ConvCurves, Curves, measure_scaling
 from benchmarks.table1 import ITERATIONS, project
 from benchmarks.timing import Contestant, take_turns
+from eqprop import papers
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Runner
 from eqprop.engines.eager import Eager
-from eqprop.experiments.paper import PAPER
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def test_the_slow_one_joins_evenly() -> None:
 
 
 def test_batches_of_stacked_networks_are_their_own() -> None:
-    case = Case(PAPER["P-1h"], "ep", trials=3)
+    case = Case(papers.find("P-1h"), "ep", trials=3)
     order = batch_order(case, 4, 500, seed=0)
     assert order.shape == (4, 3, 20)
     assert not torch.equal(network_order(order, 0), network_order(order, 1))
@@ -80,7 +80,7 @@ QUICK = bench.Effort(rounds=2, naive_rounds=1, chunk_seconds=0.001, check_iterat
 @pytest.fixture
 def quick(images: Images, monkeypatch: pytest.MonkeyPatch) -> bench.Plan:
     monkeypatch.setattr(bench, "mnist", lambda device: images)
-    return bench.Plan((brief(PAPER["P-1h"]),), ("ep",), ("eager",), effort=QUICK)
+    return bench.Plan((brief(papers.find("P-1h")),), ("ep",), ("eager",), effort=QUICK)
 
 
 def test_rows_hold_what_is_promised(quick: bench.Plan) -> None:
@@ -144,7 +144,7 @@ def test_an_interruption_keeps_what_is_measured(quick: bench.Plan, monkeypatch: 
 
 
 def test_what_nobody_serves_is_told_before_anything_is_timed(quick: bench.Plan) -> None:
-    eb = brief(PAPER["EB-1h"])
+    eb = brief(papers.find("EB-1h"))
     plan = replace(quick, experiments=(eb,), schedules=("alternating",))
     with pytest.raises(ValueError, match="EB-1h cannot alternate"):
         bench.measure(plan)
@@ -160,7 +160,7 @@ def test_an_engine_asked_for_twice_is_timed_once(quick: bench.Plan) -> None:
 
 def test_table1_adds_up() -> None:
     total = project(rows_of_table1())["all_steps"]
-    epochs = sum(experiment.epochs for experiment in PAPER.values())
+    epochs = sum(experiment.optimizer.epochs for experiment in papers.paper_rows().values())
     expected = 2 * (epochs * (ITERATIONS * 1e-4 + 0.5) + 6 * (3.0 + 6 * 0.5))
     assert total["seconds"] == pytest.approx(expected)
     assert total["missing"] == []
@@ -291,7 +291,7 @@ def test_words_and_devices() -> None:
 def test_a_record_the_obvious_code_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges ep-random-sign"):
         bench.experiments_named(["P-1h", "initialised-ep"])
-    assert [experiment.name for experiment in bench.experiments_named([])] == list(PAPER)
+    assert [experiment.name for experiment in bench.experiments_named([])] == list(papers.of_paper())
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, float("inf")])

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from benchmarks.cases import Case
 from benchmarks.check import Checker
+from eqprop import papers
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
 from eqprop.engines.base import Batch
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.estimators import BPTT
-from eqprop.experiments.paper import PAPER
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -39,7 +39,7 @@ def images() -> Images:
     ],
 )
 def test_the_reference_passes_the_check(images: Images, name: str, method: str, trials: int) -> None:
-    case = Case(brief(PAPER[name]), method, trials=trials)
+    case = Case(brief(papers.find(name)), method, trials=trials)
     verdict = Checker(images).check(case, Eager())
     assert verdict.reason is None
     assert 0.0 < verdict.max_error < 1e-3
@@ -49,7 +49,7 @@ def test_the_reference_passes_the_check(images: Images, name: str, method: str, 
 @pytest.mark.parametrize("name", ["P-2h", "P-conv"])
 @pytest.mark.parametrize("stop", ["never", "settled"])
 def test_an_alternating_engine_is_held_against_an_alternating_twin(images: Images, name: str, stop: Any) -> None:
-    case = Case(brief(PAPER[name]), "ep").with_schedule("alternating", stop)
+    case = Case(brief(papers.find(name)), "ep").with_schedule("alternating", stop)
     checker = Checker(images)
     assert checker.check(case, Eager()).reason is None
     verdict = checker.check(case.with_schedule("synchronous", stop), Spoiled("alternating"))
@@ -66,14 +66,14 @@ def test_an_alternating_engine_is_held_against_an_alternating_twin(images: Image
     ],
 )
 def test_a_wrong_engine_is_refused(images: Images, name: str, wrong: str, trials: int) -> None:
-    verdict = Checker(images).check(Case(brief(PAPER[name]), "ep", trials=trials), Spoiled(wrong))
+    verdict = Checker(images).check(Case(brief(papers.find(name)), "ep", trials=trials), Spoiled(wrong))
     assert verdict.reason is not None
     assert "off by" in verdict.reason
 
 
 def test_a_check_that_could_not_fail_is_refused(images: Images) -> None:
     """With every rate at zero nothing moves, and any engine would agree."""
-    still = replace(brief(PAPER["P-1h"]), learning_rates={"*": 0.0})
+    still = replace(brief(papers.find("P-1h")), rates={"*": 0.0})
     verdict = Checker(images).check(Case(still, "ep"), Eager())
     assert verdict.reason is not None
     assert "is void" in verdict.reason
@@ -81,7 +81,7 @@ def test_a_check_that_could_not_fail_is_refused(images: Images) -> None:
 
 def test_twins_are_computed_once_for_all_engines(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     checker = Checker(images)
-    case = Case(brief(PAPER["P-1h"]), "ep")
+    case = Case(brief(papers.find("P-1h")), "ep")
     checker.check(case, Eager())
     monkeypatch.setattr("benchmarks.check.train_step", lambda *args: pytest.fail("computed again"))
     checker.check(case.with_schedule("synchronous", "settled"), Eager())
@@ -125,7 +125,7 @@ def test_states_are_the_runners_own_where_it_tells_them(
     images: Images, method: str, trials: int, schedule: Any
 ) -> None:
     """At the weights and on the mini-batch of the first iteration; the engine's relaxation is right either way."""
-    case = Case(brief(PAPER["P-2h"]), method, trials=trials).with_schedule(schedule, "never")
+    case = Case(brief(papers.find("P-2h")), method, trials=trials).with_schedule(schedule, "never")
     checker = Checker(images)
     reference, right, wrong = (checker.check(case, engine) for engine in (Eager(), Kept(), Kept(wrong=True)))
     assert right.reason is None
@@ -146,7 +146,7 @@ def test_an_engine_is_held_against_the_worse_of_torchs_two_ways(
             free = super().relaxation(model, x, phase, state)
             return replace(free, state=tuple(layer + 1e-5 for layer in free.state))
 
-    case = Case(brief(PAPER["P-2h"]), "ep", trials=2)
+    case = Case(brief(papers.find("P-2h")), "ep", trials=2)
     alone = Checker(images).check(case, Rounded("coarse update"))
     assert alone.reason is not None
     monkeypatch.setattr("benchmarks.check.Eager", lambda: Rounded("coarse update"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.floors import Work, dependent_steps, floors, work
-from eqprop.experiments.architecture import ConvolutionalNet, OwnNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER
+from eqprop import papers
 from eqprop.models import Convolutional
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.run.own import OwnNet
+from eqprop.run.session import build_model
+from eqprop.run.spec import Spec
 
 SAMPLES = 3
 
@@ -24,10 +24,10 @@ def counted(run: object) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("experiment", PAPER.values(), ids=lambda r: r.name)
-def test_a_step_counts_what_torch_counts(experiment: Experiment) -> None:
+@pytest.mark.parametrize("experiment", papers.paper_rows().values(), ids=lambda r: r.name)
+def test_a_step_counts_what_torch_counts(experiment: Spec) -> None:
     """But for the way back through an unpooled map, where torch multiplies its zeros as well."""
-    model = experiment.build(0)
+    model = build_model(experiment, 0)
     assert model.input_shape is not None
     x = torch.rand(SAMPLES, *model.input_shape)
     drive, s, own = model.drive(x), model.init_state(x), work(experiment)
@@ -41,39 +41,41 @@ def test_a_step_counts_what_torch_counts(experiment: Experiment) -> None:
 
 @pytest.mark.parametrize("name", ["P-1h", "P-3h", "EB-2h"])
 def test_the_contrast_counts_what_torch_counts(name: str) -> None:
-    model = PAPER[name].build(0)
+    model = build_model(papers.find(name), 0)
     x = torch.rand(SAMPLES, 784)
     # Two states: a connection whose input is one and the same object on both sides is spared a product.
     s, moved = model.init_state(x), model.init_state(x)
-    assert counted(lambda: model.contrast(x, moved, s)) == SAMPLES * work(PAPER[name]).contrast  # type: ignore[operator]
+    assert counted(lambda: model.contrast(x, moved, s)) == SAMPLES * work(papers.find(name)).contrast  # type: ignore[operator]
 
 
 def test_an_iteration_adds_up() -> None:
     own = Work(drive=7, step=4, contrast=11, unrolled=2)
-    experiment = replace(PAPER["P-1h"], T=30, K=10, batch=20)
+    experiment = papers.find("P-1h").override(T=30, K=10, batch=20)
     assert own.flops(experiment, "ep", 5) == 5 * 20 * (7 + 40 * 4 + 11)
     # T steps forward, K back; the gradient of the input's weights once, as much as the drive.
     assert own.flops(experiment, "bptt", 5) == 5 * 20 * (7 + 40 * 4 + 10 * 2 + 7)
-    alternating = replace(experiment, schedule="alternating")
+    alternating = experiment.override(schedule="alternating")
     assert own.flops(alternating, "ep", 1) == 20 * (7 + 15 * 4 + 10 * 4 + 11)
     assert own.flops(alternating, "bptt", 1) == 20 * (7 + 10 * 4 + 20 * 4 + 10 * 2 + 7)
 
 
 def test_pooling_saves_the_zeros_on_the_way_back() -> None:
-    one = replace(PAPER["P-conv"], architecture=ConvolutionalNet(channels=(5, 4), pool=2))
+    one = papers.find("P-conv").override(model=ConvolutionalNet(channels=(5, 4), pool=2))
     wide = work(one)
     forward, back = 2 * 5 * 4 * 25 * 8 * 8, 2 * 5 * 4 * 25 * 4 * 4
     assert wide.step == 2 * 2 * 10 * 80 + forward + back
 
 
 def test_the_floors_of_a_machine() -> None:
-    experiment = PAPER["P-2h"]
+    experiment = papers.find("P-2h")
     peaks = {"float32_flops": 1e12, "half_flops": 9e12, "block_step_us": 0.1, "exchange_us": 0.4}
     found = floors(experiment, "ep", 5, peaks)
     assert found.arithmetic == pytest.approx(work(experiment).flops(experiment, "ep", 5) / 3e6)
     assert found.latency == pytest.approx(0.4 * 120)
     assert found.higher == max(found.arithmetic, 0.4 * 120)
-    assert floors(PAPER["P-1h"], "ep", 5, peaks).latency == pytest.approx(0.1 * dependent_steps(PAPER["P-1h"]))
+    assert floors(papers.find("P-1h"), "ep", 5, peaks).latency == pytest.approx(
+        0.1 * dependent_steps(papers.find("P-1h"))
+    )
     cpu = floors(experiment, "ep", 1, {"float32_flops": 1e11, "exchange_us": None})
     assert cpu.latency is None
     assert cpu.higher == cpu.arithmetic == pytest.approx(work(experiment).flops(experiment, "ep", 1) / 1e5)
@@ -81,4 +83,4 @@ def test_the_floors_of_a_machine() -> None:
 
 def test_a_net_of_ones_own_has_no_count() -> None:
     with pytest.raises(ValueError, match="not known"):
-        work(replace(PAPER["P-1h"], architecture=OwnNet()))
+        work(papers.find("P-1h").override(model=OwnNet()))

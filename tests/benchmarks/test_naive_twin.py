@@ -11,24 +11,26 @@ from torch import Tensor
 
 from benchmarks.cases import Case, naive_net, weights
 from benchmarks.naive import free_phase, train_step
-from eqprop import SquaredError
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER
+from eqprop import SquaredError, papers
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.relax import Phase, relax
+from eqprop.run.own import OwnNet
+from eqprop.run.session import build_model
+from eqprop.run.spec import Spec
 
 
-def against_library(experiment: Experiment, method: str, iterations: int, x: Tensor, y: Tensor) -> None:
+def against_library(experiment: Spec, method: str, iterations: int, x: Tensor, y: Tensor) -> None:
     """States and weights after a few iterations of the twin and of the library, in float64."""
     case = Case(experiment, method)
-    model = experiment.build(0, torch.float64)
+    model = build_model(experiment, 0, torch.float64)
     theta = weights(model, torch.float64)
     recipe, optimizer = case.recipe(), case.optimizer(model)
     x = x.view(-1, *(model.input_shape or ()))
     for rows in torch.arange(len(x)).view(iterations, -1):
-        phase = Phase(experiment.T, experiment.schedule)
+        phase = Phase(experiment.phases.T, experiment.phases.schedule)
         ours = relax(model, x[rows], phase).state
-        for twin, layer in zip(free_phase(recipe, theta, x[rows], experiment.T), ours, strict=True):
+        for twin, layer in zip(free_phase(recipe, theta, x[rows], experiment.phases.T), ours, strict=True):
             torch.testing.assert_close(twin, layer, rtol=1e-9, atol=1e-11)
         before = weights(model, torch.float64)
         optimizer.zero_grad()
@@ -50,22 +52,22 @@ def inputs(samples: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda r: r.name)
-def test_the_twin_is_the_library_with_every_step_of_the_experiment(experiment: Experiment, method: str) -> None:
+def test_the_twin_is_the_library_with_every_step_of_the_experiment(experiment: Spec, method: str) -> None:
     small = shrunk(experiment, init="default") if experiment.name == "P-conv" else shrunk(experiment)
     against_library(small, method, 2, *inputs(6))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda r: r.name)
-def test_the_twin_is_the_library_at_full_size(experiment: Experiment) -> None:
-    against_library(replace(experiment, T=8, K=5, init="default"), "ep", 1, *inputs(3))
-    against_library(replace(experiment, T=8, K=5, init="default"), "bptt", 1, *inputs(3))
+def test_the_twin_is_the_library_at_full_size(experiment: Spec) -> None:
+    against_library(experiment.override(T=8, K=5, init="default"), "ep", 1, *inputs(3))
+    against_library(experiment.override(T=8, K=5, init="default"), "bptt", 1, *inputs(3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda r: r.name)
-def test_the_twin_is_the_library_at_full_size_and_length(experiment: Experiment, method: str) -> None:
-    own = replace(experiment, init="default") if experiment.name == "P-conv" else experiment
+def test_the_twin_is_the_library_at_full_size_and_length(experiment: Spec, method: str) -> None:
+    own = experiment.override(init="default") if experiment.name == "P-conv" else experiment
     against_library(own, method, 1, *inputs(20))
 
 
@@ -73,17 +75,17 @@ def test_the_twin_is_the_library_at_full_size_and_length(experiment: Experiment,
 @pytest.mark.parametrize("name", ["P-1h", "P-2h", "P-3h", "P-conv"])
 @pytest.mark.parametrize("T", [7, 8])
 def test_the_alternating_twin_is_the_alternating_library(name: str, method: str, T: int) -> None:
-    experiment = shrunk(PAPER[name], T=T, K=4, schedule="alternating", init="default")
+    experiment = shrunk(papers.find(name), T=T, K=4, schedule="alternating", init="default")
     against_library(experiment, method, 2, *inputs(6))
 
 
 def test_alternating_is_another_trajectory() -> None:
     """Otherwise the comparison of the two alternating forms would say nothing about the schedule."""
-    experiment = brief(PAPER["P-2h"])
+    experiment = brief(papers.find("P-2h"))
     x, _ = inputs(4)
-    theta = weights(experiment.build(0, torch.float64), torch.float64)
+    theta = weights(build_model(experiment, 0, torch.float64), torch.float64)
     together = free_phase(Case(experiment, "ep").recipe(), theta, x, 7)
-    in_turn = free_phase(Case(replace(experiment, schedule="alternating"), "ep").recipe(), theta, x, 7)
+    in_turn = free_phase(Case(experiment.override(schedule="alternating"), "ep").recipe(), theta, x, 7)
     torch.testing.assert_close(in_turn[0], together[0])
     assert float((in_turn[1] - together[1]).abs().max()) > 1e-3
 
@@ -91,26 +93,28 @@ def test_alternating_is_another_trajectory() -> None:
 def test_two_flat_layers_padding_and_no_bias() -> None:
     net = ConvolutionalNet(channels=(3, 2), flat=(10, 7), kernel=3, padding=1, bias=False)
     rates = {"*": 0.05}
-    experiment = Experiment("own", net, T=8, K=6, epochs=1, learning_rates=rates, init="default", beta=0.2)
+    experiment = Spec.of(
+        "own", model=net, optimizer="SGD", estimator="ep", T=8, K=6, epochs=1, rates=rates, init="default", beta=0.2
+    )
     for method in ("ep", "bptt"):
         against_library(experiment, method, 2, *inputs(4))
-    flat = replace(experiment, architecture=LayeredNet((10, 8, 784), bias=False, activation="tanh"), init="glorot")
+    flat = experiment.override(model=LayeredNet((10, 8, 784), bias=False, activation="tanh"), init="glorot")
     against_library(flat, "ep", 2, *inputs(4))
 
 
 def test_the_authors_output_without_slope() -> None:
-    experiment = brief(PAPER["EB-2h"])
-    assert isinstance(experiment.architecture, LayeredNet)
-    authors = replace(experiment, architecture=replace(experiment.architecture, output_slope=False))
+    experiment = brief(papers.find("EB-2h"))
+    assert isinstance(experiment.model, LayeredNet)
+    authors = experiment.override(model=replace(experiment.model, output_slope=False))
     for method in ("ep", "bptt"):
         against_library(authors, method, 2, *inputs(6))
 
 
 def test_there_is_no_twin_of_an_energy_based_net_that_alternates_nor_of_a_net_of_ones_own() -> None:
-    experiment = replace(brief(PAPER["EB-1h"]), schedule="alternating")
+    experiment = replace(brief(papers.find("EB-1h")), schedule="alternating")
     with pytest.raises(ValueError, match="does not alternate"):
         free_phase(
-            Case(experiment, "ep").recipe(), weights(experiment.build(0), torch.float32), inputs(2)[0].float(), 3
+            Case(experiment, "ep").recipe(), weights(build_model(experiment, 0), torch.float32), inputs(2)[0].float(), 3
         )
     with pytest.raises(ValueError, match="no naive twin"):
-        naive_net(replace(experiment, architecture=OwnNet()))
+        naive_net(experiment.override(model=OwnNet()))

@@ -37,23 +37,25 @@ from helpers.forked import Child, Ended
 from helpers.training_runs import few_images, whole_mnist
 
 import eqprop
-from eqprop.experiments.architecture import ConvolutionalNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.provenance import provenance
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.evaluate import Measure
 from eqprop.run.folder import is_run
+from eqprop.run.spec import Spec
 from eqprop.run.trainer import Trainer
 
-NET = Experiment(
+NET = Spec.of(
+    optimizer="SGD",
+    estimator="ep",
     name="conv",
-    architecture=ConvolutionalNet(channels=(4, 2), flat=(10,)),
+    model=ConvolutionalNet(channels=(4, 2), flat=(10,)),
     T=6,
     K=3,
     beta=0.4,
     epochs=8,
     batch=20,
-    learning_rates={"*": 0.02},
+    rates={"*": 0.02},
     start="persistent",
 )
 CLOSE = 1e-4

@@ -14,11 +14,11 @@ import pytest
 from helpers.commands import Call
 from helpers.training_runs import SMALL, assert_same_bits, few_images, start, wait_for, write_idx, write_small_toml
 
+from eqprop import papers
 from eqprop.cli.common import watcher
-from eqprop.experiments.gdu import gdu_experiment
 from eqprop.run import resume, train
 from eqprop.run.log import Line, read_metrics
-from eqprop.run.plan import Leg, Settings, make_plan
+from eqprop.run.session import Leg, bind
 from eqprop.run.watch import Events, Lines, Progress, Several, Watch, duration, named_watch
 
 
@@ -67,7 +67,7 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
         7,
     )
     assert (experiment["init"], experiment["schedule"]) == ("default", "alternating")
-    assert experiment["learning_rates"] == {"W12": 0.1, "W01": 0.06}
+    assert experiment["rates"] == {"W12": 0.1, "W01": 0.06}
     code, out, err = call("resume", run, "--data", place / "data", "--json", "-", "--quiet")
     assert code == 0, err
     assert json.loads(out)["estimators"] == summary["estimators"]
@@ -289,7 +289,7 @@ def test_what_is_not_published_cannot_be_checked(call: Call, tmp_path: Path) -> 
 
 
 def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = gdu_experiment("toy").override(T=300, K=20)
+    short = papers.find("toy", "gdu").override(T=300, K=20)
     monkeypatch.setattr("eqprop.experiments.gdu.gdu_experiment", lambda name: short)
     words = ("demo", "--out", tmp_path / "demo", "--samples", 200, "--epochs", 1)
     code, out, err = call(*words)
@@ -393,10 +393,10 @@ def test_the_live_display_shows_bars_errors_speed_and_time_left(tmp_path: Path) 
 
     from eqprop.cli.display import Display
 
-    plan = make_plan(SMALL, Settings(trials=2), few_images())
+    session = bind(SMALL, few_images(), trials=2)
     console = Console(width=90, record=True, force_terminal=True, file=io.StringIO())
     display = Display(console)
-    display.begin(plan, tmp_path / "run")
+    display.begin(session, tmp_path / "run")
     display.begin_leg(Leg("ep", (0, 1), "ep"), "eager", 0)
     line: Line = {"estimator": "ep", "trial": 1, "epoch": 1, "test_error": 12.34, "train_error": 20.0}
     display.epoch([line], Progress(1, 0, (21.5, 20.0), 80.0, 125.0))

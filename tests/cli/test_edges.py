@@ -17,11 +17,11 @@ import pytest
 from helpers.commands import Call
 from helpers.training_runs import few_images, write_idx, write_small_toml
 
+from eqprop import papers
 from eqprop.cli.common import check_json, give_json
 from eqprop.data import open_set, read_idx
 from eqprop.data.images import MNIST_DIRECTORY
-from eqprop.experiments.architecture import load_function
-from eqprop.experiments.io import find_experiment
+from eqprop.run.own import load_function
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ BAD_FILES = {
     "deep.json": ("[" * 100_000, "deep.json is not a JSON file"),
     "null.json": ('{"experiment": null}', "null.json"),
     "huge.json": ('{"T": ' + "1" * 5000 + "}", "huge.json"),
-    "architecture.json": ('{"T": 1, "K": 1, "epochs": 1, "learning_rates": {"*": 1}, "architecture": [1]}', "[1]"),
+    "architecture.json": ('{"T": 1, "K": 1, "epochs": 1, "rates": {"*": 1}, "architecture": [1]}', "[1]"),
     "estimator.json": ('{"estimator": []}', "estimator.json lacks"),
 }
 
@@ -204,7 +204,7 @@ def test_a_bad_file_of_an_experiment_is_named(tmp_path: Path, name: str) -> None
     content, expected = BAD_FILES[name]
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError) as caught:
-        find_experiment(tmp_path / name)
+        papers.find(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert expected in str(caught.value)
     assert len(str(caught.value)) < 1200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ from helpers.commands import Call
 from helpers.nets import pooled_net
 from helpers.training_runs import assert_same_bits, write_cifar
 
+from eqprop import papers
 from eqprop.cli.reproduce import UNFINISHED
-from eqprop.experiments.literature import CIFAR_ROWS, SMALL, PublishedRow
-from eqprop.experiments.paper import RUN_WITH
 from eqprop.report.runs import published_cells
+from eqprop.run.spec import Spec
 
-TINY = replace(SMALL, architecture=pooled_net((3, 32, 32), 8), T=4, K=2, batch=10, epochs=2)
+TINY = papers.find("cifar10-small").override(
+    samples=50, test_samples=40, output_bias=0.1, model=pooled_net((3, 32, 32), 8), T=4, K=2, batch=10, epochs=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +29,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """The rows of the small net, smaller still."""
-    rows = {row.name: replace(row, experiment=_tiny(row)) for row in CIFAR_ROWS.values() if not row.large}
-    monkeypatch.setattr("eqprop.experiments.literature.CIFAR_ROWS", CIFAR_ROWS | rows)
-    monkeypatch.setitem(RUN_WITH, SMALL.name, {"samples": 50, "test_samples": 40})
+    every = papers.cifar_rows()
+    rows = {row.name: row._replace(spec=_tiny(row)) for row in every.values() if not row.large}
+    monkeypatch.setattr(papers, "cifar_rows", lambda: every | rows)
     return Call(monkeypatch, capsys)
 
 
-def _tiny(row: PublishedRow) -> Any:
-    return TINY.override(precision=row.experiment.precision)
+def _tiny(row: papers.CifarRow) -> Spec:
+    return TINY.override(precision=row.spec.run.precision)
 
 
 def published(out: Path, row: str) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def test_seeds_are_added_and_a_row_that_is_short_says_so(call: Call, data: Path,
     for one in found["provenance"]:
         assert one["provenance"]["commit"]
         assert "/" not in one["provenance"]["command"]
-    row = CIFAR_ROWS["small-twin"]
+    row = papers.cifar_rows()["small-twin"]
     cells = published_cells(row, found)
     assert "(2 of 3 seeds)" in cells[1]
     assert cells[4].endswith("s, busy")
@@ -164,12 +165,12 @@ def test_long_rows_are_not_begun_on_a_cpu_unasked(
 
 
 def test_the_rows_are_what_they_are_called() -> None:
-    for name, row in CIFAR_ROWS.items():
+    for name, row in papers.cifar_rows().items():
         assert row.name == name
         twin = name.endswith("-twin")
         assert (row.estimator == "backprop") == twin
-        assert (row.experiment.precision == "float32") >= (twin or name.endswith("-float32"))
+        assert (row.experiment.run.precision == "float32") >= (twin or name.endswith("-float32"))
         assert row.seeds == (
             1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt", "small-bptt") else 3
         )
-    assert CIFAR_ROWS["fast"].experiment.precision == "float16"
+    assert papers.cifar_rows()["fast"].experiment.run.precision == "float16"

@@ -18,9 +18,9 @@ from helpers.training_runs import assert_same_bits
 from eqprop import data, train
 from eqprop.data import cifar, sources
 from eqprop.data.cifar import CIFAR10, CIFAR100, Published
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate
+from eqprop.run.spec import Spec
 
 ROWS = 6
 
@@ -184,7 +184,7 @@ def test_every_kind_of_truncated_archive_is_reported(chosen: Published, tmp_path
         with pytest.raises(ValueError, match="damaged archive|not the published file"):
             cifar.read_published(chosen, path)
         # What is inside is checked even if the archive's digest were right.
-        blind = replace(chosen, md5=hashlib.md5(whole[:length]).hexdigest())
+        blind = chosen.override(md5=hashlib.md5(whole[:length]).hexdigest())
         with pytest.raises(ValueError, match=r"is a damaged archive \(.*\); expected the whole cifar"):
             cifar.read_published(blind, path)
 
@@ -221,7 +221,7 @@ def test_links_other_sizes_and_missing_members_are_refused(chosen: Published, tm
     for change, words in ((as_link, "as a link"), (longer, "as a file of"), (moved, f"has no {chosen.inside}/{first}")):
         path = archive_of(chosen, tmp_path)
         rebuilt(path, change)
-        blind = replace(chosen, md5=hashlib.md5(path.read_bytes()).hexdigest())
+        blind = chosen.override(md5=hashlib.md5(path.read_bytes()).hexdigest())
         with pytest.raises(ValueError, match=words):
             cifar.read_published(blind, path)
     assert {entry.name for entry in tmp_path.iterdir()} == {chosen.archive, "outside.bin"}
@@ -316,7 +316,7 @@ def test_bytes_train_and_evaluate_as_the_floats_they_stand_for(tmp_path: Path) -
     floats = replace(images, train_x=images.floats(images.train_x), test_x=images.floats(images.test_x))
     net = LayeredNet((10, 8, 3072))
     rates = {"W12": 0.05, "W01": 0.02}
-    experiment = Experiment("tiny", net, T=4, K=2, epochs=1, learning_rates=rates, batch=5)
+    experiment = Spec.of("tiny", model=net, optimizer="SGD", estimator="ep", T=4, K=2, epochs=1, rates=rates, batch=5)
     for name, given in (("bytes", images), ("floats", floats)):
         train(experiment, tmp_path / name, data=given)
     assert_same_bits(tmp_path / "bytes", tmp_path / "floats")

@@ -16,14 +16,16 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eqprop import data, predict, train
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.layered import LayeredNet
 from eqprop.report.page import write_report
 from eqprop.run import evaluate, plan, resume
-from eqprop.run.plan import describe
+from eqprop.run.dataset import describe
+from eqprop.run.spec import Spec
 
 RATES = {"W12": 0.1, "W01": 0.05}
-TINY = Experiment("tiny", LayeredNet((3, 6, 8)), T=6, K=3, epochs=2, learning_rates=RATES, batch=5)
+TINY = Spec.of(
+    "tiny", model=LayeredNet((3, 6, 8)), optimizer="SGD", estimator="ep", T=6, K=3, epochs=2, rates=RATES, batch=5
+)
 
 
 def arrays(seed: int = 0) -> tuple[Any, ...]:
@@ -244,7 +246,7 @@ def test_resuming_without_the_arrays_asks_for_them(tmp_path: Path) -> None:
 def test_changed_mnist_is_not_taken_for_mnist(tmp_path: Path) -> None:
     whole = whole_mnist()
     mirrored = replace(whole, train_x=whole.train_x.flip(1), test_x=whole.test_x.flip(1))
-    experiment = replace(TINY, architecture=LayeredNet((10, 6, 784)), epochs=1)
+    experiment = TINY.override(model=LayeredNet((10, 6, 784)), epochs=1)
     options: dict[str, Any] = {"estimators": "ep,bptt", "samples": 50, "test_samples": 50}
     run = tmp_path / "run"
     result = train(experiment, run, data=mirrored, only=("ep",), **options)
@@ -273,7 +275,7 @@ def test_targets_are_trained_and_measured_by_the_variance_they_leave(tmp_path: P
     assert made.classes == 2
     net = LayeredNet((2, 20, 8), activation="hard-sigmoid")
     rates = {"W12": 0.2, "W01": 0.2}
-    experiment = replace(TINY, architecture=net, epochs=15, T=15, K=8, beta=0.3, learning_rates=rates, batch=4)
+    experiment = TINY.override(model=net, epochs=15, T=15, K=8, beta=0.3, rates=rates, batch=4)
     result = train(experiment, tmp_path / "run", data=given)
     errors = result.summary["estimators"]["ep"]["trials"][0]["test_error"]
     assert errors[-1] < 40.0 < errors[0]
@@ -281,13 +283,13 @@ def test_targets_are_trained_and_measured_by_the_variance_they_leave(tmp_path: P
     from eqprop import load, relax
 
     found = load(tmp_path / "run")
-    state = relax(found.model, made.test_x, experiment.T).state
+    state = relax(found.model, made.test_x, experiment.phases.T).state
     y = made.test_y
     left = 100.0 * (state[0] - y).square().sum() / (y - y.mean(0)).square().sum()
     assert errors[-1] == pytest.approx(float(left), rel=1e-4)
     # Numbers, not classes; a bare model and a run of classes give them when asked.
     assert_close(predict(tmp_path / "run", made.test_x), state[0])
-    assert_close(predict(found.model, made.test_x, experiment.T, outputs=True), state[0])
+    assert_close(predict(found.model, made.test_x, experiment.phases.T, outputs=True), state[0])
     assert torch.equal(predict(found, made.test_x, outputs=False), state[0].argmax(-1))
     assert "variance that is not explained" in write_report(tmp_path / "run", with_curves=False).page.read_text()
     assert repr(found) == "Trained(tiny, 8-20-2, trained by ep for 15 epochs)"
@@ -296,7 +298,7 @@ def test_targets_are_trained_and_measured_by_the_variance_they_leave(tmp_path: P
 def test_a_run_that_did_not_record_its_targets_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As earlier versions wrote it; its predictions are numbers when asked."""
     given = (*regression(40, 0), *regression(10, 1))
-    experiment = replace(TINY, architecture=LayeredNet((2, 20, 8)), epochs=1)
+    experiment = TINY.override(model=LayeredNet((2, 20, 8)), epochs=1)
     with monkeypatch.context() as patch:
         patch.setattr(plan, "describe", lambda images: {k: v for k, v in describe(images).items() if k != "targets"})
         train(experiment, tmp_path / "run", data=given)

@@ -11,8 +11,8 @@ from helpers.pages import ROOT
 
 from docs.site.stored import COMMANDS, TARGET
 from docs.site.zoo import page
-from eqprop.experiments.io import from_dict
-from eqprop.experiments.paper import named_experiment
+from eqprop import papers
+from eqprop.run.spec import Spec
 
 STORED: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
 ROWS = ("small", "small-twin")
@@ -43,10 +43,10 @@ def test_the_error_measured_again_is_that_of_the_training() -> None:
 
 
 def test_the_stored_runs_are_of_the_experiment_as_it_is_now() -> None:
-    now = named_experiment("cifar10-small")
+    now = papers.find("cifar10-small")
     assert {next(iter(run["estimators"])) for run in RUNS} == set(NAMES)
     for run in RUNS:
-        assert from_dict(run["experiment"], "stored") == now
+        assert Spec(**run["experiment"]) == now
         assert run["data"]["set"] == "cifar10", "the published files, by checksum"
 
 

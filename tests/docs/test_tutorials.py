@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -64,3 +65,15 @@ def test_a_public_name_is_in_the_reference_with_an_example(name: str) -> None:
     assert re.search(rf"\beqprop\.{name}\b", examples), "an example uses it"
     if not (name == "__version__" or isinstance(getattr(eqprop, name), ModuleType)):
         assert re.search(rf"^::: eqprop\.([a-z_.]+\.)?{name}$", text, re.M), "its docstring is shown"
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_notebook_holds_the_cells_of_its_script_with_their_outputs(path: Path) -> None:
+    """Made anew by `python -m docs.site.tutorial`, which executes the script."""
+    made = json.loads((DOCS / "notebooks" / f"{path.stem}.ipynb").read_text(encoding="utf-8"))
+    shown = [(cell["cell_type"] == "markdown", "".join(cell["source"])) for cell in made["cells"]]
+    wanted = cells(path.read_text(encoding="utf-8"))
+    assert shown == [(c.markdown, re.sub(r"^# ?", "", c.text, flags=re.M) if c.markdown else c.text) for c in wanted]
+    outputs = [out for cell in made["cells"] for out in cell.get("outputs", ())]
+    assert any(out["output_type"] == "stream" and out["text"] for out in outputs)
+    assert (made["nbformat"], len({cell["id"] for cell in made["cells"]})) == (4, len(made["cells"]))

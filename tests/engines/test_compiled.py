@@ -35,10 +35,9 @@ from eqprop.engines.compiled import (
     unpool_elementwise,
 )
 from eqprop.engines.eager import Eager, PreciseStepper
-from eqprop.experiments import literature
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
-from eqprop.run.plan import Settings, make_plan
+from eqprop.run.session import bind, make_estimator
 from eqprop.run.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
@@ -203,14 +202,12 @@ def test_auto_compiles_a_graph_that_pools_where_an_epoch_is_long() -> None:
 def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
     pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
     data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
-    plan = make_plan(literature.SMALL, Settings(), data)
-    model = plan.network((0,))
-    cost = plan.cost(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    work = plan.task("ep-symmetric", model, cost, optimizer).work
-    samples = 5000 // literature.SMALL.batch * literature.SMALL.batch
+    session = bind("cifar10-small", data, test_samples=10, engine="eager")
+    batch = session.spec.optimizer.batch
+    work = session.work(session.model, session.estimator)
+    samples = 5000 // batch * batch
     assert samples / 5000 * 1.42e12 < work < 1.43e12
-    assert plan.task("bptt", model, cost, optimizer).work == 0.0
+    assert session.work(session.model, make_estimator(session.spec, "bptt")) == 0.0
 
 
 def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.cases import Case
 from benchmarks.check import Checker
-from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
+from eqprop import BPTT, EP, RBP, Nudge, SquaredError, papers, relax
 from eqprop.data import mnist, one_hot
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import full_precision
@@ -22,7 +22,6 @@ from eqprop.engines.cuda.graph import Graph
 from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner
-from eqprop.experiments.paper import named_experiment
 from eqprop.models import Convolutional, Layered, stack
 
 N = 200
@@ -157,7 +156,7 @@ def test_updates_of_a_large_batch_are_near_float32():
 @pytest.mark.parametrize("name", ["P-2h", "P-3h"])
 def test_printed_nets_by_bptt_are_as_good_as_float32(name):
     """Nothing settles in them: an error that all sums have in common shows here, and not in small nets."""
-    case = Case(named_experiment(name, "paper"), "bptt", trials=5)
+    case = Case(papers.find(name, "paper"), "bptt", trials=5)
     with full_precision():
         verdict = Checker(mnist(torch.device("cuda"))).check(case, Deep())
     assert verdict.reason is None, verdict

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqprop import data
+from eqprop import data, papers
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job, Runner
 from eqprop.engines.eager import Eager
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.relax import Phase, Relaxation
+from eqprop.run.spec import Spec
 from eqprop.state import State
 
-EXPERIMENTS = list(PAPER.values())
+EXPERIMENTS = list(papers.paper_rows().values())
 
 
 def few_images() -> Images:
@@ -27,17 +27,17 @@ def few_images() -> Images:
     return replace(full, train_x=full.train_x[:500], train_y=full.train_y[:500])
 
 
-def shrunk(experiment: Experiment, **fields: Any) -> Experiment:
+def shrunk(experiment: Spec, **fields: Any) -> Spec:
     """The experiment with small layers, still for MNIST."""
-    net = experiment.architecture
+    net = experiment.model
     if isinstance(net, LayeredNet):
         net = replace(net, sizes=(10, *(9 + n for n in range(len(net.sizes) - 2)), 784))
     elif isinstance(net, ConvolutionalNet):
         net = replace(net, channels=(4, 3))
-    return replace(experiment, architecture=net, **fields)
+    return experiment.override(model=net, **fields)
 
 
-def brief(experiment: Experiment, **fields: Any) -> Experiment:
+def brief(experiment: Spec, **fields: Any) -> Spec:
     return shrunk(experiment, T=7, K=4, **fields)
 
 
@@ -99,4 +99,4 @@ def rows_of_table1(**fields: Any) -> list[dict[str, Any]]:
         "evaluation_s": 0.5,
         "us_per_iteration": 100.0,
     }
-    return [{**common, "name": n, "method": m, **fields} for n in PAPER for m in ("ep", "bptt")]
+    return [{**common, "name": n, "method": m, **fields} for n in papers.of_paper() for m in ("ep", "bptt")]

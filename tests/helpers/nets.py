@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eqprop import BPTT, EP, Dynamics, Phase, Processes, Relaxation, SquaredError, from_transition, limit_steps, relax
 from eqprop.estimators import Step
-from eqprop.experiments.architecture import GraphNet
 from eqprop.models import Convolutional, Layered, Toy
+from eqprop.models.network import GraphNet
 from eqprop.state import State
 from helpers.tolerances import STEADY
 

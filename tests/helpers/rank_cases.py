@@ -24,15 +24,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import eqprop
+from eqprop import papers
 from eqprop.cost import Cost
 from eqprop.data import Augmentation, Images
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import named_experiment
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.run import distributed
 from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
 from eqprop.run.log import WALL_TIME, read_metrics
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 from helpers import ranks
 from helpers.training_runs import few_images, whole_mnist, write_idx, write_small_toml
 
@@ -54,28 +56,32 @@ def own_net(seed: int = 0) -> Dynamics:
     return eqprop.from_energy(energy, weights, layers=(10, 16), eps=0.5)
 
 
-P_1H = replace(named_experiment("P-1h", "paper"), epochs=EPOCHS, batch=BATCH)
-CONV = Experiment(
+P_1H = papers.find("P-1h", "paper").override(epochs=EPOCHS, batch=BATCH)
+CONV = Spec.of(
+    optimizer="SGD",
+    estimator="ep",
     name="conv",
-    architecture=ConvolutionalNet(channels=(4, 2), flat=(10,)),
+    model=ConvolutionalNet(channels=(4, 2), flat=(10,)),
     T=5,
     K=2,
     beta=0.4,
     epochs=EPOCHS,
     batch=BATCH,
-    learning_rates={"*": 0.02},
+    rates={"*": 0.02},
 )
-OWN = Experiment(
+OWN = Spec.of(
+    optimizer="SGD",
+    estimator="ep",
     name="own",
-    architecture=LayeredNet((10, 16, 784)),
+    model=LayeredNet((10, 16, 784)),
     T=6,
     K=3,
     beta=0.2,
     epochs=EPOCHS,
     batch=BATCH,
-    learning_rates={"*": 0.01},
+    rates={"*": 0.01},
 )
-CASES: dict[str, tuple[Experiment, Callable[[int], Dynamics] | None, torch.dtype]] = {
+CASES: dict[str, tuple[Spec, Callable[[int], Dynamics] | None, torch.dtype]] = {
     "P-1h": (P_1H, None, torch.float32),
     "conv": (CONV, None, torch.float64),
     "own": (OWN, own_net, torch.float64),
@@ -91,12 +97,12 @@ def gradients(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """The mean gradient of one mini-batch, by this rank and all others."""
     experiment, own, _ = CASES[name]
     data, group = images(dtype, BATCH, 1), distributed.join()
-    model = (experiment.build(0, dtype) if own is None else own(0)).to(dtype)
+    model = (build_model(experiment, 0, dtype) if own is None else own(0)).to(dtype)
     group.from_first([p.detach() for p in model.parameters()])
     x = data.train_x if model.input_shape is None else data.train_x.view(-1, *model.input_shape)
     y = eqprop.data.one_hot(data.train_y, 10, dtype)
     cost: Cost = eqprop.SquaredError()
-    estimator = experiment.make_estimator("ep", model)
+    estimator = make_estimator(experiment, "ep", model)
     estimator.backward(model, cost, group.share(x), group.share(y))
     distributed.average_gradients(model)
     return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
@@ -211,7 +217,7 @@ def shards(folder: Path) -> dict[str, Any]:
         def train(rank: int, size: int = size) -> None:
             log = folder / f"tested-{size}-{rank}"
             data = eqprop.data.streamed(DataLoader(Numbers(40)), DataLoader(Numbers(11, log)), classes=10)
-            small = replace(OWN, architecture=LayeredNet((10, 8, 16)), batch=10)
+            small = OWN.override(model=LayeredNet((10, 8, 16)), batch=10)
             eqprop.train(small, folder / f"run-{size}", data=data, engine="eager")
 
         ranks.check(ranks.run(size, train, folder / f"log-{size}"))

@@ -20,22 +20,24 @@ from torch import Tensor
 import eqprop
 from eqprop.cli import main
 from eqprop.data import Images, mnist
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.layered import LayeredNet
 from eqprop.run import Stopped, resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.log import WALL_TIME, read_metrics
 from eqprop.run.loop import Interruption
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Watch
 
-SMALL = Experiment(
+SMALL = Spec.of(
+    optimizer="SGD",
+    estimator="ep",
     name="small",
-    architecture=LayeredNet((10, 24, 784)),
+    model=LayeredNet((10, 24, 784)),
     T=8,
     K=4,
     beta=0.2,
     epochs=3,
-    learning_rates={"W12": 0.1, "W01": 0.05},
+    rates={"W12": 0.1, "W01": 0.05},
 )
 
 
@@ -76,13 +78,11 @@ def write_small_toml(path: Path, epochs: int) -> Path:
     path.write_text(
         f"""T = 4
 K = 2
-beta = {SMALL.beta}
+beta = {SMALL.phases.beta}
 epochs = {epochs}
-[architecture]
-sizes = [10, 24, 784]
-[learning_rates]
-W12 = 0.1
-W01 = 0.05
+estimator = "ep"
+model = {{ sizes = [10, 24, 784] }}
+optimizer = {{ kind = "SGD", rates = {{ W12 = 0.1, W01 = 0.05 }} }}
 """
     )
     return path
@@ -159,17 +159,17 @@ class Asking(Watch):
 
 
 def start_of_whole_and_cut(
-    experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyPatch, data: Images, **options: Any
+    experiment: Spec, folder: Path, monkeypatch: pytest.MonkeyPatch, data: Images, **options: Any
 ) -> dict[str, Tensor]:
     """Train whole, and stopped inside an epoch and resumed: all bits are the same. Return what its start has kept."""
     whole, cut = folder / "whole", folder / "cut"
     train(experiment, whole, data=data, **options)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         train(experiment, cut, data=data, watch=Asking(patch, 3), **options)
-    assert read_checkpoint(cut / experiment.estimator).position.iteration > 0, "stopped inside an epoch"
+    assert read_checkpoint(cut / experiment.estimator.kind).position.iteration > 0, "stopped inside an epoch"
     resume(cut, data=data)
-    assert_same_bits(whole, cut, (experiment.estimator,))
-    kept, found = (read_checkpoint(run / experiment.estimator).start for run in (whole, cut))
+    assert_same_bits(whole, cut, (experiment.estimator.kind,))
+    kept, found = (read_checkpoint(run / experiment.estimator.kind).start for run in (whole, cut))
     assert kept.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in kept.items())
     return kept

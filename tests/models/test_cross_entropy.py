@@ -24,6 +24,7 @@ from helpers.nets import (
 )
 from helpers.tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
 from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx, write_small_toml
+from TODO.eqprop.experiments.gdu import Setup, run, same_settings
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -41,6 +42,7 @@ from eqprop import (
     gdu,
     limit_steps,
     load,
+    papers,
     predict,
     train,
 )
@@ -48,12 +50,13 @@ from eqprop.cli.gdu import Asked, setup
 from eqprop.data import one_hot
 from eqprop.engines import Task
 from eqprop.engines.cpu.engine import Cpu
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.gdu import Setup, gdu_experiment, run, same_settings
-from eqprop.experiments.io import from_dict, read_toml, to_dict
-from eqprop.experiments.paper import PAPER
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
+from eqprop.run.own import OwnNet
+from eqprop.run.session import build_model
+from eqprop.run.spec import Spec
 from eqprop.state import State
 
 K = 12
@@ -252,32 +255,32 @@ def test_what_does_not_fit_is_told(call: Callable[[], object], words: str) -> No
 
 
 def test_the_readout_takes_the_place_of_the_output_layer() -> None:
-    experiment = PAPER["P-2h"].override(cost="cross-entropy")
-    assert experiment.architecture == LayeredNet((512, 512, 784))
-    assert dict(experiment.learning_rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
-    changes = [change.field for change in experiment.changes(PAPER["P-2h"])]
-    assert changes == ["sizes", "learning_rates", "cost"]
-    conv = PAPER["P-conv"].override(cost="cross-entropy")
+    experiment = papers.find("P-2h").override(cost="cross-entropy")
+    assert experiment.model == LayeredNet((512, 512, 784))
+    assert dict(experiment.optimizer.rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
+    changes = [change.field for change in experiment.changes(papers.find("P-2h"))]
+    assert changes == ["sizes", "rates", "cost"]
+    conv = papers.find("P-conv").override(cost="cross-entropy")
     assert conv.architecture == ConvolutionalNet(flat=())
     assert dict(conv.learning_rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
-    assert from_dict(to_dict(experiment), "here") == experiment
+    assert Spec(**experiment.to_dict()) == experiment
     # What is cross-entropy already stays as it is, and a network of one's own has no layer to spare.
-    assert experiment.override(cost="cross-entropy", T=7).architecture == experiment.architecture
-    mine = PAPER["P-1h"].override(architecture=OwnNet(), learning_rates={"*": 0.1}).override(cost="cross-entropy")
+    assert experiment.override(cost="cross-entropy", T=7).architecture == experiment.model
+    mine = papers.find("P-1h").override(model=OwnNet(), rates={"*": 0.1}).override(cost="cross-entropy")
     assert mine.architecture == OwnNet()
     with pytest.raises(ValueError, match="Unknown cost 'entropy'"):
-        PAPER["P-1h"].override(cost="entropy")
+        papers.find("P-1h").override(cost="entropy")
 
 
 def test_an_experiment_of_ones_own_says_it_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('base = "P-1h"\ncost = "cross-entropy"\n')
-    assert read_toml(path).architecture == LayeredNet((512, 784))
+    assert papers.find(path).model == LayeredNet((512, 784))
 
 
 def small(**options: Any) -> Any:
     """Two hidden layers under a readout."""
-    net = SMALL.override(architecture=LayeredNet((10, 16, 24, 784)), learning_rates={"W23": 0.1, "W12": 0.1})
+    net = SMALL.override(model=LayeredNet((10, 16, 24, 784)), rates={"W23": 0.1, "W12": 0.1})
     return net.override(cost="cross-entropy", **options)
 
 
@@ -307,7 +310,7 @@ def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> N
 
 def test_the_conv_net_is_trained_by_it(tmp_path: Path) -> None:
     images = few_images(60, 20)
-    experiment = PAPER["P-conv"].override(cost="cross-entropy", epochs=1, T=4, K=2)
+    experiment = papers.find("P-conv").override(cost="cross-entropy", epochs=1, T=4, K=2)
     summary = train(experiment, tmp_path / "run", data=images).summary
     assert summary["engine"] == "eager"
     assert summary["estimators"]["ep"]["trials"][0]["test_error"][0] <= 100.0
@@ -321,24 +324,24 @@ def test_the_engines_that_do_not_know_it_say_so() -> None:
 
 def test_one_network_built_with_and_without_the_option() -> None:
     """Beside the readout the network is what a smaller experiment would give."""
-    experiment = PAPER["P-1h"].override(cost="cross-entropy")
-    model = experiment.build(0)
+    experiment = papers.find("P-1h").override(cost="cross-entropy")
+    model = build_model(experiment, 0)
     assert isinstance(model, Layered)
     assert model.sizes == (512, 784)
-    conv = PAPER["P-conv"].override(cost="cross-entropy").build(0)
+    conv = build_model(papers.find("P-conv").override(cost="cross-entropy"), 0)
     assert isinstance(conv, Convolutional)
     assert conv.layer_names == ("h0", "h1")
 
 
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
-    experiment = gdu_experiment("toy").override(cost="cross-entropy", T=300, K=5, batch=4)
+    experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
     document, _ = run(Setup.of_experiment(experiment, F64))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
     assert same_settings(document, experiment, "float64", drop_unsettled=False)
     assert not same_settings(document, experiment.override(cost="squared-error"), "float64", drop_unsettled=False)
-    assert gdu_experiment("P-2h").override(cost="cross-entropy").build(F64).layer_names == ("s0", "s1")
-    assert gdu_experiment("P-conv").override(cost="cross-entropy").build(F64).layer_names == ("h0", "h1")
+    assert build_model(papers.find("P-2h", "gdu").override(cost="cross-entropy"), F64).layer_names == ("s0", "s1")
+    assert build_model(papers.find("P-conv", "gdu").override(cost="cross-entropy"), F64).layer_names == ("h0", "h1")
 
 
 def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path) -> None:
@@ -372,7 +375,7 @@ def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert summary(done.stdout)["engine"] == "eager"
     experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]
-    assert experiment["learning_rates"] == {"W01": 0.1, "Wout": 0.2}
+    assert experiment["rates"] == {"W01": 0.1, "Wout": 0.2}
     wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
     assert wrong.returncode == 2
     assert "Did you mean 'cross-entropy'?" in wrong.stderr

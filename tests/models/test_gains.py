@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from helpers.nets import random_like
@@ -12,7 +14,7 @@ from eqprop import EP, CrossEntropy, relax
 from eqprop.cost import Nudge
 from eqprop.data import one_hot
 from eqprop.estimators import Backprop
-from eqprop.models import Conv, Dense, Network
+from eqprop.models import Conv, Dense, Layered, Network
 
 F64 = torch.float64
 
@@ -119,3 +121,12 @@ def test_bad_gains_and_untied_pools_are_refused() -> None:
         Network((1, 8, 8), {"a": (2, 8, 8)}, [Conv("x", "a", padding=1, untied=True)])
     with pytest.raises(ValueError, match="between two"):
         Network(5, {"a": 4}, [Dense("x", "a", untied=True)])
+
+
+def test_feedback_begins_at_its_angle() -> None:
+    """B = sin a R + cos a W: at 0 degrees the weights of the way there, at 90 others."""
+    nets = {a: Layered((10, 8, 12), "prototypical", "tanh", untied=True, feedback_angle=a, seed=0) for a in (0, 60, 90)}
+    weight, rest = nets[0].get_parameter("W01"), nets[90].get_parameter("B01")
+    assert torch.equal(nets[0].get_parameter("B01"), weight)
+    assert not torch.allclose(rest, weight)
+    torch.testing.assert_close(nets[60].get_parameter("B01"), math.sqrt(0.75) * rest + 0.5 * weight)

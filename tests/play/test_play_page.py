@@ -21,11 +21,11 @@ from eqprop import BPTT, EP, SquaredError, gdu
 from eqprop.cli import load_commands
 from eqprop.data import Images, mnist, one_hot
 from eqprop.dynamics import set_nudge_site
-from eqprop.experiments.io import from_dict
 from eqprop.gdu.budget import HOLDS
 from eqprop.models import Layered
 from eqprop.relax import Phase, relax
 from eqprop.report.play import VERDICTS, dequantised, render, stored
+from eqprop.run.spec import Spec
 
 AGREE = 1e-6
 """How far a number of the page may be from the library's, relative to the largest of its layer or parameter."""
@@ -93,7 +93,7 @@ def test_the_stored_nets_are_those_of_the_script() -> None:
     made = play_nets.EXPERIMENTS
     assert set(made) == set(stored()["nets"])
     for name, experiment in made.items():
-        assert from_dict(stored()["nets"][name]["experiment"], name) == experiment
+        assert Spec(**stored()["nets"][name]["experiment"]) == experiment
     assert stored()["provenance"]["command"] == "python -m benchmarks.play_nets"
 
 

@@ -17,17 +17,18 @@ import pytest
 from helpers.commands import Call
 from helpers.training_runs import SMALL, few_images
 
+from eqprop import papers
 from eqprop.cli.common import bars, new_console
 from eqprop.cli.display import Display
 from eqprop.cli.tune import decisions_table, progress, trials_table
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment, from_dict, to_dict, to_toml
 from eqprop.report.figures import as_text, error_curves, panel_of, save
 from eqprop.report.gdu import _heading
 from eqprop.report.page import render
 from eqprop.report.runs import Run, collect, rows, to_csv, to_latex
 from eqprop.run import train
-from eqprop.run.plan import Settings, make_plan
+from eqprop.run.session import bind
+from eqprop.run.spec import Spec
+from eqprop.run.toml import to_toml
 
 PIECES = (
     *("<script>alert(1)</script>", "</script>", "<img src=x onerror=alert(1)>", '"><b>', "&lt;", "'", "`"),
@@ -55,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def named(run: Run, name: str) -> Run:
     """The same run with a hostile name wherever a file of a received folder can hold one."""
-    experiment = replace(run.experiment, name=name, learning_rates={**run.experiment.learning_rates, name: 0.1})
+    experiment = run.experiment.override(name=name, rates={**run.experiment.optimizer.rates, name: 0.1})
     data = {**run.described.data, "name": name, "set": name, "sha256": name}
     content = {**run.described.content, "data": data, "changes_from_paper": [name]}
     last = {**run.lines[-1], "trial": name, "diverged": {"reason": name, "epoch": 1}}
@@ -131,7 +132,7 @@ def test_tables_of_the_terminal_show_a_name_as_it_is(run: Run, capsys: pytest.Ca
     search = {"values": {"T": 3, "lr [/b]": 0.1}, "held_out_error": 1.0, "state": "complete", "number": 0}
     effort = {"samples": 1, "epochs": 1, "validation": 1}
     for name in names(60, seed=5):
-        experiment = replace(SMALL, name=name)
+        experiment = SMALL.override(name=name)
         document = {"name": name, "seed": 0, "seconds": 1.0, "trainings": [], "effort": effort, "paper": None}
         document |= {"trials": [search], "decisions": [{"name": "T", "value": 3, "reason": name}]}
         result = {"test_error_mean": 1.0, "test_error_std": None, "train_error_mean": 1.0, "trials": []}
@@ -148,10 +149,9 @@ def _bare(text: str) -> str:
 
 
 def test_progress_shows_a_name_as_it_is(run: Run, tmp_path: Path) -> None:
-    settings = Settings(estimators=("ep",))
     for name in names(20, seed=6):
         display = Display(new_console(file=io.StringIO(), width=300))
-        display.begin(make_plan(replace(SMALL, name=name), settings, few_images(40, 10)), tmp_path / "x")
+        display.begin(bind(SMALL.override(name=name), few_images(40, 10)), tmp_path / "x")
         display.warn(name)
         display.end()
         with bars() as progress_bars:
@@ -173,8 +173,8 @@ def test_the_status_of_tune_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatc
 def test_a_toml_file_returns_the_name(tmp_path: Path) -> None:
     for name in names(100, seed=8):
         path = tmp_path / "named.toml"
-        path.write_text(to_toml(replace(SMALL, name=name), {"T": name}, title=name), encoding="utf-8")
-        assert find_experiment(path).name == name
+        path.write_text(to_toml(SMALL.override(name=name), {"T": name}, title=name), encoding="utf-8")
+        assert papers.find(path).name == name
 
 
 def test_list_train_and_report_with_a_hostile_name(
@@ -183,7 +183,7 @@ def test_list_train_and_report_with_a_hostile_name(
     call = Call(monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.toml"
-    path.write_text(to_toml(replace(SMALL, name=FIXED[0])))
+    path.write_text(to_toml(SMALL.override(name=FIXED[0])))
     assert call("list", path)[0] == 0
     train(path, tmp_path / "run", epochs=1, data=few_images(40, 20))
     assert call("report", tmp_path / "run")[0] == 0
@@ -192,11 +192,11 @@ def test_list_train_and_report_with_a_hostile_name(
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\x00", "\u202e", "\ud800", "", "x" * 201, 5, None, ["a"]])
 def test_names_that_no_output_can_show_are_refused(name: Any) -> None:
-    values = json.loads(json.dumps(to_dict(SMALL)))
-    with pytest.raises(ValueError, match="^the file: name is"):
-        from_dict({**values, "name": name}, "the file")
-    with pytest.raises(ValueError, match="^name is"):
-        Experiment(**{**values, "name": name, "architecture": SMALL.architecture, "paper_results": {}})
+    values = json.loads(json.dumps(SMALL.to_dict()))
+    with pytest.raises(ValueError, match="name|printable"):
+        Spec(**{**values, "name": name})
+    with pytest.raises(ValueError, match="name|printable"):
+        SMALL.override(**{"name": name} if name is not None else {"name": 5})
 
 
 def test_headings_of_gdu_figures_escape_names() -> None:

@@ -13,18 +13,17 @@ import torch
 from helpers.training_runs import assert_same_bits, finish, kill, start, wait_for, weights, write_cifar
 
 import eqprop
+from eqprop import papers
 from eqprop.data import Images, open_set
 from eqprop.data.augment import Augmentation, Normalisation
-from eqprop.experiments.architecture import GraphNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import from_dict, read_toml, to_dict, to_toml
-from eqprop.experiments.paper import named_experiment
+from eqprop.models.network import GraphNet
 from eqprop.report.page import write_report
 from eqprop.run import evaluate, train
-from eqprop.run.api import resolve
 from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
 from eqprop.run.log import read_metrics
-from eqprop.run.plan import Settings, make_plan
+from eqprop.run.session import bind, chosen
+from eqprop.run.spec import Spec
+from eqprop.run.toml import to_toml
 from eqprop.run.trainer import Trainer
 
 NET = GraphNet(
@@ -35,15 +34,16 @@ NET = GraphNet(
         {"kind": "dense", "pre": "h", "post": "out"},
     ),
 )
-COLOUR = Experiment(
+COLOUR = Spec.of(
+    optimizer="SGD",
     name="colour",
-    architecture=NET,
+    model=NET,
     T=8,
     K=4,
     beta=0.5,
     epochs=2,
     batch=10,
-    learning_rates={"*": 0.05},
+    rates={"*": 0.05},
     estimator="ep-symmetric",
     optimizer_options={"momentum": 0.9},
     augmentation=Augmentation(flip=True, crop=4, padding="reflect", cutout=8, randaugment=2),
@@ -51,8 +51,7 @@ COLOUR = Experiment(
     average=0.9,
     warmup=0.5,
 )
-EVERYTHING = replace(
-    COLOUR,
+EVERYTHING = COLOUR.override(
     start="carried",
     optimizer_options={"momentum": 0.9, "nesterov": True},
     decay="cosine",
@@ -77,27 +76,27 @@ def images(folder: Path) -> Images:
 
 
 def test_inputs_are_the_augmented_images_of_seed_and_epoch(images: Images) -> None:
-    plan = make_plan(COLOUR, Settings(), images)
+    plan = bind(COLOUR, images)
     trainer = Trainer(plan, plan.legs()[0])
-    assert COLOUR.augmentation is not None
-    assert COLOUR.normalisation is not None
+    assert COLOUR.data.augmentation is not None
+    assert COLOUR.data.normalisation is not None
     assert trainer.x.dtype == torch.uint8, "kept as stored"
     rows = torch.tensor([3, 7, 3])
     seen = []
     for epoch in (0, 1):
         trainer.preparation.epoch.fill_(epoch)  # type: ignore[union-attr]
         stored = images.train_x[rows].view(-1, 3, 32, 32)
-        expected = COLOUR.normalisation(COLOUR.augmentation(stored, rows, COLOUR.seed, epoch))
+        expected = COLOUR.data.normalisation(COLOUR.data.augmentation(stored, rows, COLOUR.run.seed, epoch))
         seen.append(trainer._samples(rows)[0])
         assert torch.equal(seen[-1], expected)
     assert not torch.equal(*seen)
     assert torch.equal(
-        plan.inputs(images.test_x[:2], trainer.model), COLOUR.normalisation(images.test_x[:2].view(-1, 3, 32, 32))
+        plan.inputs(images.test_x[:2], trainer.model), COLOUR.data.normalisation(images.test_x[:2].view(-1, 3, 32, 32))
     ), "without chance"
 
 
 def test_a_run_resumed_at_the_end_of_an_epoch_compares_precision_on_its_own_images(images: Images) -> None:
-    plan = make_plan(replace(COLOUR, precision="bfloat16"), Settings(engine="eager"), images)
+    plan = bind(COLOUR.override(precision="bfloat16"), images, engine="eager")
     (leg,) = plan.legs()
     whole = Trainer(plan, leg)
     whole.advance(plan.iterations)
@@ -110,9 +109,9 @@ def test_a_run_resumed_at_the_end_of_an_epoch_compares_precision_on_its_own_imag
 
 
 def test_stacked_trials_draw_as_they_do_alone(tmp_path: Path, images: Images) -> None:
-    short = replace(COLOUR, epochs=1)
+    short = COLOUR.override(epochs=1)
     train(short, tmp_path / "both", data=images, trials=2, stacked=True, engine="eager")
-    train(replace(short, seed=1), tmp_path / "alone", data=images, engine="eager")
+    train(short.override(seed=1), tmp_path / "alone", data=images, engine="eager")
     both, alone = weights(tmp_path / "both", LEG), weights(tmp_path / "alone", LEG)
     for name, value in alone.items():
         assert torch.allclose(both[name.replace("0.", "1.", 1)], value, atol=1e-5), name
@@ -159,7 +158,7 @@ def test_killed_in_the_middle_of_an_epoch_it_resumes_bit_for_bit(tmp_path: Path,
 
 def test_evaluation_and_prediction_normalise_as_training_did(tmp_path: Path, images: Images) -> None:
     run = tmp_path / "run"
-    train(replace(COLOUR, epochs=1, top5=True), run, data=images)
+    train(COLOUR.override(epochs=1, top5=True), run, data=images)
     line = read_metrics(run)[-1]
     again = evaluate(run, data=images)[LEG][0]
     assert again["test_error"] == line["test_error"]
@@ -173,7 +172,7 @@ def test_a_picture_of_ones_own_is_read_in_colour(tmp_path: Path, images: Images)
     from PIL import Image
 
     run = tmp_path / "run"
-    train(replace(COLOUR, epochs=1), run, data=images)
+    train(COLOUR.override(epochs=1), run, data=images)
     image = images.test_x[0].view(3, 32, 32)
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "mine.png")
     trained = eqprop.load(run)
@@ -182,7 +181,7 @@ def test_a_picture_of_ones_own_is_read_in_colour(tmp_path: Path, images: Images)
 
 
 def test_the_report_shows_augmented_images(tmp_path: Path, images: Images) -> None:
-    train(replace(COLOUR, epochs=1), tmp_path / "run", data=images)
+    train(COLOUR.override(epochs=1), tmp_path / "run", data=images)
     page = write_report(tmp_path / "run", with_curves=False).page.read_text()
     assert page.count("data:image/png;base64,") == 1
     assert "(flip, crop 4 with padding reflect, RandAugment 2 of magnitude 9, cutout 8)" in page
@@ -194,13 +193,13 @@ def test_the_report_shows_augmented_images(tmp_path: Path, images: Images) -> No
 def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
     path = tmp_path / "colour.toml"
     path.write_text(to_toml(COLOUR))
-    assert read_toml(path) == COLOUR
-    assert from_dict(to_dict(COLOUR), "test") == COLOUR
-    assert COLOUR.override(augmentation={"crop": 2}).augmentation == replace(COLOUR.augmentation, crop=2)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="augmentation: .*'flop'.*flip"):
-        from_dict({**to_dict(COLOUR), "augmentation": {"flop": True}}, "test")
+    assert papers.find(path) == COLOUR
+    assert Spec(**COLOUR.to_dict()) == COLOUR
+    assert COLOUR.override(augmentation={"crop": 2}).data.augmentation == replace(COLOUR.data.augmentation, crop=2)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="data.augmentation.*'flop'.*flip"):
+        Spec(**{**COLOUR.to_dict(), "data": {"augmentation": {"flop": True}}})
     with pytest.raises(ValueError, match="mean has 2 numbers; the images have 3 channels"):
-        make_plan(replace(COLOUR, normalisation=Normalisation((0.1, 0.2))), Settings(), images_of(tmp_path))
+        bind(COLOUR.override(normalisation=Normalisation((0.1, 0.2))), images_of(tmp_path))
 
 
 def images_of(tmp_path: Path) -> Images:
@@ -209,44 +208,43 @@ def images_of(tmp_path: Path) -> Images:
 
 def test_images_that_do_not_fit_are_refused_before_training(images: Images) -> None:
     floats = replace(images, train_x=images.floats(images.train_x), test_x=images.floats(images.test_x))
-    make_plan(COLOUR, Settings(), floats)
+    bind(COLOUR, floats)
     for half in ("train_x", "test_x"):
         with pytest.raises(ValueError, match="grey levels from 0 to 1; the images hold 0 to 2"):
-            make_plan(COLOUR, Settings(), replace(floats, **{half: 255 * getattr(floats, half)}))
+            bind(COLOUR, replace(floats, **{half: 255 * getattr(floats, half)}))
     with pytest.raises(ValueError, match=r"have shape \(32, 32, 3\), channels last\. Give them channels first"):
-        make_plan(COLOUR, Settings(), replace(floats, shape=(32, 32, 3)))
+        bind(COLOUR, replace(floats, shape=(32, 32, 3)))
     cut = replace(floats, shape=(3, 28, 28), train_x=floats.train_x[:, :2352], test_x=floats.test_x[:, :2352])
     with pytest.raises(ValueError, match=r"inputs of shape \(3, 32, 32\); the images .* have shape \(3, 28, 28\)"):
-        make_plan(COLOUR, Settings(), cut)
+        bind(COLOUR, cut)
 
 
 def test_a_net_and_its_feed_forward_twin_train_in_one_run(tmp_path: Path, images: Images) -> None:
     run = tmp_path / "run"
-    train(replace(COLOUR, start="carried"), run, data=images, estimators="ep-symmetric,backprop")
+    train(COLOUR.override(start="carried"), run, data=images, estimators="ep-symmetric,backprop")
     lines = read_metrics(run)
     for estimator in ("ep-symmetric", "backprop"):
         own = [line for line in lines if line["estimator"] == estimator]
         assert own[-1]["loss"] < own[0]["loss"]
     twin = eqprop.load(run, "backprop")
     answers = eqprop.predict(twin, images.test_x)
-    made = COLOUR.normalisation(images.test_x.view(-1, 3, 32, 32))  # type: ignore[misc]
+    made = COLOUR.data.normalisation(images.test_x.view(-1, 3, 32, 32))  # type: ignore[misc]
     assert torch.equal(answers, twin.model.feedforward(made)[0].argmax(-1))
     assert 100 * (answers != images.test_y).double().mean() == pytest.approx(lines[-1]["test_error"])
     assert evaluate(run, data=images)["backprop"][0]["test_error"] == lines[-1]["test_error"]
 
 
 def test_the_small_experiment_has_its_data_and_its_samples(tmp_path: Path, folder: Path) -> None:
-    small = named_experiment("cifar10-small")
-    assert (small.preset, small.data) == ("tuned", "cifar10")
-    _, settings = resolve("cifar10-small", {})
-    assert (settings.samples, settings.test_samples) == (5000, 2000)
-    held_out = resolve("cifar10-small", {"validation": 500})[1]
+    small = papers.find("cifar10-small")
+    assert (small.preset, small.data.set) == ("tuned", "cifar10")
+    assert (small.data.samples, small.data.test_samples) == (5000, 2000)
+    held_out = chosen("cifar10-small", None, {"validation": 500})[0].data
     assert (held_out.samples, held_out.test_samples) == (5000, None), "all that is held out"
     result = train("cifar10-small", tmp_path / "run", data=folder, samples=64, test_samples=40, epochs=1, T=4, K=2)
     assert result.summary["data"]["training_samples"] == 64
     assert result.summary["changes_from_paper"] is None
     with pytest.raises(ValueError, match="has no preset 'authors'"):
-        named_experiment("cifar10-small", "authors")
+        papers.find("cifar10-small", "authors")
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10-small"
@@ -325,11 +323,11 @@ def test_a_picture_of_16_bits_is_refused(tmp_path: Path) -> None:
 
 def test_predict_with_other_steps_keeps_the_schedule() -> None:
     net = eqprop.load(EXAMPLE, "ep-symmetric")
-    short = replace(net, experiment=replace(net.experiment, T=8))
+    short = replace(net, experiment=net.experiment.override(T=8))
     drawn = torch.Generator().manual_seed(0)
     x = torch.rand(200, 3, 1, 1, generator=drawn) * (0.5 + 0.5 * torch.rand(200, 3, 32, 32, generator=drawn))
     x[:, :, 16:] /= 3
     answers = eqprop.predict(short, x)
     assert torch.equal(eqprop.predict(net, x, T=8), answers)
-    at_once = replace(short, experiment=replace(short.experiment, schedule="synchronous"))
+    at_once = short.override(experiment=replace(short.experiment, schedule="synchronous"))
     assert not torch.equal(eqprop.predict(at_once, x), answers)

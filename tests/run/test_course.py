@@ -10,8 +10,8 @@ import torch
 from helpers.training_runs import few_images
 
 from eqprop import train
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.layered import LayeredNet
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Course, Watch
 
 
@@ -74,7 +74,7 @@ def test_the_demo_warns_of_nothing(tmp_path: Path) -> None:
 
 def test_rates_that_move_nothing_point_to_the_doctor(tmp_path: Path) -> None:
     watch = Warnings()
-    options = {"learning_rates": {"*": 1e-9}, "estimators": "ep", "batch": 2, "epochs": 2}
+    options = {"rates": {"*": 1e-9}, "estimators": "ep", "batch": 2, "epochs": 2}
     train("P-1h", tmp_path / "run", data=few_images(200, 50), watch=watch, **options)
     (text,) = watch.texts
     assert "moved the weights by only" in text
@@ -86,7 +86,9 @@ def test_targets_are_not_called_wrong_answers(tmp_path: Path) -> None:
     x = torch.rand(600, 8, generator=torch.Generator().manual_seed(0))
     y = x[:, :4].mean(1, keepdim=True)
     net = LayeredNet((1, 20, 8), activation="hard-sigmoid")
-    experiment = Experiment("tiny", net, T=15, K=8, beta=0.3, epochs=5, learning_rates={"*": 0.2}, batch=4)
+    experiment = Spec.of(
+        "tiny", model=net, optimizer="SGD", estimator="ep", T=15, K=8, beta=0.3, epochs=5, rates={"*": 0.2}, batch=4
+    )
     watch = Warnings()
     result = train(experiment, tmp_path / "run", data=(x[:500], y[:500], x[500:], y[500:]), watch=watch)
     assert result.test_error("ep") < 50.0

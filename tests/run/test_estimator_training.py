@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from helpers.tolerances import SAME_FORMULA
 from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, weights, write_idx, write_small_toml
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
-from eqprop.data import Images, mnist
+from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, papers, random_sign
+from eqprop.data import Images
 from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.cuda.conv import Conv
@@ -29,15 +28,14 @@ from eqprop.engines.cuda.graph import Graph
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Backprop, Signs
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import ESTIMATORS, Experiment, label
-from eqprop.experiments.io import from_dict, to_dict
-from eqprop.experiments.paper import named_experiment
+from eqprop.estimators.named import ESTIMATORS, label
 from eqprop.models import Convolutional, Layered, stack
+from eqprop.models.layered import LayeredNet
 from eqprop.report.page import write_report
 from eqprop.run import Stopped, resume, train
-from eqprop.run.api import continual_warning, resolve
-from eqprop.run.plan import make_plan
+from eqprop.run.api import continual_warning
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
 
 FORMS = list(ESTIMATORS)
@@ -110,7 +108,7 @@ def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_pa
     fast, slow = Told(), Told()
     options: dict[str, Any] = {"data": images, "estimator": "continual", "epochs": 1, "samples": 40, "T": 20, "K": 10}
     train(SMALL, tmp_path / "fast", watch=fast, **options)
-    train(SMALL, tmp_path / "slow", watch=slow, learning_rates={"*": 1e-4}, **options)
+    train(SMALL, tmp_path / "slow", watch=slow, rates={"*": 1e-4}, **options)
     assert any(
         "times the largest known to work" in text and "divide the learning rates by" in text for text in fast.warnings
     )
@@ -130,13 +128,12 @@ def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_pa
 def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_do(
     name: str, preset: str, factor: str | None
 ) -> None:
-    experiment, settings = resolve(name, {"preset": preset, "estimators": "ep-continual"})
-    warning = continual_warning(make_plan(experiment, settings, mnist()))
+    warning = continual_warning(papers.find(name, preset).override(estimator="ep-continual"))
     assert (warning is None) if factor is None else (warning is not None and factor in warning), warning
 
 
 def test_the_experiments_of_continual_ep_have_the_published_settings() -> None:
-    one, two = named_experiment("continual-ep-1h"), named_experiment("continual-ep-2h")
+    one, two = papers.find("continual-ep-1h"), papers.find("continual-ep-2h")
     assert (one.T, one.K, one.beta, one.epochs, one.batch) == (40, 15, 0.2, 100, 20)
     assert (two.T, two.K, two.beta, two.epochs, two.batch) == (100, 20, 0.5, 150, 20)
     assert dict(one.learning_rates) == {"W12": 0.0056, "W01": 0.0028}
@@ -163,14 +160,14 @@ def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> 
 
 
 def test_a_record_of_before_the_forms_is_one_sided(runs: Path) -> None:
-    plain = to_dict(SMALL)
+    plain = SMALL.to_dict()
     del plain["estimator"], plain["points"]
-    assert from_dict(plain, "old").make_estimator("ep") == EP(8, 4, beta=0.2)
+    assert Spec(**plain).make_estimator("ep") == EP(8, 4, beta=0.2)
 
 
 def test_records_make_each_form() -> None:
-    experiment = replace(SMALL, points=6)
-    made = {form: experiment.make_estimator(form, experiment.build(0)) for form in FORMS}
+    experiment = SMALL.override(points=6)
+    made = {form: make_estimator(experiment, form, build_model(experiment, 0)) for form in FORMS}
     assert made == {
         "ep": EP(8, 4, beta=0.2),
         "ep-symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
@@ -181,7 +178,7 @@ def test_records_make_each_form() -> None:
         "rbp": RBP(8, 4),
         "backprop": Backprop(),
     }
-    changed = [str(c) for c in replace(experiment, estimator="ep-holomorphic").changes(SMALL)]
+    changed = [str(c) for c in experiment.override(estimator="ep-holomorphic").changes(SMALL)]
     assert changed == ["estimator ep-holomorphic instead of ep", "points 6 instead of 4"]
 
 
@@ -305,9 +302,7 @@ def test_written_out_engines_refuse_the_forms_they_do_not_know() -> None:
         assert Eager().refuses(Task(net, SquaredError(), form)) is None
 
 
-ENERGY_BASED = replace(
-    SMALL, name="eb", architecture=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True)
-)
+ENERGY_BASED = SMALL.override(name="eb", model=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +336,7 @@ ENERGY_BASED = replace(
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_written(
-    experiment: str | Experiment, options: dict[str, Any], problem: str, tmp_path: Path, images: Images
+    experiment: str | Spec, options: dict[str, Any], problem: str, tmp_path: Path, images: Images
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         train(experiment, tmp_path / "run", data=images, **options)

@@ -15,26 +15,22 @@ from helpers.nets import asymmetric, batch, convolutional, energy_based, prototy
 from helpers.training_runs import SMALL, few_images, finish, start_of_whole_and_cut
 from torch import Tensor
 
-from eqprop import Dynamics, from_primitive, relax
+from eqprop import Dynamics, from_primitive, papers, relax
 from eqprop.data import Images
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.eager import Eager
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.io import to_dict
-from eqprop.experiments.literature import BEYOND
-from eqprop.experiments.paper import LITERATURE, PAPER, named_experiment
 from eqprop.models import Layered, stack
+from eqprop.models.layered import LayeredNet
 from eqprop.report.page import write_report
 from eqprop.run import evaluate, load, predict, resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.starts import Initialised
 from eqprop.state import State
 
-FIRST = replace(
-    SMALL,
+FIRST = SMALL.override(
     name="first",
-    architecture=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
+    model=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
     T=4,
     beta=1.0,
     estimator="ep-random-sign",
@@ -228,10 +224,10 @@ def test_a_network_of_ones_own_trains_and_loads(tmp_path: Path, images: Images, 
         return Layered((10, 12, 784), "prototypical", "tanh", seed=seed)
 
     options: dict[str, Any] = {"data": images, "model": build}
-    train(SMALL, tmp_path / "run", start=begin, learning_rates={"*": 0.02}, epochs=1, **options)
-    found = evaluate(tmp_path / "run", **options)[SMALL.estimator][0]["test_error"]
+    train(SMALL, tmp_path / "run", start=begin, rates={"*": 0.02}, epochs=1, **options)
+    found = evaluate(tmp_path / "run", **options)[SMALL.estimator.kind][0]["test_error"]
     assert found < 90.0
-    assert resume(tmp_path / "run", **options).test_error(SMALL.estimator) == found
+    assert resume(tmp_path / "run", **options).test_error(SMALL.estimator.kind) == found
 
 
 @pytest.mark.parametrize("estimator", ["bptt", "rbp"])
@@ -252,23 +248,26 @@ def test_a_rate_that_cannot_work_is_told(rate: float) -> None:
 
 def test_the_records_are_those_of_the_literature() -> None:
     """Their numbers; beta and the rates of their codes are twice that here, where the cost has a half."""
-    sb = named_experiment("scellier-bengio-2017")
+    sb = papers.find("scellier-bengio-2017")
     assert (sb.T, sb.K, sb.epochs, sb.start, sb.estimator) == (100, 6, 60, "persistent", "ep-random-sign")
     assert (sb.beta / 2, [*sb.learning_rates.values()]) == (1.0, [0.4, 0.1, 0.01])
-    assert sb.architecture == LayeredNet((10, 500, 500, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True)
-    code = named_experiment("scellier-bengio-2017", "authors")
-    assert (code.T, code.beta / 2, [rate / 2 for rate in code.learning_rates.values()]) == (150, 1.0, [0.4, 0.1, 0.01])
-    first = named_experiment("initialised-ep")
-    assert (first.T, first.K, first.epochs, first.start, first.estimator) == (
+    assert sb.model == LayeredNet((10, 500, 500, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True)
+    code = papers.find("scellier-bengio-2017", "authors")
+    assert (code.phases.T, code.phases.beta / 2, [rate / 2 for rate in code.optimizer.rates.values()]) == (
+        150,
+        1.0,
+        [0.4, 0.1, 0.01],
+    )
+    first = papers.find("initialised-ep")
+    assert (first.phases.T, first.phases.K, first.optimizer.epochs, first.phases.start, first.estimator.kind) == (
         *(4, 4, 50, "initialised", "ep-random-sign"),
     )
-    assert (first.beta / 2, [rate / 2 for rate in first.learning_rates.values()]) == (0.5, [0.1, 0.05])
-    rows = [(row.errors.test, row.T, row.K, row.epochs) for row in LITERATURE]
+    assert (first.phases.beta / 2, [rate / 2 for rate in first.optimizer.rates.values()]) == (0.5, [0.1, 0.05])
+    rows = [(row.result.test, row.T, row.K, row.epochs) for row in papers.literature()]
     assert rows == [(2.2, 100, 6, 60), (2.37, 100, 50, 25), (2.19, 4, None, 50)]
-    for row in LITERATURE:
+    for row in papers.literature():
         if row.experiment is not None:
-            assert BEYOND[row.experiment].paper_results["ep-random-sign"] == row.errors
-    assert not BEYOND.keys() & PAPER.keys()
+            assert papers.find(row.experiment).results["ep-random-sign"] == row.result
 
 
 def test_list_and_page_show_them(tmp_path: Path, images: Images) -> None:
@@ -276,12 +275,12 @@ def test_list_and_page_show_them(tmp_path: Path, images: Images) -> None:
     for word in ("initialised-ep", "scellier-bengio-2017", "persistent start, ep-random-sign", "2.37 (0.15) %"):
         assert word in listed, word
     as_mnist = replace(images, sha256=MNIST_DIGEST)
-    train("initialised-ep", tmp_path / "run", data=as_mnist, epochs=1, architecture=FIRST.architecture)
+    train("initialised-ep", tmp_path / "run", data=as_mnist, epochs=1, model=FIRST.model)
     page = write_report(tmp_path / "run").page.read_text()
     assert "initialised-ep (paper" in page
     assert ">2.19<" not in page, "neither network nor data are the paper's"
     described = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    described["experiment"] = to_dict(named_experiment("initialised-ep"))
+    described["experiment"] = papers.find("initialised-ep").to_dict()
     described["data"] |= {"set": "mnist", "training_samples": 60_000, "test_samples": 10_000}
     (tmp_path / "run" / "experiment.json").write_text(json.dumps(described))
     page = write_report(tmp_path / "run").page.read_text()

@@ -13,7 +13,7 @@ import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images, metrics
 from torch import Tensor
 
-from eqprop import SquaredError, relax
+from eqprop import SquaredError, papers, relax
 from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.engines.base import full_precision
@@ -21,17 +21,17 @@ from eqprop.engines.cuda.conv import Conv
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
-from eqprop.experiments.architecture import ConvolutionalNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.paper import PAPER
 from eqprop.models import CrossEntropy, stack
+from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.run import evaluate, train
 from eqprop.run.evaluate import Measure
+from eqprop.run.session import build_model
+from eqprop.run.spec import Spec
 from eqprop.starts import Persistent
 
 EXPERIMENTS = {
-    "layered": replace(SMALL, init="default"),
-    "convolutional": replace(SMALL, architecture=ConvolutionalNet(channels=(3, 2), kernel=5), init="default"),
+    "layered": SMALL.override(init="default"),
+    "convolutional": SMALL.override(model=ConvolutionalNet(channels=(3, 2), kernel=5), init="default"),
 }
 
 
@@ -63,8 +63,8 @@ def images() -> Images:
     return few_images(test=110)
 
 
-def measure(engine: Engine, experiment: Experiment, images: Images, networks: int | None, **options: Any) -> Measure:
-    models = [experiment.build(seed) for seed in range(networks or 1)]
+def measure(engine: Engine, experiment: Spec, images: Images, networks: int | None, **options: Any) -> Measure:
+    models = [build_model(experiment, seed) for seed in range(networks or 1)]
     model = models[0] if networks is None else stack(models)
     x = images.test_x.view(-1, *model.input_shape)
     return Measure(engine, model, experiment, x, images.test_y, networks, **options)
@@ -143,7 +143,7 @@ def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
             return None if type(cost) is SquaredError else "it has one cost."
 
     experiment = EXPERIMENTS["layered"]
-    model = experiment.build(0)
+    model = build_model(experiment, 0)
     start = Persistent(model, images.train_x)
     for options in ({"cost": CrossEntropy(10, 10)}, {"start": start}):
         engine = OnlySquared()
@@ -159,11 +159,11 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
     train(SMALL, tmp_path / "relaxed", **options)
     made = []
     built = Eager.runner
-    monkeypatch.setattr(Eager, "evaluates", lambda self, samples: samples == 2 * SMALL.batch)
+    monkeypatch.setattr(Eager, "evaluates", lambda self, samples: samples == 2 * SMALL.optimizer.batch)
     monkeypatch.setattr(Eager, "runner", lambda self, job: made.append(job.estimator.K) or built(self, job))
     train(SMALL, tmp_path / "counted", **options)
     assert_same_bits(tmp_path / "relaxed", tmp_path / "counted", ("ep", "bptt"))
-    assert made == [SMALL.K, 1, 1] * 2, "training, the test set, the training set after the last epoch"
+    assert made == [SMALL.phases.K, 1, 1] * 2, "training, the test set, the training set after the last epoch"
     monkeypatch.setattr(Eager, "evaluates", lambda self, samples: True)
     found = evaluate(tmp_path / "counted", data=images, engine="eager")
     assert found == evaluate(tmp_path / "relaxed", data=images, engine="eager")
@@ -183,15 +183,15 @@ def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
 
     The last mini-batch of the set is not whole.
     """
-    experiment = replace(PAPER[request.param], init="default", T=40)
-    model = stack([experiment.build(seed) for seed in range(4)]).cuda()
+    experiment = papers.find(request.param).override(init="default", T=40)
+    model = stack([build_model(experiment, seed) for seed in range(4)]).cuda()
     assert model.input_shape is not None
     x = mnist("cuda").test_x[:2011].view(-1, *model.input_shape)
     with torch.no_grad():
         for _ in range(4):
-            outputs = relax(model, x.expand(4, *x.shape), experiment.T).state[0]
+            outputs = relax(model, x.expand(4, *x.shape), experiment.phases.T).state[0]
             model.get_parameter("bfc0" if request.param == "P-conv" else "b0").add_(0.5 - outputs.mean(1))
-    outputs = relax(model, x.expand(4, *x.shape), experiment.T).state[0]
+    outputs = relax(model, x.expand(4, *x.shape), experiment.phases.T).state[0]
     engine = choose("auto", Task(model))
     assert isinstance(engine, Conv if request.param == "P-conv" else Deep)
     return Measure(engine, model, experiment, x, outputs[0].argmax(-1), 4)
@@ -254,7 +254,7 @@ def test_the_kernels_leave_a_network_that_is_not_finite_as_it_is(on_the_gpu: Mea
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 def test_a_run_of_the_kernels_is_measured_as_its_weights_are(images: Images, tmp_path: Path, method: str) -> None:
     """Of 110 test samples ten are relaxed; two may be told either way."""
-    experiment = replace(EXPERIMENTS["convolutional"], learning_rates={"*": 0.005}, epochs=2)
+    experiment = replace(EXPERIMENTS["convolutional"], rates={"*": 0.005}, epochs=2)
     train(experiment, tmp_path / "run", data=images, trials=2, estimators=method, device="cuda", engine="cuda-conv")
     last = [line["test_error"] for line in metrics(tmp_path / "run") if line["epoch"] == 2]
     for engine in ("cuda-conv", "eager"):

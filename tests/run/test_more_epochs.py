@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ import torch
 from helpers.training_runs import SMALL, call_main, few_images, metrics, weights, write_idx
 
 from eqprop.data import Images
-from eqprop.experiments.experiment import Experiment
 from eqprop.report.page import write_report
 from eqprop.run import Watch, resume, train
 from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.description import read_description
 from eqprop.run.loop import Interruption, Stopped
-from eqprop.run.plan import read_description
+from eqprop.run.spec import Spec
 
-EVERYTHING = replace(
-    SMALL,
+EVERYTHING = SMALL.override(
     optimizer_options={"momentum": 0.9},
     warmup=2.5,
     decay="cosine",
@@ -75,11 +73,11 @@ def assert_as_if_asked_at_first(longer: Path, whole: Path) -> None:
     ids=["constant", "random-sign", "everything"],
 )
 def test_it_ends_as_if_the_epochs_had_been_asked_for_at_first(
-    tmp_path: Path, images: Images, experiment: Experiment, options: dict[str, Any]
+    tmp_path: Path, images: Images, experiment: Spec, options: dict[str, Any]
 ) -> None:
     whole, longer = tmp_path / "whole", tmp_path / "longer"
-    train(replace(experiment, epochs=5), whole, data=images, **options)
-    train(replace(experiment, epochs=2), longer, data=images, **options)
+    train(experiment.override(epochs=5), whole, data=images, **options)
+    train(experiment.override(epochs=2), longer, data=images, **options)
     for epochs in (3, 3, 5):
         result = resume(longer, data=images, epochs=epochs)
     assert_as_if_asked_at_first(longer, whole)
@@ -91,14 +89,14 @@ def test_it_ends_as_if_the_epochs_had_been_asked_for_at_first(
 def test_a_run_stopped_on_its_way_is_lengthened_too(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(replace(SMALL, epochs=4), tmp_path / "whole", data=images)
+    train(SMALL.override(epochs=4), tmp_path / "whole", data=images)
 
     class Asking(Watch):
         def progress(self, progress: Any) -> None:
             monkeypatch.setattr(Interruption, "requested", property(lambda self: True))
 
     with pytest.raises(Stopped):
-        train(replace(SMALL, epochs=2), tmp_path / "cut", data=images, watch=Asking())
+        train(SMALL.override(epochs=2), tmp_path / "cut", data=images, watch=Asking())
     with pytest.raises(Stopped):
         resume(tmp_path / "cut", data=images, epochs=4, watch=Asking())
     monkeypatch.undo()
@@ -114,14 +112,14 @@ def test_folder_and_page_name_the_earlier_numbers(
     train("P-1h", run, data=str(data), epochs=1)
     assert call_main(monkeypatch, "resume", run, "--epochs", "2", "--quiet") == 0
     described = read_description(run)
-    assert (described.experiment.epochs, described.earlier_epochs) == (2, (1,))
+    assert (described.experiment.optimizer.epochs, described.earlier_epochs) == (2, (1,))
     assert any(change.startswith("epochs 2 ") for change in described.changes)
     assert "epochs raised on resume from 1" in write_report(run, tmp_path / "page").page.read_text()
 
 
 def test_rates_that_fall_over_all_epochs_are_refused(tmp_path: Path, images: Images) -> None:
     run = tmp_path / "run"
-    train(replace(SMALL, decay="cosine", epochs=1), run, data=images)
+    train(SMALL.override(decay="cosine", epochs=1), run, data=images)
     before = (run / "experiment.json").read_bytes()
     with pytest.raises(ValueError, match=r"rates fall \(cosine\) over the 1 epochs .* --decay-epochs"):
         resume(run, data=images, epochs=2)
@@ -136,7 +134,7 @@ def test_rates_that_fall_over_all_epochs_are_refused(tmp_path: Path, images: Ima
 @pytest.mark.parametrize("epochs", [2, 6])
 def test_what_ended_early_stays_ended(tmp_path: Path, images: Images, epochs: int) -> None:
     """Rates of almost nothing: the error does not fall after the first epoch, also where the second was the last."""
-    still = replace(SMALL, learning_rates={"*": 1e-12}, epochs=epochs)
+    still = SMALL.override(rates={"*": 1e-12}, epochs=epochs)
     train(still, tmp_path / "run", data=images, patience=1)
     said = Said()
     resume(tmp_path / "run", data=images, epochs=9, watch=said)
@@ -146,7 +144,7 @@ def test_what_ended_early_stays_ended(tmp_path: Path, images: Images, epochs: in
 
 def test_the_first_number_ties_checkpoints_to_their_run(tmp_path: Path, images: Images) -> None:
     run = tmp_path / "run"
-    train(replace(SMALL, epochs=1), run, data=images)
+    train(SMALL.override(epochs=1), run, data=images)
     resume(run, data=images, epochs=2)
     content = json.loads((run / "experiment.json").read_text())
     for wrong, message in (([3], "does not match experiment.json"), ("1", "earlier_epochs is"), ([True], "damaged")):

@@ -14,10 +14,9 @@ from helpers.training_runs import assert_same_bits, call_main
 from torch import Tensor
 
 import eqprop
-from eqprop.experiments.architecture import Own
-from eqprop.experiments.io import find_experiment
-from eqprop.experiments.paper import PAPER
+from eqprop import papers
 from eqprop.run import evaluate, load, resume, train
+from eqprop.run.own import Own
 
 FILE = """
 import torch
@@ -132,10 +131,10 @@ def test_a_run_of_your_own_network_is_examined_with_its_function(
 
 
 def test_the_own_cost_is_what_is_trained(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eqprop.experiments.architecture import load_own
+    from eqprop.run.own import load_own
 
     own = load_own(f"{mine}/mine.py:build")
-    options: dict[str, Any] = {"epochs": 1, "T": 10, "K": 5, "learning_rates": {"*": 0.02}, "batch": 60}
+    options: dict[str, Any] = {"epochs": 1, "T": 10, "K": 5, "rates": {"*": 0.02}, "batch": 60}
     train(own, mine / "own", **options, optimizer="SGD")
     built, theta = own.build(0), load(mine / "own", model=own).model
     x, y = built.data[0], torch.eye(3)[built.data[1]]
@@ -158,7 +157,7 @@ def test_a_run_of_your_own_resumes_with_the_function_alone(mine: Path) -> None:
 
 
 def _function(mine: Path, name: str) -> Any:
-    from eqprop.experiments.architecture import load_function
+    from eqprop.run.own import load_function
 
     return load_function(f"{mine}/mine.py:{name}")
 
@@ -281,7 +280,7 @@ def test_a_file_with_kind_own_has_the_same_default_and_the_papers_experiments_ke
     (tmp_path / "own.toml").write_text(lines.format("own", ""))
     (tmp_path / "layered.toml").write_text(lines.format("layered", "sizes = [10, 24, 784]"))
     (tmp_path / "named.toml").write_text('estimator = "ep"\n' + lines.format("own", ""))
-    assert find_experiment(tmp_path / "own.toml").estimator == "ep-symmetric"
-    assert find_experiment(tmp_path / "named.toml").estimator == "ep"
-    assert find_experiment(tmp_path / "layered.toml").estimator == "ep"
-    assert {e.estimator for name, e in PAPER.items() if not name.startswith("continual")} == {"ep"}
+    assert papers.find(tmp_path / "own.toml").estimator.kind == "ep-symmetric"
+    assert papers.find(tmp_path / "named.toml").estimator.kind == "ep"
+    assert papers.find(tmp_path / "layered.toml").estimator.kind == "ep"
+    assert {e.estimator for name, e in papers.paper_rows().items() if not name.startswith("continual")} == {"ep"}

@@ -29,25 +29,24 @@ from helpers.training_runs import (
 from safetensors.torch import load_file
 from torch import Tensor
 
-from eqprop import EP, Dynamics, SquaredError, relax
+from eqprop import EP, Dynamics, SquaredError, papers, relax
 from eqprop.data import Images
 from eqprop.engines import Task, choose
 from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Signs
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.paper import named_experiment
 from eqprop.models import stack
+from eqprop.models.layered import LayeredNet
 from eqprop.run import Stopped, evaluate, resume, train
 from eqprop.run.api import begin_or_resume
 from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
+from eqprop.run.session import build_model, make_estimator
 from eqprop.starts import Persistent, fingerprint
 
-KEPT = replace(
-    SMALL,
+KEPT = SMALL.override(
     name="kept",
-    architecture=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
+    model=LayeredNet((10, 24, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True),
     estimator="ep-random-sign",
     start="persistent",
 )
@@ -236,9 +235,9 @@ def test_the_test_error_does_not_depend_on_kept_states(tmp_path: Path, images: I
 
 
 def test_engines_that_begin_at_zero_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = named_experiment("scellier-bengio-2017")
-    estimator = experiment.make_estimator(experiment.estimator)
-    task = Task(experiment.build(0), SquaredError(), estimator, start=experiment.start)
+    experiment = papers.find("scellier-bengio-2017")
+    estimator = make_estimator(experiment, experiment.estimator.kind)
+    task = Task(build_model(experiment, 0), SquaredError(), estimator, start=experiment.phases.start)
     assert task.start == "persistent"
     with pytest.raises(ValueError, match="'cuda-deep' cannot serve: it runs on a CUDA device"):
         choose("cuda-deep", task)
@@ -267,9 +266,7 @@ def test_a_run_with_another_start_is_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", ["persistent", "initialised"])
 def test_a_diverged_trial_is_told_from_where_it_began(tmp_path: Path, images: Images, begin: str) -> None:
-    result = train(
-        SMALL, tmp_path / "run", data=images, model=explosive_network, T=5, learning_rates={"*": 50.0}, start=begin
-    )
+    result = train(SMALL, tmp_path / "run", data=images, model=explosive_network, T=5, rates={"*": 50.0}, start=begin)
     assert result.summary["estimators"]["ep"]["trials"][0]["diverged"]
     (line,) = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert re.search("(not finite after step [1-9]|explodes).*[Ll]ower the learning rate", line["diverged"]["reason"])

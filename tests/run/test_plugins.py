@@ -18,7 +18,7 @@ from torch import Tensor
 
 import eqprop
 from eqprop import plugins
-from eqprop.experiments.experiment import label
+from eqprop.estimators.named import label
 from eqprop.models import Layered
 from eqprop.run import Watch, evaluate, resume, train
 

@@ -12,21 +12,21 @@ from helpers.training_runs import SMALL, Asking, assert_same_bits, few_images, w
 from torch import Tensor
 
 import eqprop
-from eqprop import SquaredError
+from eqprop import SquaredError, papers
 from eqprop.data import Images, one_hot
 from eqprop.data.images import stacked_order
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import from_dict, read_toml, to_dict, to_toml
 from eqprop.run import resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.evaluate import outside_top5
 from eqprop.run.extras import Average, make_optimizer
 from eqprop.run.log import read_metrics
 from eqprop.run.loop import Stopped
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
+from eqprop.run.toml import to_toml
 
-LONG = replace(SMALL, epochs=6, decay="cosine", decay_epochs=4, decay_floor=0.01, warmup=0.5)
-EVERYTHING = replace(
-    SMALL,
+LONG = SMALL.override(epochs=6, decay="cosine", decay_epochs=4, decay_floor=0.01, warmup=0.5)
+EVERYTHING = SMALL.override(
     epochs=3,
     decay="cosine",
     decay_epochs=2,
@@ -47,58 +47,66 @@ def images() -> Images:
     return few_images()
 
 
-def by_hand(experiment: Experiment, images: Images, epochs: int, averaged: bool = False) -> dict[str, Tensor]:
+def by_hand(experiment: Spec, images: Images, epochs: int, averaged: bool = False) -> dict[str, Tensor]:
     """Weights of trial 0 after a loop written out with torch's own tools."""
-    model, estimator = experiment.build(0), experiment.make_estimator("ep")
+    model, estimator = build_model(experiment, 0), make_estimator(experiment, "ep")
     named = dict(model.named_parameters())
     rates = experiment.rates(named, model.layer_parameters)
     optimizer = torch.optim.SGD(
-        [{"params": [p], "lr": rates[name]} for name, p in named.items()], **experiment.optimizer_options
+        [{"params": [p], "lr": rates[name]} for name, p in named.items()], **experiment.optimizer.options
     )
-    share = experiment.label_smoothing
+    share = experiment.optimizer.label_smoothing
     y = one_hot(images.train_y, 10) * (1 - share) + share / 10
-    per_epoch, seen = len(y) // experiment.batch, []
+    per_epoch, seen = len(y) // experiment.optimizer.batch, []
     for epoch in range(epochs):
-        for n, (rows,) in enumerate(stacked_order((experiment.seed,), epoch, len(y), experiment.batch)):
-            warm = min((epoch * per_epoch + n + 1) / (experiment.warmup * per_epoch), 1.0) if experiment.warmup else 1.0
+        for n, (rows,) in enumerate(stacked_order((experiment.run.seed,), epoch, len(y), experiment.optimizer.batch)):
+            warm = (
+                min((epoch * per_epoch + n + 1) / (experiment.optimizer.warmup * per_epoch), 1.0)
+                if experiment.optimizer.warmup
+                else 1.0
+            )
             for group, first in zip(optimizer.param_groups, rates.values(), strict=True):
-                down = 0.5 * (1 + torch.cos(torch.tensor(min(epoch / experiment.decay_epochs, 1.0) * torch.pi)).item())
-                group["lr"] = warm * (experiment.decay_floor + (first - experiment.decay_floor) * down)
+                down = 0.5 * (
+                    1 + torch.cos(torch.tensor(min(epoch / experiment.optimizer.decay_epochs, 1.0) * torch.pi)).item()
+                )
+                group["lr"] = warm * (
+                    experiment.optimizer.decay_floor + (first - experiment.optimizer.decay_floor) * down
+                )
             _, gradient = estimator.gradient(model, SquaredError(), images.train_x[rows], y[rows])
             for p, value in gradient.items():
                 p.grad = value
-            if experiment.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.clip_norm)
+            if experiment.optimizer.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.optimizer.clip_norm)
             with torch.no_grad():
                 for (name, p), group in zip(named.items(), optimizer.param_groups, strict=True):
-                    if not (name.startswith("b") and not experiment.weight_decay_biases):
-                        p.mul_(1 - group["lr"] * experiment.weight_decay)
+                    if not (name.startswith("b") and not experiment.optimizer.weight_decay_biases):
+                        p.mul_(1 - group["lr"] * experiment.optimizer.weight_decay)
             optimizer.step()
             seen.append({name: p.detach().clone() for name, p in named.items()})
     if not averaged:
         return {f"0.{name}": value for name, value in seen[-1].items()}
-    factors = [experiment.average ** (len(seen) - 1 - k) for k in range(len(seen))]
+    factors = [experiment.optimizer.average ** (len(seen) - 1 - k) for k in range(len(seen))]
     return {
         f"0.{name}": sum(f * s[name] for f, s in zip(factors, seen, strict=True)) / sum(factors) for name in seen[0]
     }
 
 
 def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 1e-4) -> None:
-    start = dict(SMALL.build(0).named_parameters())
+    start = dict(build_model(SMALL, 0).named_parameters())
     for name, value in expected.items():
         way = (value - start[name.removeprefix("0.")].detach()).norm()
         assert (found[name] - value).norm() < within * way, name
 
 
 def test_rates_rise_fall_to_a_floor_and_stay(tmp_path: Path, images: Images) -> None:
-    assert [LONG.rate_in(epoch, 0.1) for epoch in range(6)] == pytest.approx(
+    assert [LONG.optimizer.rate_in(epoch, 0.1) for epoch in range(6)] == pytest.approx(
         [0.1, 0.0868198, 0.055, 0.0231802, 0.01, 0.01], abs=1e-6
     )
-    assert LONG.rate_in(5, 0.001) == 0.001, "a rate below the floor stays"
-    assert LONG.rate_in(0, 0.1, warmth=0.25) == 0.025
+    assert LONG.optimizer.rate_in(5, 0.001) == 0.001, "a rate below the floor stays"
+    assert LONG.optimizer.rate_in(0, 0.1, warmth=0.25) == 0.025
     train(LONG, tmp_path / "run", data=images)
     assert_near(weights(tmp_path / "run"), by_hand(LONG, images, 6))
-    train(replace(LONG, warmup=0.0), tmp_path / "cold", data=images)
+    train(LONG.override(warmup=0.0), tmp_path / "cold", data=images)
     with pytest.raises(AssertionError):
         assert_near(weights(tmp_path / "cold"), by_hand(LONG, images, 6), 1e-2)
 
@@ -158,9 +166,9 @@ def test_an_average_forgets_the_initial_weights_and_gives_them_back() -> None:
 
 @pytest.mark.parametrize("biases", [True, False])
 def test_coupled_decay_is_the_optimizers_own(images: Images, biases: bool) -> None:
-    experiment = replace(SMALL, weight_decay=0.01, weight_decay_biases=biases)
-    groups = make_optimizer(experiment, experiment.build(0)).param_groups
-    names = [name for name, _ in experiment.build(0).named_parameters()]
+    experiment = SMALL.override(weight_decay=0.01, weight_decay_biases=biases)
+    groups = make_optimizer(experiment, build_model(experiment, 0)).param_groups
+    names = [name for name, _ in build_model(experiment, 0).named_parameters()]
     decay = {name: group["weight_decay"] for name, group in zip(names, groups, strict=True)}
     assert decay == {name: 0.01 if biases or name.startswith("W") else 0.0 for name in names}
 
@@ -175,24 +183,24 @@ def test_top_five() -> None:
 
 
 def test_both_errors_are_in_metrics_and_result(tmp_path: Path, images: Images) -> None:
-    result = train(replace(SMALL, epochs=1, top5=True), tmp_path / "run", data=images)
+    result = train(SMALL.override(epochs=1, top5=True), tmp_path / "run", data=images)
     line = read_metrics(tmp_path / "run")[-1]
     assert 0 <= line["test_error_top5"] < line["test_error"]
     scores = eqprop.load(tmp_path / "run")
-    free = eqprop.relax(scores.model, images.test_x, SMALL.T).state[0]
+    free = eqprop.relax(scores.model, images.test_x, SMALL.phases.T).state[0]
     top5 = free.topk(5, dim=-1).indices
     expected = 100 * (1 - (top5 == images.test_y[:, None]).any(-1).double().mean().item())
     assert line["test_error_top5"] == pytest.approx(expected)
     assert result.summary["estimators"]["ep"]["test_error_top5_mean"] == line["test_error_top5"]
-    train(replace(SMALL, epochs=1), tmp_path / "top1", data=images)
+    train(SMALL.override(epochs=1), tmp_path / "top1", data=images)
     assert "test_error_top5" not in read_metrics(tmp_path / "top1")[-1]
 
 
 def test_files_hold_every_field(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(to_toml(EVERYTHING))
-    assert replace(read_toml(path), name=EVERYTHING.name) == EVERYTHING
-    assert from_dict(to_dict(EVERYTHING), "test") == EVERYTHING
+    assert papers.find(path).override(name=EVERYTHING.name) == EVERYTHING
+    assert Spec(**EVERYTHING.to_dict()) == EVERYTHING
 
 
 @pytest.mark.parametrize(
@@ -209,7 +217,7 @@ def test_files_hold_every_field(tmp_path: Path) -> None:
 )
 def test_bad_settings_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        replace(SMALL, **fields)
+        SMALL.override(**fields)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +228,6 @@ def test_bad_settings_are_refused(fields: dict[str, Any], words: str) -> None:
     ],
 )
 def test_optimizers_without_coupled_decay_are_refused(fields: dict[str, Any], words: str) -> None:
-    experiment = replace(SMALL, weight_decay=0.1, **fields)
+    experiment = SMALL.override(weight_decay=0.1, **fields)
     with pytest.raises(ValueError, match=words):
-        make_optimizer(experiment, experiment.build(0))
+        make_optimizer(experiment, build_model(experiment, 0))

@@ -33,13 +33,16 @@ from safetensors.torch import load_file, save_file
 
 from eqprop.cache import CacheError, code_folder
 from eqprop.data import Images
-from eqprop.experiments.experiment import BACKPROP, ESTIMATORS
+from eqprop.estimators.named import BACKPROP, ESTIMATORS
 from eqprop.files import write_text
 from eqprop.relax import relax
 from eqprop.run import Stopped, Watch, log, resume, train
 from eqprop.run.checkpoint import _digest, _metadata
+from eqprop.run.dataset import read_images
+from eqprop.run.description import read_description
 from eqprop.run.log import Line, read_metrics
-from eqprop.run.plan import Settings, make_plan, read_description, read_images
+from eqprop.run.session import bind, build_model
+from eqprop.run.spec import DataSettings
 from eqprop.run.watch import Progress
 
 OPTIONS: dict[str, Any] = {"trials": 2, "stacked": True, "epochs": 3, "T": 4, "K": 2, "threads": 1}
@@ -187,7 +190,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_wait(run: Path, images: Images, 
 
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != BACKPROP])
 def test_a_diverging_trial_ends_no_run(tmp_path: Path, images: Images, estimator: str) -> None:
-    options: dict[str, Any] = {"T": 40, "learning_rates": {"*": 50.0}, "estimators": estimator, "trials": 2}
+    options: dict[str, Any] = {"T": 40, "rates": {"*": 50.0}, "estimators": estimator, "trials": 2}
     watch = At()
     result = train(SMALL, tmp_path / "run", data=images, model=explosive_network, watch=watch, **options)
     assert [trial["diverged"] for trial in result.summary["estimators"][estimator]["trials"]] == [True, True]
@@ -197,7 +200,7 @@ def test_a_diverging_trial_ends_no_run(tmp_path: Path, images: Images, estimator
 
 
 def test_a_net_without_a_forward_pass_is_refused_before_its_folder_is_made(tmp_path: Path, images: Images) -> None:
-    options: dict[str, Any] = {"learning_rates": {"*": 0.1}, "estimators": BACKPROP}
+    options: dict[str, Any] = {"rates": {"*": 0.1}, "estimators": BACKPROP}
     with pytest.raises(ValueError, match="has no forward pass"):
         train(SMALL, tmp_path / "run", data=images, model=explosive_network, **options)
     assert not (tmp_path / "run").exists()
@@ -205,7 +208,7 @@ def test_a_net_without_a_forward_pass_is_refused_before_its_folder_is_made(tmp_p
 
 def test_holomorphic_ep_that_diverges_ends_no_run(tmp_path: Path, images: Images) -> None:
     """Far from rest the derivatives overflow; that is a divergence, not a model that is not analytic."""
-    options: dict[str, Any] = {"learning_rates": {"*": 100.0}, "estimators": "ep-holomorphic,ep", "epochs": 1}
+    options: dict[str, Any] = {"rates": {"*": 100.0}, "estimators": "ep-holomorphic,ep", "epochs": 1}
     watch = At()
     result = train(SMALL, tmp_path / "run", data=images, watch=watch, trials=2, stacked=True, **options)
     found = result.summary["estimators"]
@@ -238,7 +241,7 @@ def test_a_run_whose_trials_all_diverged_exits_with_an_error(
 def test_all_trials_diverged_is_in_the_metrics_even_if_the_run_was_stopped_just_then(
     tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"T": 400, "learning_rates": {"*": 50.0}}
+    options: dict[str, Any] = {"T": 400, "rates": {"*": 50.0}}
 
     class WhenDiverged(Watch):
         asked = False
@@ -489,7 +492,7 @@ def test_a_forked_process_is_refused_rather_than_left_waiting(tmp_path: Path, im
 
 
 def test_a_wrapped_model_is_refused_in_a_sentence(images: Images) -> None:
-    wrapped = torch.nn.DataParallel(SMALL.build(0))
+    wrapped = torch.nn.DataParallel(build_model(SMALL, 0))
     with pytest.raises(TypeError, match="is a DataParallel; expected an eqprop.Dynamics.*use its .module"):
         relax(wrapped, images.train_x[:2], 3)  # type: ignore[arg-type]
 
@@ -543,13 +546,14 @@ def test_settings_of_another_type_are_refused_and_the_file_is_named(
     tmp_path: Path, field: str, value: Any, expected: str
 ) -> None:
     sentence = f"{field} is {re.escape(repr(value))}; expected {expected}"
-    with pytest.raises(ValueError, match=f"^{sentence}"):
-        Settings(**{field: value})
+    with pytest.raises(ValueError, match=sentence):
+        SMALL.override(**{field: value})
+    content = bind(SMALL, few_images()).to_dict()
+    section = "data" if field in DataSettings.__struct_fields__ else "run"
+    content["experiment"][section][field] = value
     path = tmp_path / "experiment.json"
-    content = make_plan(SMALL, Settings(), few_images()).to_dict()
-    content["settings"][field] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {sentence}"):
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} is damaged: .*{field}"):
         read_description(tmp_path)
 
 
@@ -558,12 +562,12 @@ def test_more_samples_than_there_are_is_a_sentence_whatever_the_name(name: str) 
     images = replace(few_images(), name=name)
     for setting, kind, there in (("samples", "training", images.train_samples), ("test_samples", "test", 100)):
         with pytest.raises(ValueError, match=f"^{setting} is 999; {re.escape(name)} has {there} {kind} samples"):
-            read_images(images, Settings(**{setting: 999}))
+            read_images(images, DataSettings(**{setting: 999}))
 
 
 def test_estimators_may_be_one_text_or_a_list() -> None:
-    assert Settings("ep, BPTT") == Settings(["ep", "bptt"]) == Settings(("ep", "bptt"))  # type: ignore[arg-type]
-    assert hash(Settings(["ep"])) == hash(Settings(("ep",)))  # type: ignore[arg-type]
+    given = ("ep, BPTT", ["ep", "bptt"], ("ep", "bptt"))
+    assert {SMALL.override(estimators=names).estimators for names in given} == {("ep", "bptt")}
 
 
 def test_a_name_in_other_bytes_than_the_locale_knows_is_written_as_it_is(tmp_path: Path) -> None:

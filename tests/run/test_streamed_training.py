@@ -13,12 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from eqprop.data import Images, Streamed, streamed
 from eqprop.data.augment import Augmentation, Normalisation
-from eqprop.experiments.experiment import Experiment
 from eqprop.run import evaluate, resume, train
 from eqprop.run.loop import Stopped
+from eqprop.run.spec import Spec
 
-AUGMENTED = replace(
-    SMALL,
+AUGMENTED = SMALL.override(
     epochs=2,
     augmentation=Augmentation(flip=True, crop=2),
     normalisation=Normalisation((0.1,), (0.3,)),
@@ -62,7 +61,7 @@ def test_it_trains_as_from_memory(tmp_path: Path, images: Images, start: str) ->
 
 @pytest.mark.parametrize("experiment", [SMALL, AUGMENTED], ids=["plain samples", "augmented"])
 def test_a_stopped_run_resumes_bit_for_bit(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, experiment: Experiment
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, experiment: Spec
 ) -> None:
     train(experiment, tmp_path / "whole", data=stream(images))
     with monkeypatch.context() as patch, pytest.raises(Stopped):

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,26 +21,25 @@ from eqprop import files
 from eqprop.data import Images, split_validation
 from eqprop.data.images import epoch_order, stacked_order
 from eqprop.engines import Task, choose, engine_names
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.run import Settings, Stopped, Watch, evaluate, load, predict, resume, train
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
+from eqprop.run import Stopped, Watch, evaluate, load, predict, resume, train
 from eqprop.run.checkpoint import join_tensors, read_checkpoint, split_tensors
+from eqprop.run.description import read_description
 from eqprop.run.folder import sessions
 from eqprop.run.metrics import deviation
-from eqprop.run.plan import Leg, make_plan, read_description
+from eqprop.run.session import Leg, bind, build_model, make_estimator
+from eqprop.run.spec import Spec
 from eqprop.run.trainer import Trainer
 
-NETS: dict[str, Experiment] = {
+NETS: dict[str, Spec] = {
     "prototypical": SMALL,
-    "energy-based": replace(
-        SMALL, architecture=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True)
-    ),
-    "convolutional": replace(
-        SMALL,
-        architecture=ConvolutionalNet(channels=(3, 2), kernel=5),
+    "energy-based": SMALL.override(model=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True)),
+    "convolutional": SMALL.override(
+        model=ConvolutionalNet(channels=(3, 2), kernel=5),
         # Small steps: where two pixels of a pool are nearly equal, rounding decides which one learns, and larger
         # steps make two runs out of that.
-        learning_rates={"*": 0.005},
+        rates={"*": 0.005},
         T=6,
     ),
 }
@@ -73,7 +71,7 @@ def test_estimators_start_from_the_same_weights_and_see_the_same_batches(tmp_pat
         assert torch.equal(first["ep"][name], first["rbp"][name])
     assert not torch.equal(first["ep"]["0.W01"], first["ep"]["1.W01"])
     assert not torch.equal(weights(tmp_path / "run", "ep")["0.W01"], weights(tmp_path / "run", "bptt")["0.W01"])
-    plan = make_plan(SMALL, Settings(estimators=("ep", "bptt"), trials=2), images)
+    plan = bind(SMALL, images, estimators=("ep", "bptt"), trials=2)
     orders = [Trainer(plan, leg)._batches(1) for leg in plan.legs()]
     assert torch.equal(orders[0], orders[1])
 
@@ -126,9 +124,9 @@ def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
 ) -> None:
     """Chunks follow the clock, so a resumed run cuts elsewhere; its bits must not depend on that."""
     threads(number)
-    plan = make_plan(SMALL, Settings(), images)
+    plan = bind(SMALL, images)
     try:
-        choose(engine, Task(SMALL.build(0), eqprop.SquaredError(), SMALL.make_estimator("ep")))
+        choose(engine, Task(build_model(SMALL, 0), eqprop.SquaredError(), make_estimator(SMALL, "ep")))
     except ValueError as refusal:
         pytest.skip(str(refusal))
     results = []
@@ -153,7 +151,7 @@ def test_a_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(
         "stacked": stacked,
         "optimizer": optimizer,
         "optimizer_options": {"momentum": 0.9} if optimizer == "SGD" else {"betas": (0.8, 0.99)},
-        "learning_rates": {"*": 0.01},
+        "rates": {"*": 0.01},
     }
     train(SMALL, tmp_path / "whole", **options)
     legs = ("ep",) if stacked else ("ep-0", "ep-1")
@@ -253,11 +251,11 @@ def test_what_is_measured_is_what_the_weights_do(tmp_path: Path, images: Images)
 
 def test_the_running_counts_are_those_of_the_free_phases(images: Images) -> None:
     """Errors, loss and residuals of one epoch, counted by hand with the same weights before every step."""
-    experiment = replace(SMALL, epochs=1)
-    plan = make_plan(experiment, Settings(), images)
+    experiment = SMALL.override(epochs=1)
+    plan = bind(experiment, images)
     trainer = Trainer(plan, plan.legs()[0])
-    model = experiment.build(0)
-    estimator = experiment.make_estimator("ep")
+    model = build_model(experiment, 0)
+    estimator = make_estimator(experiment, "ep")
     rates = experiment.rates((n for n, _ in model.named_parameters()), model.layer_parameters)
     groups = [{"params": [p], "lr": rates[n]} for n, p in model.named_parameters()]
     optimizer = torch.optim.SGD(groups)
@@ -295,20 +293,20 @@ def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
 
 
 def test_what_ran_is_written_whole(tmp_path: Path, images: Images) -> None:
-    train("P-1h", tmp_path / "run", data=images, epochs=1, T=5, K=2, learning_rates={"W01": 0.2})
+    train("P-1h", tmp_path / "run", data=images, epochs=1, T=5, K=2, rates={"W01": 0.2})
     described = read_description(tmp_path / "run")
-    experiment, settings = described.experiment, described.settings
-    assert (experiment.name, experiment.preset, experiment.T, experiment.K) == ("P-1h", "paper", 5, 2)
-    assert experiment.learning_rates == {"W12": 0.08, "W01": 0.2}
+    experiment = spec = described.spec
+    assert (experiment.name, experiment.preset, experiment.phases.T, experiment.phases.K) == ("P-1h", "paper", 5, 2)
+    assert experiment.optimizer.rates == {"W12": 0.08, "W01": 0.2}
     assert described.changes == described.content["changes_from_paper"]
     assert described.changes == [
         "T 5 instead of 30",
         "K 2 instead of 10",
         "epochs 1 instead of 30",
-        "learning_rates W12=0.08, W01=0.2 instead of W12=0.08, W01=0.04",
+        "rates W12=0.08, W01=0.2 instead of W12=0.08, W01=0.04",
     ]
-    assert settings.threads == torch.get_num_threads()
-    assert settings.estimators == ("ep",)
+    assert spec.run.threads == torch.get_num_threads()
+    assert spec.estimators == ("ep",)
     assert described.data["sha256"] == images.sha256
     assert described.data["directory"] is None
     (session,) = sessions(tmp_path / "run")
@@ -340,9 +338,7 @@ def own_network(seed: int) -> eqprop.Dynamics:
 
 
 def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: Images) -> None:
-    result = train(
-        SMALL, tmp_path / "own", data=images, model=own_network, trials=2, learning_rates={"*": 0.3}, epochs=4
-    )
+    result = train(SMALL, tmp_path / "own", data=images, model=own_network, trials=2, rates={"*": 0.3}, epochs=4)
     errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
     assert errors[0] != errors[1]
     assert all(e[-1] < 70 for e in errors), "it learns"
@@ -351,7 +347,7 @@ def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: 
     found = load(tmp_path / "own", trial=1, model=own_network)
     assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
     with pytest.raises(ValueError, match="cannot be stacked"):
-        train(SMALL, tmp_path / "no", data=images, model=own_network, trials=2, stacked=True, learning_rates={"*": 0.3})
+        train(SMALL, tmp_path / "no", data=images, model=own_network, trials=2, stacked=True, rates={"*": 0.3})
 
 
 def test_any_optimizer_is_saved_without_pickle(tmp_path: Path, images: Images) -> None:
@@ -395,7 +391,7 @@ def test_a_trial_that_diverges_is_stopped_and_keeps_its_last_good_weights(
     tmp_path: Path, images: Images, T: int, word: str
 ) -> None:
     watch = Warnings()
-    options: dict[str, Any] = {"T": T, "learning_rates": {"*": 50.0}, "keep_best": True}
+    options: dict[str, Any] = {"T": T, "rates": {"*": 50.0}, "keep_best": True}
     result = train(SMALL, tmp_path / "run", data=images, model=explosive_network, watch=watch, **options)
     (trial,) = result.summary["estimators"]["ep"]["trials"]
     assert trial["diverged"]
@@ -424,7 +420,7 @@ def test_a_state_that_explodes_but_is_finite_is_seen_too(tmp_path: Path, images:
         return model
 
     watch = Warnings()
-    train(SMALL, tmp_path / "run", data=images, model=growing, T=20, learning_rates={"*": 0.0}, watch=watch)
+    train(SMALL, tmp_path / "run", data=images, model=growing, T=20, rates={"*": 0.0}, watch=watch)
     (warning,) = [t for t in watch.texts if "was stopped" in t]
     assert "The state explodes: layer s0 reaches" in warning
 
@@ -432,16 +428,16 @@ def test_a_state_that_explodes_but_is_finite_is_seen_too(tmp_path: Path, images:
 def test_other_trials_go_on_when_one_diverges(tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trial 1 starts from weights that are not finite; trials 0 and 2 end as if it were not there."""
     train(SMALL, tmp_path / "whole", data=images, trials=3, stacked=True)
-    build = Experiment.build
+    build = build_model
 
-    def broken(self: Experiment, trial: int, *rest: Any) -> eqprop.Dynamics:
-        model = build(self, trial, *rest)
+    def broken(spec: Spec, trial: int, *rest: Any) -> eqprop.Dynamics:
+        model = build(spec, trial, *rest)
         if trial == 1:
             with torch.no_grad():
                 model.get_parameter("W12")[3, 5] = math.inf
         return model
 
-    monkeypatch.setattr(Experiment, "build", broken)
+    monkeypatch.setattr("eqprop.run.session.build_model", broken)
     watch = Warnings()
     result = train(SMALL, tmp_path / "run", data=images, trials=3, stacked=True, watch=watch)
     trials = result.summary["estimators"]["ep"]["trials"]
@@ -480,12 +476,12 @@ def test_a_run_far_from_rest_points_to_the_doctor_once(tmp_path: Path, images: I
         ({"batch": 401}, "mini-batch of 401"),
         ({"device": "nonsense"}, "nonsense"),
         ({"optimizer_options": {"momentun": 1}}, "does not take the options"),
-        ({"learning_rates": {"W99": 1.0}}, "for no known parameter"),
+        ({"rates": {"W99": 1.0}}, "for no known parameter"),
         ({"checkpoint_every": 0.0}, "checkpoint_every"),
         ({"architecture": LayeredNet((10, 24, 100))}, "784 pixels"),
         ({"architecture": LayeredNet((7, 24, 784))}, "7 outputs"),
         ({"estimators": "bptt", "T": 2, "K": 4}, "cannot unroll K=4"),
-        ({"schedule": "alternating", "architecture": NETS["energy-based"].architecture}, "cannot alternate"),
+        ({"schedule": "alternating", "model": NETS["energy-based"].model}, "cannot alternate"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_written(

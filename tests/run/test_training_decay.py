@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ from eqprop import SquaredError
 from eqprop.data import Images, one_hot
 from eqprop.data.images import stacked_order
 from eqprop.engines import Job, Task, choose
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet
-from eqprop.experiments.experiment import Experiment
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.run import Watch, resume, train
 from eqprop.run.extras import make_optimizer
 from eqprop.run.loop import Interruption, Stopped
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 
-FALLING = replace(SMALL, decay="cosine", epochs=4)
+FALLING = SMALL.override(decay="cosine", epochs=4)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def images() -> Images:
     return few_images()
 
 
-def by_torch(experiment: Experiment, images: Images) -> dict[str, Tensor]:
+def by_torch(experiment: Spec, images: Images) -> dict[str, Tensor]:
     """The weights of trial 0 after a loop of one's own, with torch's optimizer and scheduler."""
-    model, estimator = experiment.build(0), experiment.make_estimator("ep")
+    model, estimator = build_model(experiment, 0), make_estimator(experiment, "ep")
     optimizer = make_optimizer(experiment, model)
-    scheduler = CosineAnnealingLR(optimizer, T_max=experiment.epochs)
+    scheduler = CosineAnnealingLR(optimizer, T_max=experiment.optimizer.epochs)
     y = one_hot(images.train_y, 10)
-    for epoch in range(experiment.epochs):
-        for (rows,) in stacked_order((experiment.seed,), epoch, len(y), experiment.batch):
+    for epoch in range(experiment.optimizer.epochs):
+        for (rows,) in stacked_order((experiment.run.seed,), epoch, len(y), experiment.optimizer.batch):
             _, gradient = estimator.gradient(model, SquaredError(), images.train_x[rows], y[rows])
             for p, value in gradient.items():
                 p.grad = value
@@ -46,9 +47,9 @@ def by_torch(experiment: Experiment, images: Images) -> dict[str, Tensor]:
     return {f"0.{name}": p.detach() for name, p in model.named_parameters()}
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], experiment: Experiment, within: float) -> None:
+def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], experiment: Spec, within: float) -> None:
     """As shares of how far the weights have come."""
-    start = dict(experiment.build(0).named_parameters())
+    start = dict(build_model(experiment, 0).named_parameters())
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         way = (value - start[name.removeprefix("0.")].detach()).norm()
@@ -60,7 +61,7 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
     train(FALLING, tmp_path / "run", data=images, engine=engine)
     expected = by_torch(FALLING, images)
     assert_near(weights(tmp_path / "run", "ep"), expected, FALLING, 1e-4)
-    train(replace(FALLING, decay="none"), tmp_path / "constant", data=images, engine=engine)
+    train(FALLING.override(decay="none"), tmp_path / "constant", data=images, engine=engine)
     with pytest.raises(AssertionError):
         assert_near(weights(tmp_path / "constant", "ep"), expected, FALLING, 1e-1)
 
@@ -71,20 +72,18 @@ def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images,
     [
         (FALLING, "cuda-one-hidden"),
         (FALLING, "cuda-graph"),
-        (replace(FALLING, architecture=LayeredNet((10, 24, 32, 784)), init="default"), "cuda-deep"),
-        (replace(FALLING, architecture=ConvolutionalNet(), init="default"), "cuda-conv"),
+        (FALLING.override(model=LayeredNet((10, 24, 32, 784)), init="default"), "cuda-deep"),
+        (FALLING.override(model=ConvolutionalNet(), init="default"), "cuda-conv"),
     ],
     ids=["one hidden", "graph", "deep", "convolutional"],
 )
-def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(
-    images: Images, experiment: Experiment, engine: str
-) -> None:
-    experiment = replace(experiment, learning_rates={"*": 0.01})
+def test_a_runner_that_takes_rates_goes_on_as_a_new_one_would(images: Images, experiment: Spec, engine: str) -> None:
+    experiment = experiment.override(rates={"*": 0.01})
     x, labels = images.train_x.cuda(), images.train_y.cuda()
-    order = torch.arange(len(x), device="cuda").view(-1, experiment.batch)
+    order = torch.arange(len(x), device="cuda").view(-1, experiment.optimizer.batch)
 
     def trained(how: str) -> list[Tensor]:
-        model, cost, estimator = experiment.build(0).cuda(), SquaredError(), experiment.make_estimator("ep")
+        model, cost, estimator = build_model(experiment, 0).cuda(), SquaredError(), make_estimator(experiment, "ep")
         optimizer = make_optimizer(experiment, model)
         inputs = x if model.input_shape is None else x.view(len(x), *model.input_shape)
         job = Job(model, cost, estimator, optimizer, inputs, one_hot(labels, 10), labels)
@@ -127,14 +126,16 @@ def test_stopped_it_resumes_to_the_same_bits(
 
 
 def test_a_factor_stands_for_every_epoch() -> None:
-    assert [SMALL.rate_factor(epoch) for epoch in range(3)] == [1.0, 1.0, 1.0]
-    assert [FALLING.rate_factor(epoch) for epoch in range(4)] == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+    assert [SMALL.optimizer.rate_factor(epoch) for epoch in range(3)] == [1.0, 1.0, 1.0]
+    assert [FALLING.optimizer.rate_factor(epoch) for epoch in range(4)] == pytest.approx(
+        [1.0, 0.853553, 0.5, 0.146447], abs=1e-6
+    )
 
 
 def test_a_decay_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="Unknown decay 'cosin'; expected one of none, cosine"):
-        replace(SMALL, decay="cosin")
+        SMALL.override(decay="cosin")
     with pytest.raises(
         ValueError, match="decay is cosine, but continual EP moves the parameters itself at constant rates"
     ):
-        replace(FALLING, estimator="ep-continual")
+        FALLING.override(estimator="ep-continual")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.training_runs import SMALL
 
-from eqprop import BPTT, EP, RBP
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, OwnNet
-from eqprop.experiments.experiment import ESTIMATORS, Experiment
-from eqprop.experiments.io import find_experiment, from_dict, read_toml, to_dict
-from eqprop.experiments.literature import CIFAR, EXPERIMENTS, FAST
-from eqprop.experiments.paper import AUTHORS, PAPER, PRESETS, TUNED, named_experiment
+from eqprop import BPTT, EP, RBP, papers
+from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import Network
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
+from eqprop.run.own import OwnNet
+from eqprop.run.session import build_model, make_estimator
+from eqprop.run.spec import Spec
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
 PRINTED = {
@@ -27,29 +27,46 @@ PRINTED = {
     "P-3h": ("sigmoid", 180, 20, 0.5, None, 100, "0.2-0.05-0.01-0.002"),
     "P-conv": ("hard-sigmoid", 200, 10, 0.4, None, 40, "0.15-0.035-0.015"),
 }
-ALL = [experiment for preset in PRESETS for experiment in EXPERIMENTS[preset].values()]
+ALL = [
+    papers.find(name, preset)
+    for name in papers.names()
+    for preset in papers.presets(name)
+    if preset not in papers.COMPARED
+]
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_paper_preset_is_the_printed_table(name: str) -> None:
-    experiment = PAPER[name]
-    eps = getattr(experiment.architecture, "eps", None)
-    printed = (experiment.architecture.activation, experiment.T, experiment.K, experiment.beta, eps, experiment.epochs)  # type: ignore[union-attr]
+    experiment = papers.find(name)
+    eps = getattr(experiment.model, "eps", None)
+    printed = (
+        experiment.model.activation,
+        experiment.phases.T,
+        experiment.phases.K,
+        experiment.phases.beta,
+        eps,
+        experiment.optimizer.epochs,
+    )  # type: ignore[union-attr]
     assert printed == PRINTED[name][:-1]
-    assert (experiment.batch, experiment.init, experiment.optimizer, experiment.schedule) == (
+    assert (
+        experiment.optimizer.batch,
+        experiment.model.init,
+        experiment.optimizer.kind,
+        experiment.phases.schedule,
+    ) == (
         20,
         "glorot",
         "SGD",
         "synchronous",
     )
-    weights = [n for n, p in experiment.build(0).named_parameters() if p.dim() > 1]
+    weights = [n for n, p in build_model(experiment, 0).named_parameters() if p.dim() > 1]
     # Parameters are numbered from the output, so the order of the table is theirs backwards.
     assert "-".join(str(experiment.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
 
 
 @pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Experiment) -> None:
-    model = experiment.build(0)
+def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Spec) -> None:
+    model = build_model(experiment, 0)
     names = [*(n for n, _ in model.named_parameters()), *experiment.readout_names]
     rates = experiment.rates(names, model.layer_parameters)
     assert rates.keys() == set(names)
@@ -62,11 +79,11 @@ def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Ex
 
 def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
     for experiment in ALL:
-        if isinstance(experiment.architecture, LayeredNet):
-            assert experiment.architecture.clip == (experiment.architecture.setting == "energy-based")
-        elif experiment.data is None:
-            assert isinstance(experiment.architecture, ConvolutionalNet)
-            assert experiment.architecture.activation == "hard-sigmoid"
+        if isinstance(experiment.model, LayeredNet):
+            assert experiment.model.clip == (experiment.model.setting == "energy-based")
+        elif experiment.data.set is None:
+            assert isinstance(experiment.model, ConvolutionalNet)
+            assert experiment.model.activation == "hard-sigmoid"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +97,7 @@ def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoi
 def test_the_nets_for_cifar10_have_their_published_sizes(
     name: str, parameters: int, operations: float, neurons: int
 ) -> None:
-    net = CIFAR[name].build(0)
+    net = build_model(papers.find(name), 0)
     assert isinstance(net, Network)
     assert sum(p.numel() for p in net.parameters()) == parameters
     assert net.operations() == pytest.approx(operations, rel=1e-3)
@@ -88,7 +105,7 @@ def test_the_nets_for_cifar10_have_their_published_sizes(
 
 
 def test_the_net_of_scellier_2023_begins_with_its_gains() -> None:
-    net = CIFAR["cifar10-scellier-2023"].build(0)
+    net = build_model(papers.find("cifar10-scellier-2023"), 0)
     gains = {"W4x": 0.4, "W34": 0.7, "W23": 0.6, "W12": 0.3, "W01": 0.4}
     fans = {"W4x": 27, "W34": 128 * 9, "W23": 256 * 9, "W12": 512 * 9, "W01": 2048}
     for name, gain in gains.items():
@@ -100,11 +117,13 @@ def test_the_net_of_scellier_2023_begins_with_its_gains() -> None:
 
 
 def test_the_schedules_for_cifar10_are_the_published_ones() -> None:
-    a, b = CIFAR["cifar10-laborieux-2021"], CIFAR["cifar10-scellier-2023"]
-    assert [a.rate_in(epoch, 0.25) for epoch in (0, 50, 100, 119)] == pytest.approx([0.25, 0.125005, 1e-5, 1e-5])
-    assert b.rate_in(0, 0.03) == 0.03
-    assert b.rate_in(99, 0.03) == pytest.approx(2e-6 + 0.03 * 2.467e-4, rel=1e-3)
-    assert {c.field: c.now for c in FAST[b.name].changes(b)} == {
+    a, b = papers.find("cifar10-laborieux-2021"), papers.find("cifar10-scellier-2023")
+    assert [a.optimizer.rate_in(epoch, 0.25) for epoch in (0, 50, 100, 119)] == pytest.approx(
+        [0.25, 0.125005, 1e-5, 1e-5]
+    )
+    assert b.optimizer.rate_in(0, 0.03) == 0.03
+    assert b.optimizer.rate_in(99, 0.03) == pytest.approx(2e-6 + 0.03 * 2.467e-4, rel=1e-3)
+    assert {c.field: c.now for c in papers.find(b.name, "fast").changes(b)} == {
         "T": 80,
         "K": 30,
         "epochs": 58,
@@ -112,20 +131,20 @@ def test_the_schedules_for_cifar10_are_the_published_ones() -> None:
         "start": "zero",
         "precision": "float16",
     }
-    assert FAST[b.name].paper_results == {}
+    assert papers.find(b.name, "fast").published == {}
 
 
 def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
-    def changes(experiment: Experiment) -> dict[str, object]:
-        return {c.field: c.now for c in experiment.changes(PAPER[experiment.name])}
+    def changes(experiment: Spec) -> dict[str, object]:
+        return {c.field: c.now for c in experiment.changes(papers.find(experiment.name))}
 
-    assert all(changes(experiment) == {} for experiment in PAPER.values())
-    assert changes(AUTHORS["EB-1h"]) == {"init": "default", "output_slope": False}
-    assert changes(AUTHORS["EB-2h"]) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
-    assert changes(AUTHORS["P-1h"]) == {"init": "default", "T": 40, "K": 15}
+    assert all(changes(experiment) == {} for experiment in papers.paper_rows().values())
+    assert changes(papers.find("EB-1h", "authors")) == {"init": "default", "output_slope": False}
+    assert changes(papers.find("EB-2h", "authors")) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
+    assert changes(papers.find("P-1h", "authors")) == {"init": "default", "T": 40, "K": 15}
     for name in ("P-2h", "P-3h", "P-conv"):
-        assert changes(AUTHORS[name]) == {"init": "default"}
-    assert {name: changes(experiment) for name, experiment in TUNED.items()} == {
+        assert changes(papers.find(name, "authors")) == {"init": "default"}
+    assert {name: changes(experiment) for name, experiment in papers.specs("tuned").items() if name in PRINTED} == {
         "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
         "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
         "P-2h": {"init": "default", "schedule": "alternating"},
@@ -139,14 +158,17 @@ def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
             "output_scale": 0.1,
         },
     }
-    assert str(TUNED["P-2h"].changes(PAPER["P-2h"])[1]) == "schedule alternating instead of synchronous"
+    assert (
+        str(papers.find("P-2h", "tuned").changes(papers.find("P-2h"))[1])
+        == "schedule alternating instead of synchronous"
+    )
 
 
 def test_estimators_share_steps_and_schedule() -> None:
-    experiment = replace(PAPER["P-1h"], schedule="alternating", stop="settled")
-    assert experiment.make_estimator("ep") == EP(30, 10, schedule="alternating", stop="settled", beta=0.1)
-    assert experiment.make_estimator("bptt") == BPTT(30, 10, schedule="alternating", stop="settled")
-    assert experiment.make_estimator("rbp") == RBP(30, 10, schedule="alternating", stop="settled")
+    experiment = papers.find("P-1h").override(schedule="alternating", stop="settled")
+    assert make_estimator(experiment, "ep") == EP(30, 10, schedule="alternating", stop="settled", beta=0.1)
+    assert make_estimator(experiment, "bptt") == BPTT(30, 10, schedule="alternating", stop="settled")
+    assert make_estimator(experiment, "rbp") == RBP(30, 10, schedule="alternating", stop="settled")
     assert list(ESTIMATORS) == [
         "ep",
         "ep-symmetric",
@@ -158,57 +180,63 @@ def test_estimators_share_steps_and_schedule() -> None:
         "backprop",
     ]
     for name in list(ESTIMATORS)[:-1]:  # backprop has no time
-        made = experiment.make_estimator(name)
+        made = make_estimator(experiment, name)
         assert (made.T, made.K, made.schedule, made.stop) == (30, 10, "alternating", "settled"), name
 
 
 def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
     def first(trial: int) -> list[float]:
-        return SMALL.build(trial).get_parameter("W01").flatten()[:5].tolist()
+        return build_model(SMALL, trial).get_parameter("W01").flatten()[:5].tolist()
 
     assert first(0) == first(0) != first(1)
-    assert replace(SMALL, seed=1).build(0).get_parameter("W01").flatten()[:5].tolist() == first(1)
+    assert build_model(SMALL.override(seed=1), 0).get_parameter("W01").flatten()[:5].tolist() == first(1)
 
 
 @pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_an_experiment_survives_json(experiment: Experiment) -> None:
-    assert from_dict(json.loads(json.dumps(to_dict(experiment))), "here") == experiment
+def test_an_experiment_survives_json(experiment: Spec) -> None:
+    assert Spec(**json.loads(json.dumps(experiment.to_dict()))) == experiment
 
 
 def test_overrides_add_rates_and_leave_out_what_is_none() -> None:
-    changed = PAPER["P-1h"].override(T=20, K=None, learning_rates={"W01": 0.5})
-    assert (changed.T, changed.K) == (20, 10)
-    assert changed.learning_rates == {"W12": 0.08, "W01": 0.5}
-    assert PAPER["P-1h"].override(learning_rates={"*": 0.3}).rates(["W01", "b0", "W12", "b1"]) == dict.fromkeys(
+    changed = papers.find("P-1h").override(T=20, K=None, rates={"W01": 0.5})
+    assert (changed.phases.T, changed.phases.K) == (20, 10)
+    assert changed.optimizer.rates == {"W12": 0.08, "W01": 0.5}
+    assert papers.find("P-1h").override(rates={"*": 0.3}).rates(["W01", "b0", "W12", "b1"]) == dict.fromkeys(
         ["W01", "b0", "W12", "b1"], 0.3
     )
 
 
 def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
     (tmp_path / "narrow.toml").write_text(
-        'base = "P-1h"\npreset = "authors"\nepochs = 3\n[architecture]\nsizes = [10, 64, 784]\n'
-        "[learning_rates]\nW01 = 0.1\nW12 = 0.2\n"
+        'base = "P-1h"\npreset = "authors"\nepochs = 3\n[model]\nsizes = [10, 64, 784]\n'
+        "[optimizer.rates]\nW01 = 0.1\nW12 = 0.2\n"
     )
-    experiment = find_experiment(tmp_path / "narrow.toml")
-    assert (experiment.name, experiment.preset, experiment.epochs, experiment.T, experiment.K) == (
+    experiment = papers.find(tmp_path / "narrow.toml")
+    assert (
+        experiment.name,
+        experiment.preset,
+        experiment.optimizer.epochs,
+        experiment.phases.T,
+        experiment.phases.K,
+    ) == (
         "narrow",
         "own",
         3,
         40,
         15,
     )
-    assert isinstance(experiment.architecture, LayeredNet)
-    assert experiment.architecture.sizes == (10, 64, 784)
-    assert experiment.paper_results == {}
+    assert isinstance(experiment.model, LayeredNet)
+    assert experiment.model.sizes == (10, 64, 784)
+    assert experiment.results == {}
     (tmp_path / "whole.toml").write_text(
-        'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[architecture]\nkind = "own"\nsource = "mine"\n'
-        '[learning_rates]\n"*" = 0.01\n'
+        'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[model]\nkind = "own"\nfunction = "mine"\n'
+        '[optimizer.rates]\n"*" = 0.01\n'
     )
-    whole = read_toml(tmp_path / "whole.toml")
-    assert whole.architecture == OwnNet("mine")
+    whole = papers.find(tmp_path / "whole.toml")
+    assert whole.model == OwnNet(function="mine")
     assert whole.rates(["anything"]) == {"anything": 0.01}
     with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
-        whole.build(0)
+        build_model(whole, 0)
 
 
 @pytest.mark.parametrize(
@@ -218,77 +246,77 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
         ("T = 5\nK = 2", "lacks architecture, epochs, learning_rates"),
         ('base = "P-9h"', "Did you mean"),
         ('base = "P-1h"\nepoch = 3', "Unknown field 'epoch'.*Did you mean 'epochs'"),
-        ('base = "P-1h"\n[architecture]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
-        ('base = "P-1h"\n[architecture]\nkind = "layred"', "Did you mean 'layered'"),
+        ('base = "P-1h"\n[model]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
+        ('base = "P-1h"\n[model]\nkind = "layred"', "Did you mean 'layered'"),
         ('base = "P-1h"\nT = 2.5', "T is 2.5; expected an integer"),
         ('base = "P-1h"\nbeta = 0.0', "beta=0"),
         ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
-        ('base = "P-1h"\n[learning_rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
+        ('base = "P-1h"\n[optimizer.rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
     ],
 )
 def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        find_experiment(path)
+        papers.find(path)
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
-    assert named_experiment("p-1H") is PAPER["P-1h"]
+    assert papers.find("p-1H") is papers.find("P-1h")
     with pytest.raises(ValueError, match="Unknown experiment 'P-1'.*Did you mean 'P-1h'"):
-        named_experiment("P-1")
+        papers.find("P-1")
     with pytest.raises(ValueError, match="Unknown preset 'papr'.*Did you mean 'paper'"):
-        named_experiment("P-1h", "papr")
+        papers.find("P-1h", "papr")
     with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
-        named_experiment("P-1h", "tuned")
+        papers.find("P-1h", "tuned")
     with pytest.raises(ValueError, match="for no known parameter.*Did you mean 'W01'"):
-        PAPER["P-1h"].override(learning_rates={"W001": 1.0}).rates(["W01", "W12"])
+        papers.find("P-1h").override(rates={"W001": 1.0}).rates(["W01", "W12"])
     with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
-        find_experiment("missing.toml")
+        papers.find("missing.toml")
     with pytest.raises(ValueError, match="parameter V has no learning rate"):
         SMALL.rates(["W01", "W12", "V"])
 
 
 def test_the_nudge_site_is_a_field_of_the_experiment_and_reaches_the_network() -> None:
-    inside = PAPER["P-1h"].override(nudge_site="inside")
-    assert [str(change) for change in inside.changes(PAPER["P-1h"])] == ["nudge_site inside instead of outside"]
-    assert inside.build(0).nudge_site == "inside"
-    assert PAPER["P-1h"].build(0).nudge_site == "outside"
-    assert from_dict(to_dict(inside), "here") == inside
+    inside = papers.find("P-1h").override(nudge_site="inside")
+    assert [str(change) for change in inside.changes(papers.find("P-1h"))] == ["nudge_site inside instead of outside"]
+    assert build_model(inside, 0).nudge_site == "inside"
+    assert build_model(papers.find("P-1h"), 0).nudge_site == "outside"
+    assert Spec(**inside.to_dict()) == inside
     with pytest.raises(ValueError, match="no sigma around dPhi/ds"):
-        PAPER["EB-1h"].override(nudge_site="inside").build(0)
+        build_model(papers.find("EB-1h").override(nudge_site="inside"), 0)
     with pytest.raises(ValueError, match="Unknown nudge_site 'insid'.*Did you mean 'inside'"):
-        PAPER["P-1h"].override(nudge_site="insid")
+        papers.find("P-1h").override(nudge_site="insid")
 
 
 @pytest.mark.parametrize(
     ("name", "weight", "bias"), [("EB-1h", "W01", "b0"), ("P-2h", "W01", "b0"), ("P-conv", "Wfc01", "bfc0")]
 )
 def test_outputs_begin_where_the_experiment_says_and_nothing_else_moves(name: str, weight: str, bias: str) -> None:
-    drawn = dict(AUTHORS[name].build(3).named_parameters())
-    begun = dict(replace(AUTHORS[name], output_bias=0.25).build(3).named_parameters())
+    drawn = dict(build_model(papers.find(name, "authors"), 3).named_parameters())
+    begun = dict(build_model(papers.find(name, "authors").override(output_bias=0.25), 3).named_parameters())
     assert begun[bias].tolist() == [0.25] * 10
     assert [k for k in drawn if not torch.equal(drawn[k], begun[k])] == [bias]
-    scaled = dict(replace(AUTHORS[name], output_scale=0.25).build(3).named_parameters())
+    scaled = dict(build_model(papers.find(name, "authors").override(output_scale=0.25), 3).named_parameters())
     assert torch.equal(scaled[weight], 0.25 * drawn[weight])
     assert [k for k in drawn if not torch.equal(drawn[k], scaled[k])] == [weight]
 
 
 def test_an_output_bias_that_cannot_be_is_refused() -> None:
-    experiment = PAPER["P-1h"]
-    with pytest.raises(ValueError, match="output_bias is nan; expected a finite number, such as 0.5"):
-        replace(experiment, output_bias=float("nan"))
-    without = replace(experiment, architecture=replace(experiment.architecture, bias=False), output_bias=0.5)
+    experiment = papers.find("P-1h")
+    with pytest.raises(ValueError, match="output_bias is nan; expected a number"):
+        experiment.override(output_bias=float("nan"))
+    without = experiment.override(bias=False, output_bias=0.5)
     with pytest.raises(ValueError, match="P-1h has no output layer with biases"):
-        without.build(0)
-    outside = replace(experiment, cost="cross-entropy", output_bias=0.5)
+        build_model(without, 0)
+    outside = experiment.override(cost="cross-entropy", output_bias=0.5)
     with pytest.raises(ValueError, match="Omit output_bias"):
-        outside.build(0)
+        build_model(outside, 0)
 
 
 def test_an_output_scale_that_cannot_be_is_refused() -> None:
-    experiment = PAPER["P-1h"]
-    with pytest.raises(ValueError, match="output_scale is inf; expected a finite number, such as 0.1"):
-        replace(experiment, output_scale=float("inf"))
+    experiment = papers.find("P-1h")
+    with pytest.raises(ValueError, match="output_scale is inf; expected a number"):
+        experiment.override(output_scale=float("inf"))
     with pytest.raises(ValueError, match="P-1h has no output layer with weights in its dynamics"):
-        replace(experiment, cost="cross-entropy", output_scale=0.5).build(0)
+        build_model(experiment.override(cost="cross-entropy", output_scale=0.5), 0)

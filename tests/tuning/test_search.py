@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,16 @@ import optuna
 import pytest
 from helpers.training_runs import SMALL, call_main, environment, few_images, finish, kill, start, write_idx
 
+from eqprop import papers
 from eqprop.cli.tune import _without
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment
+from eqprop.models.layered import LayeredNet
 from eqprop.run.loop import Stopped
+from eqprop.run.session import bind
+from eqprop.run.spec import Spec
 from eqprop.tuning.search import (
     ATTEMPTS,
     WORKER,
-    Found,
+    BestTrial,
     Search,
     TrialState,
     adopt_orphans,
@@ -38,19 +38,19 @@ from eqprop.tuning.search import (
     search,
     signed_on,
     space_around,
-    to_experiment,
+    with_values,
 )
 
 STORAGES = ("journal", "sqlite")
 
 
-def wanted(folder: Path, trials: int, experiment: Experiment = SMALL, **options: Any) -> Search:
+def wanted(folder: Path, trials: int, experiment: Spec = SMALL, **options: Any) -> Search:
     folder.mkdir(parents=True, exist_ok=True)
-    given = {"images": few_images(1200, 50), "storage": str(folder / "study.journal"), "budget": 0.01} | options
-    return Search(experiment, folder, trials=trials, **given)
+    given = {"storage": str(folder / "study.journal"), "budget": 0.01} | options
+    return Search(bind(experiment, few_images(1200, 50)), folder, trials=trials, **given)
 
 
-def drawn(found: Found) -> list[tuple[Any, ...]]:
+def drawn(found: BestTrial) -> list[tuple[Any, ...]]:
     """What was tried and what came out, of the trials that ended."""
     ended = [t for t in found.document["trials"] if t["state"] in ("complete", "pruned")]
     return [(t["values"], t["state"], t["held_out_error"], t["by_epoch"]) for t in ended]
@@ -59,29 +59,29 @@ def drawn(found: Found) -> list[tuple[Any, ...]]:
 def test_the_space_holds_the_record_and_values_come_back() -> None:
     space = space_around(SMALL, ["W01", "W12"])
     assert space.T == (2, 32)
-    assert space.rates["W12"] == (SMALL.learning_rates["W12"] / 10, SMALL.learning_rates["W12"] * 10)
-    assert to_experiment(SMALL, own_values(SMALL, space)) == SMALL
-    negative = replace(SMALL, beta=-0.2)
-    assert to_experiment(negative, own_values(negative, space_around(negative, ["W01", "W12"]))) == negative
-    assert to_experiment(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
+    assert space.rates["W12"] == (SMALL.optimizer.rates["W12"] / 10, SMALL.optimizer.rates["W12"] * 10)
+    assert with_values(SMALL, own_values(SMALL, space)) == SMALL
+    negative = SMALL.override(beta=-0.2)
+    assert with_values(negative, own_values(negative, space_around(negative, ["W01", "W12"]))) == negative
+    assert with_values(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
 
 
 @pytest.fixture(scope="module")
-def six(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def six(tmp_path_factory: pytest.TempPathFactory) -> BestTrial:
     return search(wanted(tmp_path_factory.mktemp("six"), 6))
 
 
-def test_a_search_begins_with_the_record_and_ends_with_its_best(six: Found) -> None:
+def test_a_search_begins_with_the_record_and_ends_with_its_best(six: BestTrial) -> None:
     trials = six.document["trials"]
     assert len(trials) == 6
-    assert to_experiment(SMALL, trials[0]["values"]) == SMALL
+    assert with_values(SMALL, trials[0]["values"]) == SMALL
     errors = {t["number"]: t["held_out_error"] for t in trials if t["held_out_error"] is not None}
     assert errors[six.document["best"]] == min(errors.values()) == six.document["held_out_error"]
-    assert six.experiment == replace(to_experiment(SMALL, trials[six.document["best"]]["values"]), preset="own")
+    assert six.spec == with_values(SMALL, trials[six.document["best"]]["values"])
     assert len({json.dumps(t["values"]) for t in trials}) == 6
 
 
-def test_values_of_a_trial_are_drawn_by_themselves(six: Found) -> None:
+def test_values_of_a_trial_are_drawn_by_themselves(six: BestTrial) -> None:
     """Where each lies in its range, on the logarithmic scale: not all at the same place."""
     space = six.document["space"]
     ends = {"T": space["T"], "K": space["K"], "beta": space["beta"]}
@@ -92,14 +92,14 @@ def test_values_of_a_trial_are_drawn_by_themselves(six: Found) -> None:
         assert max(places) - min(places) > 0.1
 
 
-def test_a_search_in_two_sessions_draws_as_in_one(six: Found, tmp_path: Path) -> None:
+def test_a_search_in_two_sessions_draws_as_in_one(six: BestTrial, tmp_path: Path) -> None:
     search(wanted(tmp_path, 2))
     assert drawn(search(wanted(tmp_path, 6))) == drawn(six)
-    other = search(wanted(tmp_path / "seed", 2, replace(SMALL, seed=1)))
+    other = search(wanted(tmp_path / "seed", 2, SMALL.override(seed=1)))
     assert other.document["trials"][1]["values"] != six.document["trials"][1]["values"]
 
 
-def test_a_search_that_was_stopped_takes_its_trial_up_again(six: Found, tmp_path: Path) -> None:
+def test_a_search_that_was_stopped_takes_its_trial_up_again(six: BestTrial, tmp_path: Path) -> None:
     def stop(text: str) -> None:
         if text.startswith("trial 2: epoch 1"):
             raise Stopped("asked to", 130)
@@ -113,7 +113,7 @@ def test_a_search_that_was_stopped_takes_its_trial_up_again(six: Found, tmp_path
 
 def test_trials_that_diverge_are_given_up_and_none_left_is_told(tmp_path: Path) -> None:
     unbounded = LayeredNet((10, 12, 784), "energy-based", "sigmoid", eps=0.5)
-    hot = replace(SMALL, architecture=unbounded, learning_rates={"W12": 1e20, "W01": 1e20})
+    hot = SMALL.override(model=unbounded, rates={"W12": 1e20, "W01": 1e20})
     with pytest.raises(ArithmeticError, match="None of the 2 trials completed: all diverged"):
         search(wanted(tmp_path, 2, hot))
 
@@ -242,7 +242,7 @@ def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path
     sessions = json.loads((out / again[-1]["folder"] / "environment.json").read_text())["sessions"]
     assert len(sessions) == 2
     assert "eqprop train" in printed
-    assert document["experiment"]["T"] == find_experiment(out / "best.toml").T
+    assert document["experiment"]["phases"]["T"] == papers.find(out / "best.toml").phases.T
 
 
 def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +321,6 @@ def test_a_bad_storage_is_told(
 def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:
     search(wanted(tmp_path, 1))
     with pytest.raises(ValueError, match=r"begun with other settings \(experiment, space\)"):
-        search(wanted(tmp_path, 2, replace(SMALL, T=12)))
+        search(wanted(tmp_path, 2, SMALL.override(T=12)))
     with pytest.raises(ValueError, match=r"begun with other settings \(validation\)"):
         search(wanted(tmp_path, 2, validation=300))

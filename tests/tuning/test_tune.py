@@ -15,15 +15,16 @@ from helpers.nets import asymmetric, batch, convolutional, energy_based, pooled_
 from helpers.training_runs import SMALL, call_main, few_images, write_idx, write_small_toml
 from torch import Tensor
 
-from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, State, from_energy, from_primitive, relax
-from eqprop.experiments.architecture import ConvolutionalNet, LayeredNet, Own, OwnNet
-from eqprop.experiments.experiment import Experiment, own_experiment
-from eqprop.experiments.io import find_experiment, to_dict, to_toml
-from eqprop.experiments.literature import EXPERIMENTS
-from eqprop.experiments.paper import named_experiment
+from eqprop import BPTT, RBP, Dynamics, Phase, SquaredError, State, from_energy, from_primitive, papers, relax
+from eqprop.data import Images
 from eqprop.models import Layered
+from eqprop.models.convolutional import ConvolutionalNet
+from eqprop.models.layered import LayeredNet
 from eqprop.run import train
-from eqprop.run.plan import Settings, make_plan
+from eqprop.run.own import OwnNet
+from eqprop.run.session import bind, build_model, make_estimator
+from eqprop.run.spec import Spec
+from eqprop.run.toml import to_toml
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
 from eqprop.tuning.probe import (
@@ -40,10 +41,10 @@ from eqprop.tuning.probe import (
     scales,
     weight_names,
 )
-from eqprop.tuning.recipe import Decision, Recipe, Request, Tuned, smaller, tune
+from eqprop.tuning.recipe import Decision, Recipe, Tuned, smaller, tune
 from eqprop.tuning.search import space_around
 
-ALL = [experiment for preset in EXPERIMENTS.values() for experiment in preset.values()]
+ALL = [papers.find(n, p) for n in papers.names() for p in papers.presets(n) if p not in papers.COMPARED]
 WALL = ("seconds", "provenance")
 
 
@@ -126,10 +127,22 @@ def test_climbing_leaves_rates_that_diverge_behind() -> None:
     assert len(tried) == 6
 
 
-def outcome(experiment: Experiment, train: float, diverged: bool) -> Outcome:
+def outcome(experiment: Spec, train: float, diverged: bool) -> Outcome:
     found = FAILED if diverged else train
-    rates = dict(experiment.learning_rates)
-    return Outcome("", experiment.T, experiment.K, experiment.beta, rates, found, found, 0.0, diverged, 0.0, "")
+    rates = dict(experiment.optimizer.rates)
+    return Outcome(
+        "",
+        experiment.phases.T,
+        experiment.phases.K,
+        experiment.phases.beta,
+        rates,
+        found,
+        found,
+        0.0,
+        diverged,
+        0.0,
+        "",
+    )
 
 
 class OnTargets:
@@ -140,29 +153,29 @@ class OnTargets:
     def __init__(self, diverges: Any) -> None:
         self.diverges = diverges
 
-    def run(self, experiment: Experiment, stage: str) -> Outcome:
+    def run(self, experiment: Spec, stage: str) -> Outcome:
         return outcome(experiment, 150.0, self.diverges(experiment))
 
 
 def test_T_and_K_do_not_shrink_to_those_that_diverge() -> None:
-    recipe = Recipe(None, None, replace(SMALL, T=20, K=10))  # type: ignore[arg-type]
+    recipe = Recipe(None, SMALL.override(T=20, K=10), print)  # type: ignore[arg-type]
     for name in ("T", "K"):
-        recipe.decide(Decision(name, getattr(recipe.experiment, name), "measured"))
-    decide._shrink(recipe, OnTargets(lambda e: e.T < 14 or e.K < 7))  # type: ignore[arg-type]
-    assert (recipe.experiment.T, recipe.experiment.K) == (14, 7)
+        recipe.decide(Decision(name, getattr(recipe.spec.phases, name), "measured"))
+    decide._shrink(recipe, OnTargets(lambda e: e.phases.T < 14 or e.phases.K < 7))  # type: ignore[arg-type]
+    assert (recipe.spec.phases.T, recipe.spec.phases.K) == (14, 7)
     assert "below that the training diverges" in recipe.decisions["T"].reason
 
 
 def test_rates_that_diverge_are_not_the_best_of_those_tried() -> None:
-    plan = make_plan(SMALL, Settings(), few_images())
-    recipe = Recipe(None, plan, SMALL)  # type: ignore[arg-type]
+    plan = bind(SMALL, few_images())
+    recipe = Recipe(plan, SMALL, print)  # type: ignore[arg-type]
     sizes = Scales({"W12": 1.0, "W01": 1.0}, {"W12": 1.0, "W01": 2.0})
     recipe.looks.append(Look("", same((0.0,)), Sizes({}), Agreement((), {}, {}), sizes))
-    trainings = OnTargets(lambda e: e.learning_rates["W12"] > 0.15)
+    trainings = OnTargets(lambda e: e.optimizer.rates["W12"] > 0.15)
     chosen = decide._choose_rates(recipe, trainings, ["W12", "W01"])  # type: ignore[arg-type]
     assert not chosen.diverged
-    assert recipe.experiment.learning_rates["W12"] < 0.15
-    assert "150.0 % at 0.1, diverged at 0.2" in recipe.decisions["learning_rates"].reason
+    assert recipe.spec.optimizer.rates["W12"] < 0.15
+    assert "150.0 % at 0.1, diverged at 0.2" in recipe.decisions["rates"].reason
 
     never = OnTargets(lambda e: True)
     with pytest.raises(
@@ -181,11 +194,11 @@ def test_an_error_rises_only_above_the_noise_of_counting() -> None:
 
 
 def test_T_and_K_shrink_by_seven_tenths_and_T_not_below_K() -> None:
-    experiment = replace(SMALL, T=10, K=8)
-    assert smaller(experiment, "T") == replace(experiment, T=8)
-    assert smaller(replace(experiment, T=8), "T") is None
-    assert smaller(experiment, "K") == replace(experiment, K=5)
-    assert smaller(replace(experiment, K=1), "K") is None
+    experiment = SMALL.override(T=10, K=8)
+    assert smaller(experiment, "T") == experiment.override(T=8)
+    assert smaller(experiment.override(T=8), "T") is None
+    assert smaller(experiment, "K") == experiment.override(K=5)
+    assert smaller(experiment.override(K=1), "K") is None
 
 
 NETS = {
@@ -235,7 +248,7 @@ def test_exact_gradients_are_those_of_bptt(name: str) -> None:
 
 def test_signs_agree_where_the_theorem_holds_and_not_where_it_does_not() -> None:
     """The check can fail: feedback weights of its own spoil the signs, so does a large beta."""
-    experiment = replace(SMALL, T=400, K=200)
+    experiment = SMALL.override(T=400, K=200)
 
     def signs(model: Dynamics, betas: tuple[float, ...]) -> tuple[float, ...]:
         batches = looked_at(model)
@@ -251,9 +264,9 @@ def test_signs_agree_where_the_theorem_holds_and_not_where_it_does_not() -> None
 def test_looking_at_gradients_leaves_the_network_alone() -> None:
     model = energy_based(2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    found = scales(model, SquaredError(), looked_at(model), replace(SMALL, T=50, K=5))
+    found = scales(model, SquaredError(), looked_at(model), SMALL.override(T=50, K=5))
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters())
-    one = gradients(model, SquaredError(), looked_at(model), replace(SMALL, T=50, K=5))
+    one = gradients(model, SquaredError(), looked_at(model), SMALL.override(T=50, K=5))
     mean = sum(float(g["W01"].square().sum()) for g in one) / len(one)
     assert found.gradient["W01"] == pytest.approx(mean**0.5)
     assert found.value["W01"] == pytest.approx(float(before["W01"].norm()))
@@ -270,28 +283,31 @@ def test_a_step_by_autodiff_is_taken_to_be_slower_than_one_written_by_hand() -> 
         return Layered((10, 24, 784), seed=seed)
 
     images = few_images(1200, 50)
-    by_autodiff, by_hand = (
-        short_training(make_plan(own_experiment(Own(f, "mine")), Settings(), images, f), 2.0) for f in (own, layered)
-    )
+    by_autodiff, by_hand = (short_training(bind(f, images), 2.0) for f in (own, layered))
     assert by_autodiff.samples * by_autodiff.epochs < by_hand.samples * by_hand.epochs / 2
 
 
 def test_the_budget_is_counted_in_operations() -> None:
-    plan = make_plan(SMALL, Settings(), few_images(6000, 100))
+    plan = bind(SMALL, few_images(6000, 100))
     work = count_work(plan)
-    assert 2 * 2 * 10 * 24 * SMALL.batch <= work.step <= 2 * 2 * 10 * 24 * SMALL.batch + 20 * 34 * SMALL.batch
+    assert (
+        2 * 2 * 10 * 24 * SMALL.optimizer.batch
+        <= work.step
+        <= 2 * 2 * 10 * 24 * SMALL.optimizer.batch + 20 * 34 * SMALL.optimizer.batch
+    )
     small, large = short_training(plan, 0.5), short_training(plan, 5.0)
     assert small.samples * small.epochs < large.samples * large.epochs
     assert small == short_training(plan, 0.5)
     assert large.samples + large.validation <= 6000
-    assert large.samples % SMALL.batch == 0
+    assert large.samples % SMALL.optimizer.batch == 0
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="budget is"):
             short_training(plan, wrong)
 
 
-def request(out: Path, experiment: Experiment = SMALL, **options: Any) -> Request:
-    return Request(experiment, out, **{"images": few_images(1200, 100), "budget": 0.2} | options)
+def tuned_at(out: Path, spec: Spec = SMALL, images: Images | None = None, own: Any = None, **options: Any) -> Tuned:
+    session = bind(spec, few_images(1200, 100) if images is None else images, model=own, trains=False)
+    return tune(session, out, **{"budget": 0.2} | options)
 
 
 def settings_of(tuned: Tuned) -> dict[str, Any]:
@@ -303,29 +319,33 @@ def settings_of(tuned: Tuned) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
-    return tune(request(tmp_path_factory.mktemp("tuned")))
+    return tuned_at(tmp_path_factory.mktemp("tuned"))
 
 
 def test_the_recipe_decides_everything_and_says_why(tuned: Tuned) -> None:
     decisions = {d["name"]: d for d in tuned.document["decisions"]}
-    assert set(decisions) == {"T", "K", "beta", "learning_rates"}
+    assert set(decisions) == {"T", "K", "beta", "rates"}
     for name, decision in decisions.items():
-        assert decision["value"] == getattr(tuned.experiment, name)
+        assert decision["value"] == (
+            tuned.spec.optimizer.rates if name == "rates" else getattr(tuned.spec.phases, name)
+        )
         assert decision["reason"]
     assert [look["weights"] for look in tuned.document["looks"]] == ["initial weights", "trained weights"]
-    assert tuned.experiment.K <= tuned.experiment.T
-    assert tuned.experiment.beta in decide.BETAS
+    assert tuned.spec.phases.K <= tuned.spec.phases.T
+    assert tuned.spec.phases.beta in decide.BETAS
     first, *rest = [t for t in tuned.document["trainings"] if not t["stage"].startswith("rates")]
-    assert first["T"] >= tuned.experiment.T
+    assert first["T"] >= tuned.spec.phases.T
     assert rest
-    kept = next(t for t in tuned.document["trainings"] if (t["T"], t["K"]) == (tuned.experiment.T, tuned.experiment.K))
+    kept = next(
+        t for t in tuned.document["trainings"] if (t["T"], t["K"]) == (tuned.spec.phases.T, tuned.spec.phases.K)
+    )
     assert kept["train"] < 50.0
 
 
 def test_the_recipe_is_deterministic_and_never_sees_the_test_set(tuned: Tuned, tmp_path: Path) -> None:
     images = few_images(1200, 100)
     poisoned = replace(images, test_x=torch.full_like(images.test_x, math.nan), test_y=9 - images.test_y)
-    again = tune(request(tmp_path, images=poisoned))
+    again = tuned_at(tmp_path, images=poisoned)
     assert settings_of(again) == settings_of(tuned)
 
 
@@ -337,11 +357,11 @@ def test_a_recipe_that_was_stopped_goes_on(tuned: Tuned, tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(request(tmp_path, tell=stop))
+        tuned_at(tmp_path, tell=stop)
     kept = tmp_path / "trainings" / stages[2] / "metrics.jsonl"
     assert not (tmp_path / "trainings" / stages[3] / "metrics.jsonl").exists()
     written = kept.stat().st_mtime_ns
-    assert settings_of(tune(request(tmp_path))) == settings_of(tuned)
+    assert settings_of(tuned_at(tmp_path)) == settings_of(tuned)
     assert kept.stat().st_mtime_ns == written, "a training that was done was done again"
 
 
@@ -361,66 +381,65 @@ def own_phi(seed: int) -> Dynamics:
     return from_primitive(phi, parameters, layers=(10, 16), squash=torch.sigmoid)
 
 
-KINDS: dict[str, tuple[Experiment, dict[str, Any]]] = {
+KINDS: dict[str, tuple[Spec, dict[str, Any]]] = {
     "energy-based": (
-        replace(SMALL, architecture=LayeredNet((10, 12, 784), "energy-based", "sigmoid", eps=0.5, clip=True)),
+        SMALL.override(model=LayeredNet((10, 12, 784), "energy-based", "sigmoid", eps=0.5, clip=True)),
         {},
     ),
     "convolutional": (
-        replace(
-            SMALL,
-            architecture=ConvolutionalNet(channels=(2,), kernel=9, pool=5, activation="sigmoid"),
-            learning_rates={"*": 0.1},
+        SMALL.override(
+            model=ConvolutionalNet(channels=(2,), kernel=9, pool=5, activation="sigmoid"),
+            rates={"*": 0.1},
         ),
         {},
     ),
-    "own Phi": (replace(SMALL, architecture=OwnNet("own_phi"), learning_rates={"*": 0.1}), {"own": own_phi}),
-    "persistent states, random signs": (replace(SMALL, start="persistent", estimator="ep-random-sign"), {}),
-    "initialised, continual": (replace(SMALL, start="initialised", estimator="ep-continual"), {}),
+    "own Phi": (SMALL.override(model=OwnNet(function="own_phi"), rates={"*": 0.1}), {"own": own_phi}),
+    "persistent states, random signs": (SMALL.override(start="persistent", estimator="ep-random-sign"), {}),
+    "initialised, continual": (SMALL.override(start="initialised", estimator="ep-continual"), {}),
     "cross-entropy": (SMALL.override(cost="cross-entropy"), {}),
-    "Adam": (replace(SMALL, optimizer="Adam", learning_rates={"*": 0.1}), {}),
+    "Adam": (SMALL.override(optimizer="Adam", rates={"*": 0.1}), {}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_path: Path) -> None:
     experiment, options = KINDS[kind]
-    found = tune(request(tmp_path, experiment, images=few_images(1200, 50), budget=0.01, **options))
+    found = tuned_at(tmp_path, experiment, few_images(1200, 50), budget=0.01, **options)
     assert found.document["trainings"]
     path = tmp_path / "tuned.toml"
-    path.write_text(to_toml(found.experiment))
-    assert find_experiment(path) == found.experiment
-    model = found.experiment.build(0, own=options.get("own"))
-    names = [*dict(model.named_parameters()), *found.experiment.readout_names]
-    assert all(rate > 0 for rate in found.experiment.rates(names, model.layer_parameters).values())
+    path.write_text(to_toml(found.spec))
+    assert papers.find(path) == found.spec
+    model = build_model(found.spec, 0, own=options.get("own"))
+    names = [*dict(model.named_parameters()), *found.spec.readout_names]
+    assert all(rate > 0 for rate in found.spec.rates(names, model.layer_parameters).values())
 
 
 @pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_every_record_survives_toml_and_json_files(experiment: Experiment, tmp_path: Path) -> None:
-    expected = replace(experiment, preset="own", paper_results={})
-    (tmp_path / "r.toml").write_text(to_toml(experiment, {"T": "one\ntwo", "learning_rates": "why"}, "a title"))
-    assert find_experiment(tmp_path / "r.toml") == expected
-    for name, content in (("plain", to_dict(experiment)), ("run", {"format": 1, "experiment": to_dict(experiment)})):
+def test_every_record_survives_toml_and_json_files(experiment: Spec, tmp_path: Path) -> None:
+    expected = experiment
+    (tmp_path / "r.toml").write_text(to_toml(experiment, {"T": "one\ntwo", "rates": "why"}, "a title"))
+    assert papers.find(tmp_path / "r.toml") == expected
+    for name, content in (("plain", experiment.to_dict()), ("run", {"format": 1, "experiment": experiment.to_dict()})):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        assert find_experiment(tmp_path / f"{name}.json") == expected
+        assert papers.find(tmp_path / f"{name}.json") == expected
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is not a JSON file"),
+        ("{", "not a JSON file"),
         ("[1]", "holds no experiment"),
         ('{"experiment": 3}', "holds no experiment"),
-        ('{"T": 5}', "lacks architecture, K, epochs, learning_rates"),
-        ('{"Tee": 5}', "Unknown field 'Tee'"),
+        ('{"phases": {"T": 0}}', "phases.T is 0"),
+        ('{"Tee": 5}', "Tee 'Tee'"),
     ],
 )
 def test_a_wrong_json_record_is_told(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text(text)
     with pytest.raises(ValueError, match=complaint):
-        find_experiment(tmp_path / "wrong.json")
+        papers.find(tmp_path / "wrong.json")
     with pytest.raises(FileNotFoundError, match="There is no file"):
-        find_experiment(tmp_path / "missing.json")
+        papers.find(tmp_path / "missing.json")
 
 
 def test_a_folder_takes_one_request(tmp_path: Path) -> None:
@@ -452,9 +471,9 @@ def test_the_command_writes_what_train_takes(
     assert "training" in printed.err
     for name in ("decisions.png", "decisions.pdf", "tuned.toml"):
         assert (out / name).stat().st_size > 100
-    experiment = find_experiment(out / "tuned.toml")
-    assert (experiment.T, experiment.K, experiment.beta) == tuple(
-        document["experiment"][name] for name in ("T", "K", "beta")
+    experiment = papers.find(out / "tuned.toml")
+    assert (experiment.phases.T, experiment.phases.K, experiment.phases.beta) == tuple(
+        document["experiment"]["phases"][name] for name in ("T", "K", "beta")
     )
     assert call_main(monkeypatch, "train", out / "tuned.toml", "--data", data, "--out", tmp_path / "run", "-q") == 0
     assert call_main(monkeypatch, *common, "--budget", 7) == 2
@@ -469,7 +488,7 @@ def test_the_command_writes_what_train_takes(
         (("P-1h", "--budget", "0"), "budget is 0"),
         (("P-1h", "--storage", "x.log"), "--storage and --workers apply to a search only"),
         (("P-1h", "--workers", "2"), "--storage and --workers apply to a search only"),
-        (("P-1h", "--init", "zeros"), "Unknown init 'zeros'"),
+        (("P-1h", "--init", "zeros"), "Unknown model.init 'zeros'"),
         (("P-1h", "--device", "abacus"), "device"),
     ],
 )
@@ -492,9 +511,9 @@ def test_a_network_that_only_diverges_is_told(tmp_path: Path) -> None:
             model.get_parameter("outward").fill_(math.nan)
         return model
 
-    experiment = replace(SMALL, architecture=OwnNet("explode"), learning_rates={"*": 0.1})
+    experiment = SMALL.override(model=OwnNet(function="explode"), rates={"*": 0.1})
     with pytest.raises(ArithmeticError, match="not finite"):
-        tune(request(tmp_path, experiment, own=explode))
+        tuned_at(tmp_path, experiment, own=explode)
 
 
 @pytest.mark.parametrize("form", ["ep", "ep-symmetric", "ep-holomorphic", "ep-random-sign", "ep-continual"])
@@ -502,22 +521,21 @@ def test_ep_is_looked_at_in_the_form_it_is_trained(form: Any) -> None:
     """Random signs and continual EP, which have no single gradient before the rates are known, as one-sided EP."""
     model = energy_based(2)
     batches = looked_at(model)
-    experiment = replace(SMALL, T=60, K=20, beta=0.3, estimator=form)
+    experiment = SMALL.override(T=60, K=20, beta=0.3, estimator=form)
     found = gradients(model, SquaredError(), batches, experiment)
     seen = "ep" if form in ("ep-random-sign", "ep-continual") else form
-    estimator = experiment.make_estimator(seen)
+    estimator = make_estimator(experiment, seen)
     _, expected = estimator.gradient(model, SquaredError(), batches.x[0], batches.y[0])
     for name, p in model.named_parameters():
         assert torch.equal(found[0][name], expected[p])
     assert gradients(model, SquaredError(), batches, experiment)[1]["W01"].equal(found[1]["W01"])
 
 
-def sweeping() -> Experiment:
+def sweeping() -> Spec:
     """A pooled net with an implicit nudge, which is taken both ways."""
-    return replace(
-        SMALL,
-        architecture=pooled_net((1, 28, 28), 7),
-        learning_rates={"*": 0.05},
+    return SMALL.override(
+        model=pooled_net((1, 28, 28), 7),
+        rates={"*": 0.05},
         schedule="sweeps-same",
         nudge_site="implicit",
         estimator="ep-symmetric",
@@ -527,24 +545,24 @@ def sweeping() -> Experiment:
 
 def test_a_net_that_sweeps_and_is_nudged_implicitly_is_tuned(tmp_path: Path) -> None:
     """At beta = 1 the nudge away from the target has no solution."""
-    found = tune(request(tmp_path / "out", sweeping(), validation=50))
+    found = tuned_at(tmp_path / "out", sweeping(), validation=50)
     assert found.document["effort"]["validation"] == 50
     tried = found.document["looks"][0]["agreement"]["betas"]
     assert max(tried) == decide.LARGEST_IMPLICIT
     assert decide.largest_beta(SMALL) == 1.0 > space_around(sweeping(), ["W01"]).beta[1] == decide.LARGEST_IMPLICIT
-    train(found.experiment, tmp_path / "run", data=few_images(200, 50), epochs=1)
+    train(found.spec, tmp_path / "run", data=few_images(200, 50), epochs=1)
 
 
 def test_exact_gradients_of_a_net_that_sweeps_are_those_at_its_own_rest() -> None:
-    experiment = named_experiment("cifar10-small")
-    model, cost = experiment.build(0).double(), SquaredError()
+    experiment = papers.find("cifar10-small")
+    model, cost = build_model(experiment, 0).double(), SquaredError()
     x = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 3
     y = torch.eye(10, dtype=torch.float64)[[3, 5, 5]]
-    exact = RBP(T=200, K=60, schedule=experiment.schedule).gradient(model, cost, x, y)[1]
+    exact = RBP(T=200, K=60, schedule=experiment.phases.schedule).gradient(model, cost, x, y)[1]
     true = {name: exact[p] for name, p in model.named_parameters()}
 
     def apart(*schedule: Any) -> float:
         (found,) = exact_gradients(model, cost, Batches((x,), (y,)), 200, 60, *schedule).gradients
         return max(float((found[name] - g).norm() / g.norm()) for name, g in true.items())
 
-    assert apart(experiment.schedule) < 1e-6 < 1e-2 < apart(), "synchronous steps from zero end elsewhere"
+    assert apart(experiment.phases.schedule) < 1e-6 < 1e-2 < apart(), "synchronous steps from zero end elsewhere"

@@ -2,85 +2,53 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import io
+import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from eqprop.messages import EXPECTED_ERRORS
-from eqprop.provenance import __version__
 
+COMMANDS = {
+    "list": "List the experiments, or the parts that they are made of.",
+    "show": "Print every setting of an experiment, as a TOML file to copy and edit.",
+    "train": "Train an experiment, or your own net, in a run folder.",
+    "resume": "Continue a run where it stopped, with its own settings.",
+    "evaluate": "Measure the test error of every trial of a run again, from its weights.",
+    "demo": "Check gradients on the toy model, train a net by EP and by BPTT, and write a page that shows both.",
+    "play": "Write a page to play with: draw a digit, watch a net settle, nudge it, compare EP with BPTT.",
+    "gdu": "Does EP compute the gradient of this model, and if not, why?",
+    "doctor": "Why does it not learn? The first cause, the number that shows it, and the remedy.",
+    "report": "Write one self-contained HTML page of a run or several.",
+    "tune": "Choose T, K, beta and the learning rates, without looking at the test set.",
+    "reproduce": "Reproduce the paper's figures and tables.",
+}
+"""Modules of this package, each with the command of its name, in the order of `eqprop --help`; what each does."""
 
-def shown(parameters: list[Any]) -> list[Any]:
-    """Copies of parameters as their help shows them.
-
-    A switch takes no value, its opposite stands in its help text (a column for it would cut long names), and
-    [default: ...] is text, not markup. Where options stand in groups, --help stands in the last.
-    """
-    parameters = [copy.copy(parameter) for parameter in parameters]
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) or parameter.name == "help":
-            parameter.metavar = ""
-        text = getattr(parameter, "help", None) or ""
-        if parameter.secondary_opts:
-            text, parameter.secondary_opts = f"{text} Or {parameter.secondary_opts[0]}.", []
-        if text:
-            parameter.help = text.replace("[", r"\[")
-    groups = [group for p in parameters if (group := getattr(p, "rich_help_panel", None))]
-    if groups and parameters[-1].name == "help":
-        parameters[-1].rich_help_panel = groups[-1]
-    return parameters
-
-
-class Helping:
-    """A command whose help is shown by `shown`; parsing reads the parameters as they are."""
-
-    helping = False
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        return shown(parameters) if self.helping else parameters
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.helping = True
-        try:
-            super().format_help(ctx, formatter)  # type: ignore[misc]
-        finally:
-            self.helping = False
-
-
-class Command(Helping, TyperCommand):
-    """A command of eqprop."""
-
-
-class CommandGroup(Helping, TyperGroup):
-    """eqprop itself, or a command with commands of its own."""
-
-
-class App(typer.Typer):
-    """An application of such commands."""
-
-    def command(self, *names: Any, **options: Any) -> Any:
-        return super().command(*names, **{"cls": Command, **options})
-
-
-app = App(
+app = typer.Typer(
     name="eqprop",
-    cls=CommandGroup,
     help="Equilibrium propagation against backprop through time: check gradients, train, reproduce the paper.",
+    epilog="Examples:\n\neqprop train P-1h --epochs 3\n\neqprop gdu toy",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def command(name: str, *examples: str, of: typer.Typer = app) -> Callable[[Function], Function]:
+    """Make a function a command; its docstring is the help, which ends with the examples."""
+    epilog = "\n\n".join(["Examples:", *examples])
+    return of.command(name, epilog=epilog)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from eqprop.provenance import __version__
+
         typer.echo(f"eqprop {__version__}")
         raise typer.Exit
 
@@ -94,27 +62,29 @@ def _options(
     """Equilibrium propagation against backprop through time: check gradients, train, reproduce the paper."""
 
 
-COMMANDS = ("list", "train", "resume", "evaluate", "demo", "play", "gdu", "doctor", "report", "tune", "reproduce")
-"""Modules of this package, each with the command of its name, in the order of `eqprop --help`."""
+def load_commands(words: Sequence[str] | None = None) -> typer.Typer:
+    """The application with the command that these words name; without words, with every command.
 
-
-def load_commands(words: Sequence[str] = ()) -> typer.Typer:
-    """The application with the command that these words name, or with every command if they name none.
-
-    Only that command's module is imported, so that `eqprop --version` and `eqprop gdu` start quickly.
+    Only that command's module is imported; where the words name none, each command is no more than its line of help.
     """
-    wanted = words[0] if words and words[0] in COMMANDS else None
-    for name in COMMANDS if wanted is None else (wanted,):
-        importlib.import_module(f"eqprop.cli.{name}")
+    if words is None or (words and words[0] in COMMANDS):
+        for name in COMMANDS if words is None else words[:1]:
+            importlib.import_module(f"eqprop.cli.{name}")
+        return app
+    known = {*(c.name for c in app.registered_commands), *(g.name for g in app.registered_groups)}
+    for name, text in COMMANDS.items():
+        if name not in known:
+            app.command(name, help=text)(lambda: None)
     return app
 
 
 def main() -> None:
     """Run the command line; an expected error becomes one message on standard error and exit code 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name need not be valid text
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file name need not be valid text
+            stream.reconfigure(errors="backslashreplace")
     try:
-        load_commands(sys.argv[1:])()
+        load_commands(sys.argv[1:] or _completed())()
     except EXPECTED_ERRORS as error:
         typer.echo(f"eqprop: {error}", err=True)
         sys.exit(2)
@@ -124,6 +94,12 @@ def main() -> None:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         typer.echo(f"eqprop: Out of memory: {reason}. Use a smaller network, batch or number of trials.", err=True)
         sys.exit(2)
+
+
+def _completed() -> list[str]:
+    """The words so far of a command line that the shell completes."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
 
 
 def _out_of_memory(error: Exception) -> bool:

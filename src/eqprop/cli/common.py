@@ -1,18 +1,14 @@
-"""Shared by commands: options, results as tables and JSON, and exit codes after a signal."""
+"""Shared by commands: what they take besides settings, results as tables and JSON, exit codes after a signal."""
 
 from __future__ import annotations
 
-import copy
-import inspect
 import json
 import os
 import signal
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,132 +16,33 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from eqprop.files import write_text
 from eqprop.messages import EXPECTED_ERRORS, command
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
-    from eqprop.experiments.architecture import Own
     from eqprop.run import Result, Watch
 
-MOST_THREADS = 1024
-"""More threads than any one machine runs well; OpenMP dies of millions."""
-
-ExperimentName = Annotated[
+Experiment = Annotated[
     str, typer.Argument(help="An experiment by name (see eqprop list), a TOML or JSON file, or FILE.py:FUNCTION.")
 ]
-Preset = Annotated[str, typer.Option(help="paper, authors, tuned or fast.")]
-Init = Annotated[str | None, typer.Option(help="Initial weights: glorot or default (PyTorch's).")]
-Engine = Annotated[str | None, typer.Option(help="auto, or an engine by name.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
-Data = Annotated[
-    str | None,
-    typer.Option(help="mnist, fashion-mnist, kmnist, cifar10, cifar100, a folder of their files, or an .npz file."),
+Examined = Annotated[
+    str, typer.Argument(help="An experiment by name, a TOML or JSON file, FILE.py:FUNCTION, or a run folder.")
 ]
-Model = Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Function that builds your own network.")]
-OfRun = Annotated[
-    str | None, typer.Option("--model", metavar="FILE.py:FUNCTION", help="Function that built a run's own network.")
-]
+OfRun = Annotated[str | None, typer.Option(hidden=True, help="Whose weights of a run folder; its first by default.")]
+Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Trial of a run folder; 0 by default.")]
+Preset = Annotated[str | None, typer.Option(help="paper, authors, tuned, ... (see eqprop list --all).")]
+Folder = Annotated[Path, typer.Argument(help="The run folder.")]
 Logger = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="A logger by name (see eqprop list --parts); repeatable.")
+    list[str] | None,
+    typer.Option(metavar="NAME", hidden=True, help="A logger by name (see eqprop list --parts); repeatable."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, help="Do not show progress.")]
 Json = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; - for stdout, and nothing else there."),
+    typer.Option(
+        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON; - for stdout, and nothing else there."
+    ),
 ]
-
-
-def with_options(
-    *kinds: type, groups: Mapping[str, Sequence[str]]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add an option to a command for every field of these dataclasses that has a help text.
-
-    An option that is not given is None, and keeps the experiment's value. `groups` names the groups of the help in
-    their order, and the command's own options in each; a field names its group itself, or is in the last.
-    """
-    made = [p for kind in kinds for p in _options_of(kind, list(groups)[-1])]
-    placed = {name: group for group, names in groups.items() for name in names}
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        order = [None, *groups]
-        grouped = [_in_group(p, placed.get(p.name)) for p in own]
-        both = sorted([*grouped, *made], key=lambda p: order.index(_info(p).rich_help_panel))
-        command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in both} | {"return": None}
-        return command
-
-    return decorate
-
-
-def _info(parameter: inspect.Parameter) -> Any:
-    return parameter.annotation.__metadata__[0]
-
-
-def _in_group(parameter: inspect.Parameter, group: str | None) -> inspect.Parameter:
-    info = copy.copy(_info(parameter))  # shared with other commands
-    info.rich_help_panel = group
-    kind = inspect.Parameter.KEYWORD_ONLY  # typer passes all by name, and groups need not follow the order
-    return parameter.replace(kind=kind, annotation=Annotated[parameter.annotation.__origin__, info])
-
-
-def _options_of(kind: type, other: str) -> Iterator[inspect.Parameter]:
-    types = get_type_hints(kind)
-    for f in fields(kind):
-        if "help" in f.metadata:
-            # The dataclass checks choices and lists the valid ones; here they are strings.
-            bare = {k for k in (get_args(types[f.name]) or (types[f.name],)) if k in (int, float, bool)}
-            annotation = (bare.pop() if bare else str) | None
-            # typer would write --evaluation-t.
-            flag = [f"--{f.name.replace('_', '-')}"] if f.name != f.name.lower() else []
-            option = typer.Option(*flag, help=f.metadata["help"], rich_help_panel=f.metadata.get("group", other))
-            yield inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
-            )
-
-
-def learning_rates(given: Sequence[str] | None) -> dict[str, float] | None:
-    """["W01=0.04", "W12=0.08"], or ["0.05"] for every parameter."""
-    from eqprop.experiments.experiment import EVERY_OTHER
-
-    if not given:
-        return None
-    rates = {}
-    for text in given:
-        name, separator, value = text.rpartition("=")
-        try:
-            rates[name if separator else EVERY_OTHER] = float(value)
-        except ValueError:
-            raise ValueError(f"--lr got {text!r}; expected NAME=RATE, such as W01=0.04, or one rate for all.") from None
-    return rates
-
-
-EXAMPLES = {"--optimizer-option": "momentum=0.9", "--augment": "crop=4", "--normalise": "scale=3"}
-
-
-def named_values(given: Sequence[str] | None, option: str = "--optimizer-option") -> dict[str, Any] | None:
-    """["momentum=0.9", "nesterov=true"] as numbers, booleans or text."""
-    if not given:
-        return None
-    out = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise ValueError(f"{option} got {text!r}; expected NAME=VALUE, such as {EXAMPLES[option]}.")
-        try:
-            out[name] = json.loads(value)
-        except json.JSONDecodeError:
-            out[name] = value
-    return out
-
-
-def factory(where: str | None) -> Own | None:
-    """Load the function of --model."""
-    from eqprop.experiments.architecture import load_own
-
-    return None if where is None else load_own(where)
 
 
 def watcher(quiet: bool, loggers: Sequence[str] | None = None) -> Watch:
@@ -236,57 +133,32 @@ def check_out(out: Path | None) -> None:
         raise PermissionError(f"--out got {out}, but {there} cannot be written. Choose another folder.")
 
 
-def give_json(content: object, where: str | None) -> None:
-    """Write JSON to a file, or to standard output for "-".
-
-    What exists is written through, never replaced: a device, a pipe, the target of a link, a file with its mode.
-    """
-    if where is None:
-        return
-    text = json.dumps(content, indent=2)
-    path = Path(where)
-    if where == "-" or _is_stream(path, 1):
-        typer.echo(text)
-    elif _is_stream(path, 2):
-        typer.echo(text, err=True)
-    elif os.path.lexists(path):
-        path.write_text(text + "\n", encoding="utf-8")
-    else:
-        write_text(path, text + "\n")
-
-
 def check_json(where: str | None) -> None:
-    """Fail early if --json cannot be written: try to open it, and leave everything as it was."""
+    """Fail early if --json cannot be written; what is there stays as it is."""
     if where is None or where == "-":
         return
-    path = Path(where)
+    path, new = Path(where), not os.path.lexists(where)
     expected = "expected a file in a folder that exists, both writable, or - for standard output"
     try:
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise ValueError(f"--json got {where!r}; {expected}.")
-        # Opening and closing a pipe would end it for its reader.
-        if path.exists() and stat.S_ISFIFO(path.stat().st_mode):
-            if not os.access(path, os.W_OK):
-                raise PermissionError(f"--json got {where!r}, a pipe that cannot be written.")
-        else:
-            _try_to_open(path)
+        if path.is_fifo():  # opening it would end it for its reader
+            return
+        with path.open("a"):
+            pass
+        if new:
+            path.unlink()
     except OSError as error:
         raise type(error)(f"--json got {where!r}: {error.strerror or error}; {expected}.") from error
 
 
-def _try_to_open(path: Path) -> None:
-    new = not path.exists()
-    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if new else 0), 0o666))
-    if new:
-        path.resolve().unlink()
-
-
-def _is_stream(path: Path, descriptor: int) -> bool:
-    """Whether a path is where this process's standard output (1) or error (2) goes, as /dev/stdout is."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except (OSError, ValueError):
-        return False
+def give_json(content: object, where: str | None) -> None:
+    """Write JSON to a file, or to standard output for "-"; what exists is written through, be it a link or a pipe."""
+    if where is None:
+        return
+    text = json.dumps(content, indent=2)
+    if where == "-":
+        typer.echo(text)
+    else:
+        Path(where).write_text(text + "\n", encoding="utf-8")
 
 
 def give_result(result: Result, as_json: str | None, quiet: bool) -> None:

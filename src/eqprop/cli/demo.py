@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
-from eqprop.cli import app
-from eqprop.cli.common import Engine, Quiet, Threads, new_console, stopping, watcher
-from eqprop.experiments.paper import PAPER
+from eqprop import papers
+from eqprop.cli import command
+from eqprop.cli.common import Quiet, new_console, stopping, watcher
+from eqprop.cli.options import with_settings
 from eqprop.run.api import begin_or_resume
 from eqprop.run.folder import is_run
 
@@ -19,13 +20,11 @@ SAMPLES, EPOCHS = 20_000, 3
 """A third of MNIST, three times: enough to see that EP and BPTT learn alike."""
 
 
-@app.command("demo")
+@command("demo", "eqprop demo", "eqprop demo --samples 2000 --epochs 1 --out small")
+@with_settings("samples", "epochs", "engine", "threads")
 def demo(
+    settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
-    samples: Annotated[int, typer.Option(help="Training samples.")] = SAMPLES,
-    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = EPOCHS,
-    engine: Engine = None,
-    threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
     """Check gradients on the toy model, train a network by EP and by BPTT, and write a page that shows both."""
@@ -39,18 +38,12 @@ def demo(
         raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
     console.print("1. The toy model: EP's updates against the gradients of BPTT, step by step", style="bold")
     console.print(_toy(out / "toy"))
-    console.print(f"\n2. P-1h on {samples} MNIST images, by EP and by BPTT from the same weights", style="bold")
+    settings = {"samples": SAMPLES, "epochs": EPOCHS, **settings}
+    of = f"P-1h on {settings['samples']} MNIST images"
+    console.print(f"\n2. {of}, by EP and by BPTT from the same weights", style="bold")
+    spec = papers.find("P-1h").override(estimators="ep,bptt", **settings)
     with stopping():
-        begin_or_resume(
-            PAPER["P-1h"],
-            out / "p-1h",
-            watch=watcher(quiet),
-            estimators="ep,bptt",
-            epochs=epochs,
-            samples=samples,
-            engine=engine,
-            threads=threads,
-        )
+        begin_or_resume(spec, out / "p-1h", watch=watcher(quiet))
     written = write_report(out)
     console.print()
     console.print(results_table(rows(collect(out).runs)))
@@ -60,11 +53,12 @@ def demo(
 
 def _toy(folder: Path) -> str:
     """Compare on the paper's toy model, draw its figures, and return the verdict."""
-    from eqprop.experiments.gdu import Setup, gdu_experiment, run
     from eqprop.report.gdu import read_document, write_folder
+    from eqprop.run.laboratory import compare, find_subject
 
     document = read_document(folder)
     if document is None:
-        document, traces = run(Setup.of_experiment(gdu_experiment("toy"), torch.float64))
+        subject = find_subject("toy", dtype=torch.float64, trains=False)
+        document, traces = compare(subject)
         write_folder(folder, document, traces)
     return str(document["budget"]["verdict"])

@@ -18,10 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from eqprop.cli.common import new_console
-from eqprop.experiments.experiment import label
+from eqprop.estimators.named import label
+from eqprop.messages import plain
 from eqprop.relax import in_sweeps
+from eqprop.run.dataset import data_name
 from eqprop.run.log import Line
-from eqprop.run.plan import Leg, Plan, data_name
+from eqprop.run.session import Leg, Session
 from eqprop.run.watch import Progress, Watch, duration
 
 
@@ -30,7 +32,7 @@ class Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or new_console(stderr=True)
-        self.plan: Plan | None = None
+        self.session: Session | None = None
         self.leg: Leg | None = None
         self.status = Progress(0, 0, (), 0.0, 0.0)
         self.tests: dict[tuple[str, int], tuple[float | None, float | None]] = {}
@@ -44,23 +46,22 @@ class Display(Watch):
         self.iterations: TaskID = self.bars.add_task("iterations")
         self.live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
 
-    def begin(self, plan: Plan, folder: Path) -> None:
-        self.plan = plan
-        experiment, settings = plan.experiment, plan.settings
-        T, K = (f"{n}{in_sweeps(n, plan.groups)}" for n in (experiment.T, experiment.K))
-        phases = f"T={T} K={K} beta={experiment.beta}"
-        where = f"{settings.device}  -> {folder}"
-        what = f" ({experiment.preset}) on {data_name(plan.data)}  {experiment.architecture}  {phases}  {where}"
-        self.console.print(Text.assemble((experiment.name, "bold"), what))
+    def begin(self, session: Session, folder: Path) -> None:
+        self.session = session
+        spec = session.spec
+        T, K = (f"{n}{in_sweeps(n, session.groups)}" for n in (spec.phases.T, spec.phases.K))
+        phases = f"T={T} K={K} beta={spec.phases.beta:g}"
+        where = f"{spec.run.device}  -> {folder}"
+        what = f" ({spec.preset}) on {data_name(session.data)}  {spec.model}  {phases}  {where}"
+        self.console.print(Text.assemble((spec.name, "bold"), what))
         self.live.start()
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-        assert self.plan is not None, "begin comes first"
+        assert self.session is not None, "begin comes first"
         self.leg = leg
-        self.bars.update(
-            self.epochs, total=self.plan.experiment.epochs, completed=epoch, description=label(leg.estimator)
-        )
-        self.bars.update(self.iterations, total=self.plan.iterations, completed=0, description=engine)
+        epochs = self.session.spec.optimizer.epochs
+        self.bars.update(self.epochs, total=epochs, completed=epoch, description=label(leg.estimator))
+        self.bars.update(self.iterations, total=self.session.iterations, completed=0, description=engine)
 
     def progress(self, progress: Progress) -> None:
         self.status = progress
@@ -93,7 +94,7 @@ class Display(Watch):
             for trial, error in zip(self.leg.trials, running, strict=True):
                 test, best = self.tests.get((self.leg.estimator, trial), (None, None))
                 table.add_row(str(trial), _percent(error), _percent(test), _percent(best))
-        speed = f"{self.status.per_second:.3g} iterations/s, {duration(self.status.seconds_left)} left"
+        speed = f"{plain(self.status.per_second)} iterations/s, {duration(self.status.seconds_left)} left"
         return Group(self.bars, table, speed)
 
 

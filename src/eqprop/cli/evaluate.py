@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
 from rich.table import Table
 
-from eqprop.cli import app
-from eqprop.cli.common import (
-    Data,
-    Device,
-    Engine,
-    Json,
-    Model,
-    check_json,
-    factory,
-    give_json,
-    new_console,
-)
-from eqprop.experiments.architecture import own_code
+from eqprop.cli import command
+from eqprop.cli.common import Folder, Json, check_json, give_json, new_console
+from eqprop.cli.options import factory, with_settings
 from eqprop.run import evaluate
+from eqprop.run.own import own_code
 
 
-@app.command("evaluate")
-def evaluate_run(
-    folder: Annotated[Path, typer.Argument(help="The run folder.")],
-    data: Data = None,
-    model: Model = None,
-    engine: Engine = None,
-    device: Device = None,
-    precision: Annotated[str | None, typer.Option(help="Of products, in place of the run's.")] = None,
-    as_json: Json = None,
-) -> None:
+@command("evaluate", "eqprop evaluate runs/p1h", "eqprop evaluate runs/p1h --data fashion-mnist --json -")
+@with_settings("data", "function", "engine", "device", "precision")
+def evaluate_run(folder: Folder, settings: dict[str, Any], as_json: Json = None) -> None:
     """Measure the test error of every trial of a run again, from its weights."""
     check_json(as_json)
-    with own_code(model):
-        found = evaluate(
-            folder, data=data, model=factory(model), device=device, engine=engine or "auto", precision=precision
-        )
+    with own_code(settings.get("function")):
+        found = evaluate(folder, model=factory(settings), **settings)
     give_json(found, as_json)
     if as_json == "-":
         return

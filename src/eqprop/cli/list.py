@@ -1,61 +1,114 @@
-"""eqprop list."""
+"""eqprop list: the experiments on one screen, or the parts that they are made of."""
 
 from __future__ import annotations
 
 import importlib
-import json
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from eqprop.cli import app
-from eqprop.cli.common import (
-    Json,
-    Preset,
-    check_json,
-    give_json,
-    new_console,
-)
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import Experiment, label
-from eqprop.experiments.io import find_experiment, to_dict
-from eqprop.experiments.literature import EXPERIMENTS
-from eqprop.experiments.paper import LITERATURE, PRESETS, printed_experiment
+from eqprop import papers
+from eqprop.cli import command
+from eqprop.cli.common import Json, check_json, give_json, new_console
+from eqprop.run.spec import Spec
+from eqprop.run.watch import counted
 
 
-@app.command("list")
+@command("list", "eqprop list --all", "eqprop list --parts")
 def list_experiments(
-    name: Annotated[str | None, typer.Argument(help="Show one experiment in full.")] = None,
-    preset: Preset = "paper",
-    parts: Annotated[bool, typer.Option("--parts", help="List estimators, engines, costs, data sets, ...")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also other papers' experiments, and every preset.")
+    ] = False,
+    parts: Annotated[bool, typer.Option("--parts", help="Estimators, engines, costs, data sets, ... instead.")] = False,
     as_json: Json = None,
 ) -> None:
-    """List the experiments: network, settings, and the paper's results; or the parts they are made of."""
+    """List the experiments, or the parts that they are made of.
+
+    Of the paper, Table 1 (eqprop train) and Table 2 (eqprop gdu); eqprop show NAME prints every setting of one.
+    """
     check_json(as_json)
     if parts:
         _list_parts(as_json)
         return
-    chosen = [find_experiment(name, preset)] if name else _preset(preset)
+    names = papers.names() if everything else papers.of_paper()
+    trained = [spec for name in names if (spec := papers.find(name)).preset not in papers.COMPARED]
+    compared = list(papers.specs("gdu").values())
     if as_json is not None:
-        give_json({experiment.name: to_dict(experiment) for experiment in chosen}, as_json)
+        found = {"trained": trained, "compared": compared}
+        give_json({kind: {spec.name: spec.to_dict() for spec in specs} for kind, specs in found.items()}, as_json)
         if as_json == "-":
             return
     console = new_console()
-    console.print(_table(chosen, preset))
-    if name:
-        console.print(json.dumps(to_dict(chosen[0]), indent=2))
-    _show_changes(console, [experiment.name for experiment in chosen])
-    if not name:
-        _show_literature(console)
+    console.print(_trained(trained, everything))
+    console.print(_compared(compared))
+    if everything:
+        for line in (*_presets(), *_literature()):
+            console.print(line, soft_wrap=True)
+        return
+    console.print("Errors: published test errors, train errors in brackets.")
+    others = counted(len(papers.names()) - len({*names, *(spec.name for spec in compared)}), "experiment")
+    console.print(f"{others} of other papers: --all. Every setting of one: eqprop show NAME.")
+
+
+def _trained(specs: Iterable[Spec], everything: bool) -> Table:
+    title = "Table 1 and other papers" if everything else "Table 1"
+    table = _table(f"{title}: eqprop train NAME", ("name",), ("T", "K", "beta", "epochs", "EP, %", "BPTT, %"))
+    if everything:
+        table.add_column("network")
+    for spec in specs:
+        phases, results = spec.phases, dict(spec.results)
+        bptt = results.pop("bptt", "-")
+        ep = ", ".join(map(str, results.values())) or "-"
+        numbers = (phases.T, phases.K, f"{phases.beta:g}", spec.optimizer.epochs, ep, bptt)
+        table.add_row(spec.name, *map(str, numbers), *([str(spec.model)] if everything else []))
+    return table
+
+
+def _compared(specs: Iterable[Spec]) -> Table:
+    table = _table("Table 2: eqprop gdu NAME", ("name", "network"), ("T", "K", "beta", "eps"))
+    table.add_column("activation")
+    for spec in specs:
+        net: Any = spec.model
+        eps = getattr(net, "eps", None)
+        numbers = (spec.phases.T, spec.phases.K, f"{spec.phases.beta:g}", "-" if eps is None else f"{eps:g}")
+        table.add_row(spec.name, str(net), *map(str, numbers), net.activation)
+    return table
+
+
+def _table(title: str, names: Iterable[str], numbers: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in names:
+        table.add_column(heading, no_wrap=heading == "name")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _presets() -> Iterator[str]:
+    """What each preset changes."""
+    for name in papers.names():
+        first, *others = papers.presets(name)
+        for preset in others:
+            changes = papers.find(name, preset).changes(papers.find(name, first))
+            yield f"{name} --preset {preset}: {', '.join(map(str, changes)) or 'the same settings'}"
+
+
+def _literature() -> Iterator[str]:
+    """Results that the paper's table cites and no experiment trains."""
+    for row in papers.literature():
+        if row.experiment is None:
+            steps = f"T {row.T}" + ("" if row.K is None else f", K {row.K}")
+            yield f"Also in Table 1, but no experiment here: {row.source}, {row.result} %, {steps}, {row.epochs} epochs"
 
 
 def _list_parts(as_json: str | None) -> None:
     from eqprop.plugins import KINDS, origins
 
     # A table is known once its module is imported.
-    for module in ("engines", "experiments.experiment", "experiments.architecture", "data", "run.watch"):
+    for module in ("engines", "run.spec", "data", "run.watch"):
         importlib.import_module(f"eqprop.{module}")
     found = {kind: origins(kind) for kind in KINDS}
     give_json(found, as_json)
@@ -68,69 +121,3 @@ def _list_parts(as_json: str | None) -> None:
         for n, (name, origin) in enumerate(names.items()):
             table.add_row("" if n else kind, name, origin, end_section=n == len(names) - 1)
     new_console().print(table)
-
-
-def _show_literature(console: Console) -> None:
-    for row in LITERATURE:
-        if row.experiment is None:
-            steps = f"T {row.T}" + ("" if row.K is None else f"  K {row.K}")
-            said = f"{row.source}, {row.errors} %, {steps}  {row.epochs} epochs"
-            console.print(f"Also in the paper's table, but not an experiment here: {said}", soft_wrap=True)
-
-
-def _show_changes(console: Console, names: list[str]) -> None:
-    for other in PRESETS[1:]:
-        for experiment in EXPERIMENTS[other].values():
-            printed = printed_experiment(experiment)
-            if experiment.name in names and printed is not None:
-                changes = ", ".join(map(str, experiment.changes(printed)))
-                console.print(f"--preset {other} {experiment.name}: {changes}", soft_wrap=True)
-
-
-def _preset(preset: str) -> list[Experiment]:
-    """The experiments of a preset; beside the printed ones those that are of no paper."""
-    if preset not in EXPERIMENTS:
-        find_experiment("P-1h", preset)
-    found = EXPERIMENTS[preset]
-    if preset != PRESETS[0]:
-        return list(found.values())
-    return [*found.values(), *(e for rest in EXPERIMENTS.values() for e in rest.values() if e.name not in found)]
-
-
-def _table(experiments: list[Experiment], preset: str) -> Table:
-    """Three lines per experiment, to fit a terminal of 80 columns."""
-    table = Table(title=f"Experiments, preset {preset}", show_lines=True)
-    table.add_column("name", no_wrap=True)
-    table.add_column("network, steps, learning rates")
-    table.add_column("paper, %: test (train)", no_wrap=True)
-    for r in experiments:
-        net = r.architecture
-        eps = f"  ε {net.eps}" if isinstance(net, LayeredNet) and net.eps else ""
-        paper_results = [f"{label(estimator):4} {x}" for estimator, x in r.paper_results.items()]
-        what = [
-            f"{net}, {_activation(net)}, {r.init}",
-            f"T {r.T}  K {r.K}  β {r.beta}{eps}  {r.epochs} epochs",
-            "  ".join(f"{name} {rate}" for name, rate in r.learning_rates.items()),
-            *([", ".join(special)] if (special := _special(r)) else []),
-        ]
-        table.add_row(_broken(r.name), "\n".join(what), "\n".join(paper_results) or "--")
-    return table
-
-
-def _activation(net: object) -> str:
-    named = getattr(net, "activation", "own")
-    return named if isinstance(named, str) else ", ".join(f"{layer} {sigma}" for layer, sigma in named.items())
-
-
-def _special(experiment: Experiment) -> list[str]:
-    """How an experiment's start and estimator differ from the paper's."""
-    start = [] if experiment.start == "zero" else [f"{experiment.start} start"]
-    return start + ([] if experiment.estimator == "ep" else [experiment.estimator])
-
-
-def _broken(name: str) -> str:
-    """Break a long name after a hyphen, to keep the width of the other columns."""
-    if len(name) <= 14 or "-" not in name:
-        return name
-    cut = min((i + 1 for i, c in enumerate(name) if c == "-"), key=lambda i: abs(i - len(name) / 2))
-    return f"{name[:cut]}\n{name[cut:]}"

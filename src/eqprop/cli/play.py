@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from eqprop.cli import app
+from eqprop.cli import command
 
 
-@app.command("play")
+@command("play", "eqprop play --open", "eqprop play --out page.html")
 def play(
     out: Annotated[Path, typer.Option(help="The file to write, or a folder for play.html.")] = Path("play.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from eqprop.cli import app
+from eqprop.cli import command
 
 
-@app.command("report")
+@command("report", "eqprop report runs/p1h", "eqprop report runs --out page")
 def report(
     folder: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.")],
     out: Annotated[Path | None, typer.Option(help="Output folder. [default: the same folder]")] = None,

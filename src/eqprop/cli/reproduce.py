@@ -11,42 +11,28 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE
 from rich.markup import escape
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
 from rich.table import Table
 
-from eqprop.cli import App, CommandGroup, app
-from eqprop.cli.common import (
-    Data,
-    Device,
-    Engine,
-    Quiet,
-    Threads,
-    bars,
-    check_out,
-    new_console,
-    one_process,
-    spread,
-    stopping,
-    watcher,
-)
-from eqprop.data.images import check_device
-from eqprop.experiments.architecture import LayeredNet
-from eqprop.experiments.experiment import BACKPROP, Experiment, label
-from eqprop.experiments.gdu import DTYPES, GDU_EXPERIMENTS, GduExperiment, Setup, run, same_settings
-from eqprop.experiments.io import to_dict
-from eqprop.experiments.paper import OF_PAPER, named_experiment
+from eqprop import papers
+from eqprop.cli import app, command
+from eqprop.cli.common import Quiet, new_console, one_process, spread, stopping, watcher
+from eqprop.cli.figures import figures
+from eqprop.cli.options import with_settings
+from eqprop.estimators.named import BACKPROP, label
 from eqprop.files import write_json
-from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
+from eqprop.models.layered import LayeredNet
+from eqprop.papers import CifarRow
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
-from eqprop.run.api import begin_or_resume, resolve
+from eqprop.run import bind
+from eqprop.run.api import begin_or_resume
+from eqprop.run.dataset import describe
 from eqprop.run.distributed import rank, world_size
 from eqprop.run.folder import is_run, read_json
 from eqprop.run.log import Line, cosines
@@ -62,132 +48,61 @@ from eqprop.run.metrics import (
     summarise_trials,
     trial_of,
 )
-from eqprop.run.plan import (
-    Leg,
-    Plan,
-    describe,
-    given_data,
-    make_plan,
-    read_images,
-    split_estimators,
-)
+from eqprop.run.session import Leg, Session
+from eqprop.run.spec import Spec, split_estimators
 from eqprop.run.watch import Progress, Several, Watch, counted
 
-if TYPE_CHECKING:
-    from eqprop.experiments.literature import PublishedRow
-
-reproduce = App(cls=CommandGroup, help="Reproduce the paper's figures and tables.", no_args_is_help=True)
+reproduce = typer.Typer(
+    help="Reproduce the paper's figures and tables.",
+    epilog="Examples:\n\neqprop reproduce figures --out figures\n\neqprop reproduce table1 --rows P-1h --out table1",
+    no_args_is_help=True,
+)
 app.add_typer(reproduce, name="reproduce")
+command("figures", "eqprop reproduce figures --out figures", of=reproduce)(figures)
 
-DTYPE = "float64"
-
-
-@reproduce.command()
-def figures(
-    out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
-    preset: Annotated[str, typer.Option(help="paper: as printed. authors: as in their code.")] = "paper",
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and samples.")] = None,
-    threads: Threads = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-) -> None:
-    """Draw every figure about the GDU property. Run it again to continue where it stopped."""
-    from eqprop.report.gdu import write_gallery
-
-    one_process("reproduce figures")
-    check_out(out)
-    check_device(device)
-    if preset not in GDU_EXPERIMENTS:
-        raise ValueError(unknown("preset", preset, GDU_EXPERIMENTS))
-    experiments = [experiment.override(seed=seed) for experiment in GDU_EXPERIMENTS[preset].values()]
-    failed = []
-    with bars() as progress:
-        task = progress.add_task("", total=sum(weight(experiment) for experiment in experiments))
-        for experiment in experiments:
-            try:
-                _do(experiment, out / experiment.name, device, threads, (progress, task))
-            except NeverSettlesError as error:
-                failed.append(f"{experiment.name}: {error}")
-    for path in write_gallery(out):
-        typer.echo(path)
-    if failed:
-        raise NeverSettlesError("Some figures are missing. " + " ".join(failed) + " Try another --seed.")
+MACHINE = ("data", "engine", "device", "threads")
+"""Settings that every command of training takes."""
 
 
-def weight(experiment: GduExperiment) -> float:
-    """Rough cost of an experiment, in free steps of a small net, for the progress bar."""
-    return experiment.T * max(len(experiment.hidden), 0.1) + 25 * experiment.K
-
-
-def _do(experiment: GduExperiment, folder: Path, device: str, threads: int | None, shown: tuple[Bars, TaskID]) -> None:
-    """Compare and write the folder, unless it exists with the same settings."""
-    progress, task = shown
-    from eqprop.report.gdu import read_document, write_folder
-
-    done, share = progress.tasks[task].completed, weight(experiment)
-    before = read_document(folder)
-    if before is None or not same_settings(before, experiment, DTYPE, drop_unsettled=False):
-        progress.update(task, description=experiment.name)
-        setup = Setup.of_experiment(experiment, DTYPES[DTYPE], device)
-        document, traces = run(
-            setup, progress=lambda part: progress.update(task, completed=done + part * share), threads=threads
-        )
-        write_folder(folder, document, traces)
-        said = f"{experiment.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
-        progress.console.print(said, markup=False, soft_wrap=True)
-    progress.update(task, completed=done + share)
-
-
-@reproduce.command("table1")
+@command("table1", "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1", of=reproduce)
+@with_settings("estimator", "trials", "epochs", "schedule", "seed", "samples", *MACHINE)
 def table1(
+    settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder for the runs, the table and the page.")] = None,
     check: Annotated[Path | None, typer.Option(help="Folder of published results; retrain one random trial.")] = None,
-    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ... [default: all]")] = None,
-    preset: Annotated[str | None, typer.Option(help="paper, authors or tuned. [default: paper]")] = None,
-    estimator: Annotated[str | None, typer.Option(help="ep or bptt. [default: both]")] = None,
-    trials: Annotated[int, typer.Option(help="Networks per row.")] = 5,
-    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: the paper's]")] = None,
-    schedule: Annotated[str | None, typer.Option(help="synchronous or alternating (in separate runs).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of trial 0.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
-    data: Data = None,
-    engine: Engine = None,
-    device: Device = None,
-    threads: Threads = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Start, however long it takes on a CPU.")] = False,
+    rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
+    preset: Annotated[str | None, typer.Option(help="paper, authors or tuned; paper by default.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train Table 1 of the paper: every row with EP, then with BPTT, from the same weights. Resumable.
+    """Train Table 1 of the paper: five trials of every row with EP, then with BPTT, from the same weights. Resumable.
 
     With --check FOLDER, retrain one random trial of one published row and say whether its error lies within the
     published spread (exit code 1 if not); --seed selects the trial, from those of --rows, --preset and --estimator.
     """
-    estimators = split_estimators(estimator or "ep,bptt")
+    estimators = split_estimators(settings.pop("estimator", "ep,bptt"))
     if check is not None:
         one_process("reproduce table1 --check")
-        run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
         among = Among(None if rows is None else rows.split(","), preset, estimators)
-        _check(draw(among.trials(check), seed), out, {"watch": watcher(quiet), **run_options})
+        options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
+        _check(draw(among.trials(check), settings.get("seed")), out, options, quiet)
         return
-    preset = preset or "paper"
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
-    experiments = [
-        experiment.override(epochs=epochs, schedule=schedule, seed=seed) for experiment in _rows(rows, preset)
-    ]
+    options = {"trials": 5, **settings, "estimators": estimators}
+    specs = [spec.override(**options) for spec in _rows(rows, preset or "paper")]
     _check_out(out)
-    options: dict[str, Any] = {"estimators": estimators, "trials": trials, "samples": samples, "data": data}
-    options |= {"engine": engine, "device": device, "threads": threads}
-    if not yes and (device or "cpu") == "cpu" and not (out / preset).exists():
-        hours = sum(_hours(experiment, samples, data) for experiment in experiments) * trials * len(estimators)
+    if not yes and settings.get("device", "cpu") == "cpu" and not (out / (preset or "paper")).exists():
+        hours = sum(_hours(spec) * spec.run.trials for spec in specs) * len(estimators)
         _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
-    overall = Overall(watcher(quiet), [(r, m) for m in estimators for r in experiments])
+    overall = Overall(watcher(quiet), [(spec, name) for name in estimators for spec in specs])
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
         for part in estimators:
-            for experiment in experiments:
-                folder = out / preset / _folder(experiment, schedule)
-                overall.turn(experiment, part)
-                result = begin_or_resume(experiment, folder, watch=overall, only=(part,), **options)
+            for spec in specs:
+                folder = out / spec.preset / _folder(spec, settings.get("schedule"))
+                overall.turn(spec, part)
+                result = begin_or_resume(spec, folder, watch=overall, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
                     write_report(out, with_curves=False)
@@ -202,13 +117,13 @@ LONG = 2.0
 """Hours on a CPU from which the table is not begun without --yes."""
 
 
-def _hours(experiment: Experiment, samples: int | None, data: str | None) -> float:
+def _hours(spec: Spec) -> float:
     """Roughly the time of one trial by one estimator on two cores."""
     from eqprop.tuning.effort import PACES, count_work
 
-    experiment, settings = resolve(experiment, {"estimators": (experiment.estimator,), "samples": samples})
-    plan = make_plan(experiment, settings, read_images(given_data(data or experiment.data), settings))
-    return count_work(plan).seconds(experiment, PACES["cpu"]) * plan.iterations * experiment.epochs / 3600
+    session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
+    iterations = session.iterations * spec.optimizer.epochs
+    return count_work(session).seconds(spec, PACES["cpu"]) * iterations / 3600
 
 
 def _ask(hours: float, part: str) -> None:
@@ -224,7 +139,7 @@ def _published(result: Result) -> dict[str, Any]:
     run = read_run(result.folder)
     seconds = {estimator: round(run.seconds(estimator), 3) for estimator in result.summary["estimators"]}
     more = {"seconds_by_estimator": seconds, "free_phases": free_phases(run.lines)}
-    return {**result.summary, "schedule": run.experiment.schedule, **more, "provenance": run.sessions}
+    return {**result.summary, "schedule": run.spec.phases.schedule, **more, "provenance": run.sessions}
 
 
 class Among(NamedTuple):
@@ -236,31 +151,30 @@ class Among(NamedTuple):
 
     def trials(self, folder: Path) -> list[StoredTrial]:
         found = stored_trials(folder, self.rows)
-        wanted = [t for t in found if t.estimator in self.estimators and self.preset in (None, t.experiment.preset)]
+        wanted = [t for t in found if t.estimator in self.estimators and self.preset in (None, t.spec.preset)]
         if not wanted:
-            there = sorted({f"{t.experiment.name} {t.experiment.preset} {t.estimator}" for t in found})
+            there = sorted({f"{t.spec.name} {t.spec.preset} {t.estimator}" for t in found})
             asked = " ".join([self.preset or "any preset", " or ".join(self.estimators)])
             raise ValueError(f"No results for {asked}; published: {', '.join(there)}. Choose one of these.")
         return wanted
 
 
-def _check(trial: StoredTrial, out: Path | None, options: dict[str, Any]) -> None:
+def _check(trial: StoredTrial, out: Path | None, settings: dict[str, Any], quiet: bool) -> None:
     """Retrain a published trial, in --out or in a temporary folder, and hold its error against the published spread."""
-    drawn = trial.experiment
-    which = f"{drawn.name} ({drawn.preset}, {drawn.schedule}), {trial.estimator}, seed {trial.seed}"
+    drawn = trial.spec
+    which = f"{drawn.name} ({drawn.preset}, {drawn.phases.schedule}), {trial.estimator}, seed {trial.seed}"
     if len(trial.errors) < 2:
         raise ValueError(
             f"{which} is the only finished seed of its row in {trial.path} ({trial.error:.2f} %), and one seed has no "
             "spread to lie within. Choose another of --rows, or publish two seeds or more."
         )
-    options = {**options, **{k: v for k, v in trial.settings.items() if options.get(k) is None}}
-    _check_data(trial, options)
-    typer.echo(
-        f"{which}: published {trial.error:.2f} %, {counted(trial.experiment.epochs, 'epoch')}, from {trial.path}"
-    )
+    spec = drawn.override(estimators=(trial.estimator,), trials=1, **settings)
+    _check_data(trial, bind(spec, trains=False))
+    epochs = counted(spec.optimizer.epochs, "epoch")
+    typer.echo(f"{which}: published {trial.error:.2f} %, {epochs}, from {trial.path}")
     with TemporaryDirectory() as scratch, stopping():
-        to = (out or Path(scratch)) / _folder(trial.experiment, trial.experiment.schedule)
-        result = begin_or_resume(trial.experiment, to, estimators=(trial.estimator,), trials=1, **options)
+        to = (out or Path(scratch)) / _folder(spec, spec.phases.schedule)
+        result = begin_or_resume(spec, to, watch=watcher(quiet), **settings)
     error = result.test_error(trial.estimator)
     if error is None:
         raise ValueError(f"{which} diverged when retrained; the published test error is {trial.error:.2f} %.")
@@ -271,11 +185,9 @@ def _check(trial: StoredTrial, out: Path | None, options: dict[str, Any]) -> Non
     typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
 
 
-def _check_data(trial: StoredTrial, options: Mapping[str, Any]) -> None:
+def _check_data(trial: StoredTrial, session: Session) -> None:
     """Raise unless the data and the number of test samples are those of the published trial."""
-    chosen = {name: options.get(name) for name in ("samples", "test_samples", "validation")}
-    experiment, settings = resolve(trial.experiment, chosen)
-    now = describe(read_images(given_data(options.get("data") or experiment.data), settings))
+    now = describe(session.images)
     for name in ("sha256", "test_samples"):
         if trial.data.get(name) not in (None, now[name]):
             raise ValueError(
@@ -289,22 +201,17 @@ UNFINISHED = 75
 """Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
 
 
-@reproduce.command("cifar10")
+@command("cifar10", "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10", of=reproduce)
+@with_settings("epochs", "seed", "samples", *MACHINE)
 def cifar10(
+    settings: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and a file per row.")] = None,
     check: Annotated[Path | None, typer.Option(help="Folder of published rows; retrain one seed.")] = None,
-    rows: Annotated[str | None, typer.Option(help="fast,B, ... [default: small* on a CPU, else the others]")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row. [default: as published, 1 or 3]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs. [default: the experiment's]")] = None,
+    rows: Annotated[str | None, typer.Option(help="fast,B, ...; by default small* on a CPU, else the others.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; as published by default, 1 or 3.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --check: selects the published seed.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Train on the first N samples only.")] = None,
-    data: Data = None,
-    engine: Engine = None,
-    device: Device = None,
-    threads: Threads = None,
     note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Start, however long it takes on a CPU.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the published rows of CIFAR-10, the first seed of every row before the second. Resumable.
@@ -317,24 +224,27 @@ def cifar10(
     whether its error lies within the published spread (exit code 1 if not).
     """
     one_process("reproduce cifar10")
-    run_options = {"samples": samples, "data": data, "engine": engine, "device": device, "threads": threads}
+    epochs, seed = settings.pop("epochs", None), settings.pop("seed", None)
     if check is not None:
-        _check(draw(_trials_to_check(check, rows), seed), out, {"watch": watcher(quiet), **run_options})
+        _check(draw(_trials_to_check(check, rows), seed), out, settings, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
-    chosen = [replace(row, experiment=row.experiment.override(epochs=epochs)) for row in _cifar_rows(rows, device)]
-    chosen = [replace(row, seeds=seeds or row.seeds) for row in chosen]
+    device = settings.get("device", "cpu")
+    chosen = [
+        row._replace(spec=row.spec.override(epochs=epochs, **settings), seeds=seeds or row.seeds)
+        for row in _cifar_rows(rows, device)
+    ]
     _check_out(out)
     begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
-    if not yes and (device or "cpu") == "cpu" and not begun:
-        _ask(sum(row.seeds * _hours(_as_long(row), samples, data) for row in chosen), "--rows small --seeds 1")
+    if not yes and device == "cpu" and not begun:
+        _ask(sum(row.seeds * _hours(_as_long(row)) for row in chosen), "--rows small --seeds 1")
     until = Until(minutes)
     with stopping():
         try:
-            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **run_options})
+            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **settings})
         except Stopped:
             if not until.over:
                 raise
@@ -364,30 +274,29 @@ class Until(Watch):
             signal.raise_signal(signal.SIGTERM)
 
 
-def _cifar_rows(names: str | None, device: str | None) -> list[PublishedRow]:
-    from eqprop.experiments.literature import CIFAR_ROWS
-
+def _cifar_rows(names: str | None, device: str) -> list[CifarRow]:
+    there = papers.cifar_rows()
     if names is None:
-        return [row for row in CIFAR_ROWS.values() if row.large == ((device or "cpu") != "cpu")]
-    known = {name.lower(): row for name, row in CIFAR_ROWS.items()}
+        return [row for row in there.values() if row.large == (device != "cpu")]
+    known = {name.lower(): row for name, row in there.items()}
     asked = [name.strip() for name in names.split(",") if name.strip()]
     strange = next((name for name in asked if name.lower() not in known), None)
     if strange is not None or not asked:
-        raise ValueError(unknown("row", strange or "", CIFAR_ROWS))
+        raise ValueError(unknown("row", strange or "", there))
     return [known[name.lower()] for name in asked]
 
 
 def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
     """Those of the rows asked for, else of `fast` if two of its seeds are published, else of the small net."""
     if rows is not None:
-        return stored_trials(folder, [row.name for row in _cifar_rows(rows, None)], CIFAR10)
+        return stored_trials(folder, [row.name for row in _cifar_rows(rows, "cpu")], CIFAR10)
     found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
     return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
 
 
-def _as_long(row: PublishedRow) -> Experiment:
+def _as_long(row: CifarRow) -> Spec:
     """The row's experiment; of a twin one that takes about as long as its passes forward and back."""
-    return replace(row.experiment, T=4, K=2) if row.estimator == BACKPROP else row.experiment
+    return row.spec.override(T=4, K=2) if row.estimator == BACKPROP else row.spec
 
 
 def _seed(n: int | str) -> str:
@@ -395,7 +304,7 @@ def _seed(n: int | str) -> str:
 
 
 def _train_rows(
-    rows: Sequence[PublishedRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
+    rows: Sequence[CifarRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
 ) -> None:
     """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
     for n in range(max(row.seeds for row in rows)):
@@ -405,23 +314,23 @@ def _train_rows(
             if until.passed():
                 until.over = True
                 return
-            experiment = row.experiment.override(seed=row.experiment.seed + n)
-            begin_or_resume(experiment, out / row.name / _seed(n), estimators=(row.estimator,), **options)
+            spec = row.spec.override(seed=row.spec.run.seed + n, estimators=(row.estimator,))
+            begin_or_resume(spec, out / row.name / _seed(n), **options)
             publish(row, out, note)
 
 
-def publish(row: PublishedRow, out: Path, note: str | None = None) -> dict[str, Any] | None:
+def publish(row: CifarRow, out: Path, note: str | None = None) -> dict[str, Any] | None:
     """Write the row's file from its runs, finished or not; None if there is no run yet.
 
     Errors are those after all epochs, over the seeds that have them; while none has, after as many as all have.
     """
     path = out / f"{row.name}.json"
     runs = [run for place in (out / row.name).glob(_seed("*")) if is_run(place) and (run := read_run(place)).lines]
-    runs.sort(key=lambda run: run.experiment.seed)
+    runs.sort(key=lambda run: run.spec.run.seed)
     if not runs:
         return None
     trials = [_published_trial(run, row.estimator) for run in runs]
-    epochs = runs[0].experiment.epochs
+    epochs = runs[0].spec.optimizer.epochs
     counts = [epochs if trial["diverged"] else len(trial["test_error"]) for trial in trials]
     reached = epochs if epochs in counts else min(counts)
     cut = [
@@ -429,22 +338,22 @@ def publish(row: PublishedRow, out: Path, note: str | None = None) -> dict[str, 
         for trial, count in zip(trials, counts, strict=True)
         if count >= reached
     ]
-    first, settings = runs[0], runs[0].settings
+    first = runs[0]
     before = read_json(path, "the row published before").get("note") if path.is_file() else None
     found = {
         "row": row.name,
-        "name": first.experiment.name,
-        "preset": first.experiment.preset,
+        "name": first.spec.name,
+        "preset": first.spec.preset,
         "model": first.model,
-        "experiment": to_dict(replace(first.experiment, seed=row.experiment.seed)),
+        "experiment": first.spec.override(seed=row.spec.run.seed).to_dict(),
         "changes_from_paper": first.described.content.get("changes_from_paper"),
         "data": {key: value for key, value in first.described.data.items() if key != "directory"},
-        "settings": {name: getattr(settings, name) for name in ("samples", "test_samples", "validation")},
-        "device": settings.device,
+        "settings": {name: getattr(first.spec.data, name) for name in ("samples", "test_samples", "validation")},
+        "device": first.spec.run.device,
         "epochs": epochs,
         "epochs_reached": reached,
         "estimators": {row.estimator: {**summarise_trials(cut), "trials": trials}},
-        "provenance": [{"seed": run.experiment.seed, **_without_paths(one)} for run in runs for one in run.sessions],
+        "provenance": [{"seed": run.spec.run.seed, **_without_paths(one)} for run in runs for one in run.sessions],
         **({"note": said} if (said := note or before) else {}),
     }
     write_json(path, found)
@@ -457,7 +366,7 @@ def _published_trial(run: Run, estimator: str) -> dict[str, Any]:
     (free,) = free_phases(run.lines).get(estimator) or [{}]
     guard = [found for line in lines if (found := cosines(line, "with_float32"))]
     return {
-        **trial_of(run.lines, run.experiment.seed, run.experiment.top5),
+        **trial_of(run.lines, run.spec.run.seed, run.spec.data.top5),
         "seconds": [round(line["seconds"], 3) for line in lines],
         **{name: free[name] for name in ("residual_mean", "unsettled") if name in free},
         **({"cosines_with_float32": guard} if guard else {}),
@@ -465,12 +374,12 @@ def _published_trial(run: Run, estimator: str) -> dict[str, Any]:
 
 
 def _without_paths(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a folder lay on the machine that made it concerns nobody."""
+    """Strip local paths."""
     made = session["provenance"]
     return {**session, "provenance": {**made, "command": re.sub(r"\S*/", "", made["command"])}}
 
 
-def _show_rows(rows: Sequence[PublishedRow], found: Sequence[Mapping[str, Any] | None], out: Path) -> None:
+def _show_rows(rows: Sequence[CifarRow], found: Sequence[Mapping[str, Any] | None], out: Path) -> None:
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     for heading in CIFAR_HEADINGS[:-1]:
         table.add_column(heading, justify="left" if heading == "row" else "right")
@@ -481,16 +390,16 @@ def _show_rows(rows: Sequence[PublishedRow], found: Sequence[Mapping[str, Any] |
     console.print(f"A file per row: {out}/*.json. A page: eqprop report {out}", soft_wrap=True)
 
 
-def _rows(rows: str | None, preset: str) -> list[Experiment]:
-    if preset not in OF_PAPER:
-        raise ValueError(unknown("preset", preset, OF_PAPER))
+def _rows(rows: str | None, preset: str) -> list[Spec]:
+    """Rows of Table 1; all that have the preset by default."""
+    there = [spec for name, spec in papers.specs(preset).items() if name in papers.of_paper()]
     if rows is None:
-        return list(OF_PAPER[preset].values())
-    return [named_experiment(name.strip(), preset) for name in rows.split(",") if name.strip()]
+        return there
+    return [papers.find(name.strip(), preset) for name in rows.split(",") if name.strip()]
 
 
-def _folder(experiment: Experiment, schedule: str | None) -> str:
-    return experiment.name + ("-alternating" if schedule == "alternating" else "")
+def _folder(spec: Spec, schedule: str | None) -> str:
+    return spec.name + ("-alternating" if schedule == "alternating" else "")
 
 
 def _check_out(out: Path) -> None:
@@ -504,14 +413,14 @@ def _check_out(out: Path) -> None:
         raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
 
 
-def _work(experiment: Experiment) -> float:
+def _work(spec: Spec) -> float:
     """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
-    net = experiment.architecture
+    net = spec.model
     if isinstance(net, LayeredNet):
         connections = sum(a * b for a, b in pairwise(net.sizes[:-1]))
     else:
         connections = 4_000_000
-    return experiment.epochs * (experiment.T + 2 * experiment.K) * math.sqrt(connections)
+    return spec.optimizer.epochs * (spec.phases.T + 2 * spec.phases.K) * math.sqrt(connections)
 
 
 class Overall(Watch):
@@ -520,18 +429,18 @@ class Overall(Watch):
     Estimates later runs from the amount of arithmetic, at the speed measured last.
     """
 
-    def __init__(self, watch: Watch, parts: Sequence[tuple[Experiment, str]]) -> None:
+    def __init__(self, watch: Watch, parts: Sequence[tuple[Spec, str]]) -> None:
         self.watch = watch
         self.to_come = list(parts)
-        self.now: tuple[Experiment, str] | None = None
+        self.now: tuple[Spec, str] | None = None
         self.started = time.monotonic()
 
-    def turn(self, experiment: Experiment, estimator: str) -> None:
-        self.now = (experiment, estimator)
+    def turn(self, spec: Spec, estimator: str) -> None:
+        self.now = (spec, estimator)
         self.to_come.remove(self.now)
 
-    def begin(self, plan: Plan, folder: Path) -> None:
-        self.watch.begin(plan, folder)
+    def begin(self, session: Session, folder: Path) -> None:
+        self.watch.begin(session, folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         self.watch.begin_leg(leg, engine, epoch)
@@ -550,7 +459,7 @@ class Overall(Watch):
 
     def _with_all(self, progress: Progress) -> Progress:
         assert self.now is not None, "turn comes first"
-        whole, later = _work(self.now[0]), sum(_work(experiment) for experiment, _ in self.to_come)
+        whole, later = _work(self.now[0]), sum(_work(spec) for spec, _ in self.to_come)
         return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
 
 
@@ -586,7 +495,7 @@ def results_table(found: Sequence[Row]) -> Table:
             label(row.estimator),
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
             "--" if paper is None else str(paper),
-            f"{row.test.epoch if row.test else 0}/{row.run.experiment.epochs}",
+            f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
             row.verdict if row.verdict in ("yes", "no") else "--",
         )
     return table

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,116 +18,98 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eqprop.cli import app
-from eqprop.cli.common import (
-    Data,
-    Device,
-    Engine,
-    ExperimentName,
-    Init,
-    Json,
-    Model,
-    Preset,
-    Quiet,
-    Threads,
-    check_json,
-    factory,
-    give_json,
-    new_console,
-    one_process,
-)
-from eqprop.data import Images
+from eqprop.cli import command
+from eqprop.cli.common import Experiment, Json, Preset, Quiet, check_json, give_json, new_console, one_process
+from eqprop.cli.options import factory, with_settings
 from eqprop.engines import threads_for
-from eqprop.experiments.architecture import Own, is_own, own_code
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import find_experiment, find_own, to_dict, to_toml
 from eqprop.files import write_json, write_text
-from eqprop.run import Stopped
+from eqprop.messages import command as shell_command
+from eqprop.run import Session, Stopped, bind
 from eqprop.run.distributed import alone, in_torchrun
 from eqprop.run.folder import file_name, locked
-from eqprop.run.plan import Settings, describe, given_data, read_images
-from eqprop.tuning.effort import Machine, prepare_folder
+from eqprop.run.own import own_code
+from eqprop.run.session import chosen
+from eqprop.run.spec import Spec
+from eqprop.run.toml import to_toml
+from eqprop.tuning.effort import prepare_folder, settings_of
 
 if TYPE_CHECKING:
-    from eqprop.tuning.search import Found
+    from eqprop.tuning.search import BestTrial
+
+DECIDED = ("T", "K", "beta", "rates", "estimator", "trials")
+"""Settings that tuning decides itself."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options shared by the recipe and the search."""
+class Tuning:
+    """What the recipe and the search share.
 
-    experiment: Experiment
+    words       options that `eqprop train` needs beside the tuned file: own network and data
+    """
+
+    session: Session
     folder: Path
-    machine: Machine
     budget: float
-    model: str | None
-    own: Own | None
-    data: str | None
+    validation: int | None
+    words: tuple[str, ...]
     quiet: bool
     as_json: str | None
-    validation: int | None = None
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What is not a matter of the machine, where it is not the default."""
-        return {} if self.validation is None else {"validation": self.validation}
+    def spec(self) -> Spec:
+        return self.session.spec
 
-    def images(self) -> Images:
-        given = self.own.data() if self.data is None and self.own is not None else self.data
-        given = self.experiment.data if given is None else given
-        return read_images(given_data(given), Settings(device=self.machine.device))
+    def request(self, kind: str) -> dict[str, Any]:
+        """What is not a matter of the machine."""
+        more = {} if self.validation is None else {"validation": self.validation}
+        return {kind: settings_of(self.spec), "budget": self.budget, "data": self.session.data, **more}
 
     def next_command(self, file: str) -> str:
-        own = "" if self.model is None else f" --model {self.model}"
-        data = "" if self.data is None else f" --data {self.data}"
-        return f"eqprop train {self.folder / file}{own}{data}"
+        return shell_command("train", self.folder / file, *self.words)
 
 
-@app.command("tune")
+@command("tune", "eqprop tune P-1h --budget 120", "eqprop tune my.py:build --search 50 --workers 2")
+@with_settings(without=DECIDED)
 def tune_experiment(
-    experiment: ExperimentName,
-    preset: Preset = "paper",
-    out: Annotated[Path | None, typer.Option(help="Output folder. [default: tuned/NAME]")] = None,
+    experiment: Experiment,
+    settings: dict[str, Any],
+    preset: Preset = None,
+    out: Annotated[Path | None, typer.Option(help=r"Output folder. \[default: tuned/NAME]")] = None,
     budget: Annotated[float, typer.Option(help="Approximate seconds of training.")] = 600.0,
     search: Annotated[int | None, typer.Option(min=1, help="Search with Optuna instead, N trials in total.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="Storage of the search: sqlite:///FILE, or a journal file.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes of the search.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and the search.")] = None,
-    init: Init = None,
-    model: Model = None,
-    data: Data = None,
-    validation: Annotated[
-        int | None, typer.Option(min=1, help="Training samples to hold out. [default: a sixth at most]")
-    ] = None,
-    engine: Engine = None,
-    device: Device = None,
-    threads: Threads = None,
     quiet: Quiet = False,
     as_json: Json = None,
 ) -> None:
-    """Choose T, K, beta and the learning rates as the paper did by hand, without looking at the test set.
+    """Choose T, K, beta and the learning rates, without looking at the test set.
 
-    Writes an experiment for eqprop train, the curves behind each decision, and the reasons. Resumable.
+    As the paper did by hand, or by a search. Writes an experiment for eqprop train, the curves behind each decision,
+    and the reasons. Resumable. --validation N holds out N training samples instead of a sixth.
     """
     check_json(as_json)
-    model = experiment if is_own(experiment) else model
-    found, own = find_own(experiment, None if is_own(experiment) else factory(model))
-    wanted = find_experiment(found, preset).override(seed=seed, init=init)
-    folder = Path("tuned") / file_name(wanted.name) if out is None else out
-    machine = Machine(in_torchrun().device(device or "cpu"), engine or "auto", threads)
-    asked = Asked(wanted, folder, machine, budget, model, own, data, quiet, as_json, validation)
-    with going_on(), own_code(model):
+    where, validation = settings.get("function"), settings.pop("validation", None)
+    words = [word for name in ("function", "data") if name in settings for word in (OPTIONS[name], settings[name])]
+    with going_on(), own_code(where or experiment):
+        spec, own = chosen(experiment, factory(settings), {"preset": preset, **settings})
+        folder = Path("tuned") / file_name(spec.name) if out is None else out
+        spec = spec.override(device=in_torchrun().device(spec.run.device))
+        session = bind(spec, model=own)
+        tuning = Tuning(session, folder, budget, validation, tuple(words), quiet, as_json)
         if search is not None:
-            run_search(asked, search, storage, workers)
+            run_search(tuning, search, storage, workers)
         elif storage is not None or workers > 1:
             raise ValueError(
                 "--storage and --workers apply to a search only. Give its number of trials, such as --search 50."
             )
         else:
             one_process("tune without --search")
-            run_recipe(asked)
+            run_recipe(tuning)
+
+
+OPTIONS = {"function": "--model", "data": "--data"}
 
 
 @contextmanager
@@ -140,48 +122,34 @@ def going_on() -> Iterator[None]:
         raise typer.Exit(interrupt.exit_code if isinstance(interrupt, Stopped) else 130) from interrupt
 
 
-def run_recipe(asked: Asked) -> None:
+def run_recipe(tuning: Tuning) -> None:
     """Run the paper's recipe, write its files and show its decisions."""
     from eqprop.report.figures import EXPERIMENT, write_tuned
-    from eqprop.tuning.recipe import Request, tune
+    from eqprop.tuning.recipe import tune
 
-    images = asked.images()
-    request = {
-        "recipe": to_dict(asked.experiment),
-        "budget": asked.budget,
-        "model": asked.model,
-        "data": describe(images),
-        **asked.request,
-    }
-    prepare_folder(asked.folder, request)
-    x = images.floats(images.train_x[: asked.experiment.batch])
-    model = asked.experiment.build(0, x.dtype, asked.own)
-    x = x if model.input_shape is None else x.reshape(len(x), *model.input_shape)
-    torch.set_num_threads(asked.machine.threads or threads_for(model, x))
-    with locked(asked.folder), progress(asked.quiet) as tell:
-        given = (asked.experiment, asked.folder, images, asked.own, asked.machine, asked.budget, tell, asked.validation)
-        tuned = tune(Request(*given))
+    prepare_folder(tuning.folder, tuning.request("recipe"))
+    problem = tuning.session.problem()
+    torch.set_num_threads(tuning.spec.run.threads or threads_for(problem.model, problem.x))
+    with locked(tuning.folder), progress(tuning.quiet) as tell:
+        tuned = tune(tuning.session, tuning.folder, tuning.budget, tell, tuning.validation)
     reasons = {d["name"]: d["reason"] for d in tuned.document["decisions"]}
-    write_tuned(asked.folder, tuned.document, to_toml(tuned.experiment, reasons, _title(asked)))
-    give_json(tuned.document, asked.as_json)
-    if not asked.quiet and asked.as_json != "-":
+    title = f"{tuning.spec.name}, tuned with seed {tuning.spec.run.seed} and a budget of {tuning.budget:g} s"
+    write_tuned(tuning.folder, tuned.document, to_toml(tuned.spec, reasons, title))
+    give_json(tuned.document, tuning.as_json)
+    if not tuning.quiet and tuning.as_json != "-":
         console = new_console()
         console.print(decisions_table(tuned.document))
         _warn_unsettled(tuned.document, console)
-        console.print(f"Train with it: {asked.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: {tuning.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
 
 def _warn_unsettled(document: Mapping[str, Any], console: Console) -> None:
     """Warn if many free phases of the chosen training did not settle."""
-    experiment = document["experiment"]
-    own = [t for t in document["trainings"] if all(t[name] == experiment[name] for name in ("T", "K", "beta"))]
+    phases = document["experiment"]["phases"]
+    own = [t for t in document["trainings"] if all(t[name] == phases[name] for name in ("T", "K", "beta"))]
     share = max((t["unsettled"] for t in own), default=0.0)
     if share >= 1.0:
         console.print(f"warning: with these values, {share:.0f} % of the free phases do not settle.", markup=False)
-
-
-def _title(asked: Asked) -> str:
-    return f"{asked.experiment.name}, tuned with seed {asked.experiment.seed} and a budget of {asked.budget:g} s"
 
 
 @contextmanager
@@ -229,38 +197,35 @@ def _shown(value: Any) -> str:
 JOURNAL, DOCUMENT, EXPERIMENT = "study.journal", "search.json", "best.toml"
 
 
-def run_search(asked: Asked, trials: int, storage: str | None, workers: int) -> None:
+def run_search(tuning: Tuning, trials: int, storage: str | None, workers: int) -> None:
     """Search to the end and write the best experiment; every worker writes the same files.
 
     The processes of a torchrun job are workers too: the study is all that they share.
     """
     from eqprop.tuning.search import Search, result, work
 
-    images = asked.images()
-    request = {"search": to_dict(asked.experiment), "model": asked.model, "data": describe(images), **asked.request}
-    prepare_folder(asked.folder, request)
-    where = storage or str(asked.folder / JOURNAL)
+    prepare_folder(tuning.folder, tuning.request("search"))
+    where = storage or str(tuning.folder / JOURNAL)
     ranks = in_torchrun()
-    threads = asked.machine.threads or max((os.cpu_count() or 1) // (workers * ranks.neighbours), 1)
+    threads = tuning.spec.run.threads or max((os.cpu_count() or 1) // (workers * ranks.neighbours), 1)
     torch.set_num_threads(threads)
-    machine = replace(asked.machine, threads=threads)
+    tuning.session.spec = tuning.spec.override(threads=threads)
     team = [_start(threads) for _ in range(workers - 1)]
     try:
-        with alone(), progress(asked.quiet or not ranks.leads) as tell:
-            given = (asked.experiment, asked.folder, images, trials, where, asked.own, machine, asked.budget, tell)
-            wanted = Search(*given, asked.validation)
+        with alone(), progress(tuning.quiet or not ranks.leads) as tell:
+            wanted = Search(tuning.session, tuning.folder, trials, where, tuning.budget, tell, tuning.validation)
             work(wanted)
     finally:
         _end(team)
     found = result(wanted)
-    _write(asked.folder, found, asked)
+    _write(tuning, found)
     if not ranks.leads:
         return
-    give_json(found.document, asked.as_json)
-    if not asked.quiet and asked.as_json != "-":
+    give_json(found.document, tuning.as_json)
+    if not tuning.quiet and tuning.as_json != "-":
         console = new_console()
         console.print(trials_table(found.document))
-        console.print(f"Train with it: {asked.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
+        console.print(f"Train with it: {tuning.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
 
 def _start(threads: int) -> subprocess.Popen[bytes]:
@@ -296,13 +261,13 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
             print(f"A worker ended {how}; the others took over its trials.", file=sys.stderr)
 
 
-def _write(folder: Path, found: Found, asked: Asked) -> None:
+def _write(tuning: Tuning, found: BestTrial) -> None:
     title = (
-        f"{asked.experiment.name}, the best of {len(found.document['trials'])} trials of a search with seed "
-        f"{asked.experiment.seed}: held-out error {found.document['held_out_error']:.2f} %"
+        f"{tuning.spec.name}, the best of {len(found.document['trials'])} trials of a search with seed "
+        f"{tuning.spec.run.seed}: held-out error {found.document['held_out_error']:.2f} %"
     )
-    write_text(folder / EXPERIMENT, to_toml(found.experiment, title=title))
-    write_json(folder / DOCUMENT, found.document)
+    write_text(tuning.folder / EXPERIMENT, to_toml(found.spec, title=title))
+    write_json(tuning.folder / DOCUMENT, found.document)
 
 
 def trials_table(document: Mapping[str, Any], most: int = 8) -> Table:

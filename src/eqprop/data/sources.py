@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +19,8 @@ from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_direc
 from eqprop.messages import did_you_mean
 from eqprop.plugins import Table
 
-CHUNK = 1 << 16
-RETRIES = 2
-"""Retries per host after a broken or wrong download; a broken one resumes where it stopped."""
 TIMEOUT = 30.0
 """Seconds without a byte before a request times out."""
-
-Tell = Callable[[str, int, int | None], None]
-"""Progress callback: file name, bytes received, total bytes if the host reports them."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +44,8 @@ class DownloadError(OSError):
     """A file could not be downloaded."""
 
 
-def download(source: Source, folder: Path, tell: Tell | None = None) -> None:
+def download(source: Source, folder: Path) -> None:
     """Download the files into the folder from the first host that has them. Verified, or raises."""
-    _check_pooch(source, folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise type(error)(
-            f"Cannot create {folder} for {source.title}: {error.strerror or error}. Choose another with $EQPROP_CACHE."
-        ) from error
-    with _alone(folder), _shown(source.title) if tell is None else _as_is(tell) as show:
-        for name, digest in source.files.items():
-            _get(source, name, digest, folder, show)
-
-
-def _check_pooch(source: Source, folder: Path) -> None:
     try:
         import pooch
     except ImportError as error:
@@ -75,20 +53,29 @@ def _check_pooch(source: Source, folder: Path) -> None:
             f"{source.title} is not on this machine, and getting it needs pooch: pip install 'eqprop[download]'. "
             f"{source.by_hand(folder)}"
         ) from error
-    pooch.get_logger().setLevel("WARNING")  # progress is already shown here
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"Cannot create {folder} for {source.title}: {error.strerror or error}. Choose another with $EQPROP_CACHE."
+        ) from error
+    for name, digest in source.files.items():
+        print(f"Downloading {name} of {source.title}", file=sys.stderr, flush=True)
+        _get(source, name, digest, folder)
 
 
-def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> None:
-    """Download one file, trying the hosts in order."""
+def _get(source: Source, name: str, digest: str, folder: Path) -> None:
+    """Download one file, trying the hosts in order. It appears under its name once it is whole and verified."""
     import pooch
     import requests
 
-    complaints = []
+    # Transfer compression would change the file.
+    over_http = pooch.HTTPDownloader(headers={"Accept-Encoding": "identity"}, timeout=TIMEOUT)
+    known, complaints = digest if ":" in digest else f"sha256:{digest}", []
     for host in source.hosts:
-        known = digest if ":" in digest else f"sha256:{digest}"
-        box = pooch.create(path=folder, base_url=host, registry={name: known}, retry_if_failed=RETRIES)
         try:
-            box.fetch(name, downloader=_Resuming(folder / f"{name}.part", tell))
+            pooch.retrieve(f"{host}{name}", known, fname=name, path=folder, downloader=over_http)
             return
         except requests.exceptions.RequestException as error:
             complaints.append(f"{host}: {_reason(error)}")
@@ -96,53 +83,9 @@ def _get(source: Source, name: str, digest: str, folder: Path, tell: Tell) -> No
             complaints.append(f"{host}: the file there is not the published one ({error})")
         except OSError as error:
             raise DownloadError(f"{name} of {source.title} could not be written to {folder}: {error}.") from error
-    part, kept = folder / f"{name}.part", ""
-    if part.is_file():
-        kept = f" The {part.stat().st_size} bytes received are kept; the next attempt resumes from there."
     raise DownloadError(
-        f"{name} of {source.title} could not be downloaded. {'; '.join(complaints)}.{kept} {source.by_hand(folder)}"
+        f"{name} of {source.title} could not be downloaded. {'; '.join(complaints)}. {source.by_hand(folder)}"
     )
-
-
-class _Resuming:
-    """A pooch downloader that resumes from a partial file."""
-
-    def __init__(self, part: Path, tell: Tell) -> None:
-        self.part, self.tell = part, tell
-
-    def __call__(self, url: str, output_file: Any, pooch: Any, check_only: bool = False) -> bool | None:
-        import requests
-
-        have = self.part.stat().st_size if self.part.is_file() else 0
-        # Transfer compression would change the file.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-            if answer.status_code == 416:  # no bytes left: the partial file is complete, or wrong
-                self._finish(output_file)
-                return None
-            answer.raise_for_status()
-            if answer.status_code != 206:
-                have = 0
-            self._receive(answer, have)
-        self._finish(output_file)
-        return None
-
-    def _receive(self, answer: Any, have: int) -> None:
-        import requests
-
-        length = answer.headers.get("Content-Length")
-        total = have + int(length) if length else None
-        with self.part.open("ab" if have else "wb") as file:
-            for piece in answer.iter_content(CHUNK):
-                file.write(piece)
-                have += len(piece)
-                self.tell(self.part.stem, have, total)
-        if total is not None and have < total:
-            raise requests.exceptions.ConnectionError(f"the connection ended after {have} of {total} bytes")
-
-    def _finish(self, output_file: Any) -> None:
-        """Hand the file to pooch, which verifies it. A wrong file is not resumed."""
-        os.replace(self.part, output_file)
 
 
 def sha256_of(path: Path) -> str:
@@ -163,52 +106,6 @@ def _reason(error: Exception) -> str:
             break
         cause = inner
     return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder: a second process that needs the same files waits, then finds them."""
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _as_is(tell: Tell) -> Iterator[Tell]:
-    yield tell
-
-
-@contextmanager
-def _shown(title: str) -> Iterator[Tell]:
-    """Show progress on standard error: a bar on a terminal, one line per file elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        begun: set[str] = set()
-
-        def line(name: str, have: int, total: int | None) -> None:
-            if name not in begun:
-                begun.add(name)
-                size = "" if total is None else f", {total / 1e6:.1f} MB"
-                print(f"Downloading {name} of {title}{size}", file=sys.stderr, flush=True)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console) as progress:
-        tasks: dict[str, Any] = {}
-
-        def bar(name: str, have: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
-            progress.update(tasks[name], completed=have, total=total)
-
-        yield bar
 
 
 @dataclass(frozen=True)

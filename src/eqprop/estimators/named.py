@@ -15,6 +15,7 @@ from eqprop.estimators.ep import EP, Nudging
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP
 from eqprop.plugins import Table
+from eqprop.relax import PhaseForm
 from eqprop.settings import Section, about
 
 BACKPROP = "backprop"
@@ -26,6 +27,13 @@ class EstimatorSettings(Section, frozen=True, kw_only=True):
     """The estimator of a spec, by name; T, K and beta stand in its phases."""
 
     kind: Annotated[str, about("The estimator, or several: ep,bptt.", common=True, flat="estimator")] = "ep-symmetric"
+
+
+class EPSettings(EstimatorSettings, frozen=True, kw_only=True):
+    """Of `EP`."""
+
+    form: Annotated[PhaseForm, about("Nudged phases on the state (plain) or on its difference.", common=True)] = "plain"
+    held: Annotated[bool, about("Whether the nudge keeps the force it begins with.")] = False
 
 
 class HolomorphicSettings(EstimatorSettings, frozen=True, kw_only=True):
@@ -57,9 +65,9 @@ class Form:
 
 
 _BUILT_IN = {
-    "ep": Form(EP),
-    "ep-symmetric": Form(EP, fixed={"nudging": "symmetric"}),
-    "ep-random-sign": Form(EP, fixed={"nudging": "random-sign"}),
+    "ep": Form(EP, EPSettings),
+    "ep-symmetric": Form(EP, EPSettings, {"nudging": "symmetric"}),
+    "ep-random-sign": Form(EP, EPSettings, {"nudging": "random-sign"}),
     "ep-holomorphic": Form(HolomorphicEP, HolomorphicSettings),
     CONTINUAL: Form(ContinualEP),
     "vector-field": Form(VectorField, AsymmetricSettings),

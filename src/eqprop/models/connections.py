@@ -81,6 +81,7 @@ class Connection:
     gain        factor of the initial range of its weights
     forward_gain, feedback_gain     factors of A(pre) on its way to post and of the feedback on its way to pre
     untied      whether the feedback has weights of its own, "B", shaped as "W"
+    feedback_angle  degrees from W at which those begin, B = sin a R + cos a W with R drawn as W is; 90: R alone
 
     Where both gains are equal and the weights tied, the term of Phi is that gain times <post, A(pre)>; else a net with
     this connection has no Phi (see `Graph.conservative`).
@@ -96,6 +97,7 @@ class Connection:
     forward_gain: float = field(default=1.0, kw_only=True)
     feedback_gain: float = field(default=1.0, kw_only=True)
     untied: bool = field(default=False, kw_only=True)
+    feedback_angle: float = field(default=90.0, kw_only=True)
 
     linear: ClassVar[bool] = False
     """Whether A is linear in pre: contrasts then take differences before sums at both ends."""

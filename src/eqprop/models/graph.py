@@ -105,6 +105,16 @@ class Graph(PrimitiveDynamics):
         wanted = self._wanted()
         self._order = tuple(wanted)
         add_parameters(self, wanted, init, seed, dtype)
+        self._turn_feedback()
+
+    @torch.no_grad()
+    def _turn_feedback(self) -> None:
+        """Begin untied ways back at their angle from the way there."""
+        for link in self._links:
+            angle = math.radians(link.connection.feedback_angle)
+            if link.connection.untied and link.connection.feedback_angle != 90.0:
+                back, weight = self.get_parameter(link.back["W"]), self.get_parameter(link.names["W"])
+                back.mul_(math.sin(angle)).add_(math.cos(angle) * weight)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -414,7 +424,7 @@ class Graph(PrimitiveDynamics):
         found = []
         for c in self.connections:
             _check_gain(f"The gain of {c}", c.gain)
-            for what in ("forward_gain", "feedback_gain"):
+            for what in ("forward_gain", "feedback_gain", "feedback_angle"):
                 _check_gain(f"The {what} of {c}", getattr(c, what))
             shorts = c.weights(self.shape(c.pre), self.shape(c.post))
             names = {short: self.weight_name(c, short) for short in shorts}
@@ -429,13 +439,15 @@ class Graph(PrimitiveDynamics):
         return tuple(found)
 
     def _back_name(self, c: Connection) -> str:
-        """The name of the weight of an untied way back: B01, B_h1_x, B_name."""
+        """The name of the weight of an untied way back: B01 beside W01, B_h1_x, B_name."""
         if not c.linear or "W" not in c.weights(self.shape(c.pre), self.shape(c.post)) or INPUT in (c.pre, c.post):
             raise ValueError(
                 f"{type(c).__name__} {c} is untied; expected that of a linear connection with weights, between two "
                 "layers of the net. Leave out untied=True."
             )
-        return self.weight_name(replace(c, name=None), "B") if c.name is None else f"B_{c.name}"
+        if c.name is None:
+            return self.weight_name(replace(c, name=None), "B")
+        return f"B{c.name[1:]}" if c.name.startswith("W") else f"B_{c.name}"
 
     def _wanted(self) -> dict[str, Weight]:
         """From the output on, each layer's weights and then its bias, which has the fans of the first of them."""

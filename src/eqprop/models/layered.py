@@ -35,6 +35,8 @@ class Layered(Graph):
     output_slope    energy-based: False omits sigma'(s0) from the output's step, as the authors' code does. The
                     Jacobian is then no longer symmetric.
     nudge_site      prototypical: "outside" is sigma(dPhi/ds) + push, the paper's; "inside" is sigma(dPhi/ds + push)
+    untied          whether layers have weights of their own on the way back, B01 (n0, n1), ...; there is no Phi then
+    feedback_angle  degrees from W01, ... at which those begin; 90: independent of them
     init, seed      "glorot", "default" (PyTorch's) or a function; drawn on the CPU in float64, then rounded
 
     Parameters W01 (n0, n1), W12, ... and b0, b1, ...; stacked networks carry them with a leading dimension.
@@ -51,6 +53,8 @@ class Layered(Graph):
         output_slope: bool = True,
         bias: bool = True,
         nudge_site: NudgeSite = "outside",
+        untied: bool = False,
+        feedback_angle: float = 90.0,
         init: Init = "glorot",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -59,7 +63,16 @@ class Layered(Graph):
         depth, sigma = len(sizes) - 1, _activation(activation)
         step = energy_step(setting, eps, clip, output_slope)
         names = [*(f"s{n}" for n in range(depth)), INPUT]
-        links = [Dense(names[n + 1], names[n], name=f"W{n}{n + 1}") for n in reversed(range(depth))]
+        links = [
+            Dense(
+                names[n + 1],
+                names[n],
+                name=f"W{n}{n + 1}",
+                untied=untied and n + 1 < depth,
+                feedback_angle=feedback_angle,
+            )
+            for n in reversed(range(depth))
+        ]
         net = Wiring(
             (sizes[-1],),
             {f"s{n}": (sizes[n],) for n in range(depth)},
@@ -142,11 +155,17 @@ class LayeredNet(ModelSettings, frozen=True):
     clip: Annotated[bool, about("Keep the states of energy-based nets in [0, 1].")] = False
     output_slope: Annotated[bool, about("Whether sigma' acts on the outputs of energy-based nets.")] = True
     bias: Annotated[bool, about("Whether layers have biases.")] = True
+    untied: Annotated[bool, about("Whether the way back has weights of its own, B01, ...")] = False
+    feedback_angle: Annotated[Finite, about("Degrees from W01 at which B01 begins; 90: independent.")] = 90.0
     kind: Literal["layered"] = "layered"
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return layered_parameters(len(self.sizes) - 1, self.bias)
+        tied = layered_parameters(len(self.sizes) - 1, self.bias)
+        if not self.untied:
+            return tied
+        back = [layer._replace(weights=(*layer.weights, f"B{n}{n + 1}")) for n, layer in enumerate(tied[:-1])]
+        return (*back, tied[-1])
 
     @property
     def weights(self) -> int:
@@ -161,6 +180,8 @@ class LayeredNet(ModelSettings, frozen=True):
             clip=self.clip,
             output_slope=self.output_slope,
             bias=self.bias,
+            untied=self.untied,
+            feedback_angle=self.feedback_angle,
             **self.drawn(seed, dtype),
         )
 

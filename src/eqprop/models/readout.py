@@ -9,16 +9,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost, check_kind
+from eqprop.cost import Cost, FunctionCost, PhaseError, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
 CostName = str
-COSTS: Table[Callable[[], Cost] | None] = Table(
-    "cost", {"squared-error": None, "cross-entropy": None}, lambda name, part: _made(part)
-)
-"""Costs by name: those from outside as functions that make one."""
 OWN_COST = "own"
 """The cost that your own function returned with its network."""
 READOUT_SEED = 1 << 32
@@ -106,6 +102,35 @@ class CrossEntropy(Cost):
                 f"The target y is {y.dtype} of shape {tuple(y.shape)}; expected numbers of shape {expected}, one per "
                 "class. Convert labels to one-hot rows with eqprop.data.one_hot."
             )
+
+
+@final
+class SoftmaxCrossEntropy(Cost):
+    """l = -sum_c y_c log p_c, p = softmax(s0): the outputs are the scores, without a readout; dl/ds0 = p - y."""
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return y.sum(-1) * _log_sum_exp(s[0]) - (y * s[0]).sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        p = torch.exp(s[0] - _log_sum_exp(s[0]).unsqueeze(-1))
+        return (y.sum(-1, keepdim=True) * p - y, *(None for _ in s[1:]))
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        if y.shape != s[0].shape:
+            raise ValueError(
+                f"The target y has shape {tuple(y.shape)}; expected {tuple(s[0].shape)}, like the output s0. Convert "
+                "labels to one-hot rows with eqprop.data.one_hot."
+            )
+        check_kind("target y", y, s[0])
+
+
+COSTS: Table[Callable[[], Cost] | None] = Table(
+    "cost",
+    {"squared-error": None, "cross-entropy": None, "softmax": SoftmaxCrossEntropy, "phase": PhaseError},
+    lambda name, part: _made(part),
+)
+"""Costs by name: those from outside, and those without settings, as functions that make one."""
 
 
 def stack_readouts(costs: Sequence[CrossEntropy]) -> CrossEntropy:

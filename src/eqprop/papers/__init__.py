@@ -27,7 +27,7 @@ import msgspec
 from eqprop.messages import shown, unknown
 from eqprop.run.own import Factory, Own, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
-from eqprop.run.spec import SECTIONS, Optimizer, Spec, declared
+from eqprop.run.spec import NAMED, SECTIONS, Optimizer, Spec, declared
 
 PAPERS = (
     "ernoult-2019",
@@ -37,6 +37,7 @@ PAPERS = (
     "laborieux-2021",
     "scellier-2023",
     "scellier-2024",
+    "gower-2025",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""
@@ -45,6 +46,10 @@ PRESETS = ("paper", "authors", "tuned", "fast", "gdu", "gdu-authors")
 `gdu`: the settings of the paper's GDU figures."""
 COMPARED = ("gdu", "gdu-authors")
 """Presets that are compared with BPTT step by step, not trained."""
+TRAINING_SAMPLES, TEST_SAMPLES = 60_000, 10_000
+"""The sizes of MNIST's two sets."""
+CIFAR_SAMPLES = 50_000
+"""Training images of CIFAR-10; it has as many test images as MNIST."""
 MOST_BYTES = 1 << 20
 """The largest file of experiments that is read: 1 MiB, hundreds of times a usual one."""
 
@@ -91,7 +96,7 @@ def _paper(name: str) -> Table:
 
 
 @cache
-def _spec(name: str, preset: str) -> Spec | None:
+def of_preset(name: str, preset: str) -> Spec | None:
     """The experiment of exactly that name and preset; None if there is none."""
     table = _library().get(name)
     return None if table is None or preset not in _presets(table) else _made(name, table, preset)
@@ -127,6 +132,11 @@ def names(preset: str | None = None) -> tuple[str, ...]:
     return tuple(name for name, table in _library().items() if preset is None or preset in _presets(table))
 
 
+def known_name(text: str) -> str | None:
+    """The name of an experiment as it is written, given in any case; None if there is none."""
+    return next((name for name in names() if name.lower() == text.lower()), None)
+
+
 def presets(name: str) -> tuple[str, ...]:
     """The presets of an experiment."""
     return tuple(_presets(_library()[name])) if name in _library() else ()
@@ -136,7 +146,7 @@ def specs(preset: str) -> dict[str, Spec]:
     """The experiments of a preset, by name."""
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    found = {name: _spec(name, preset) for name in names(preset)}
+    found = {name: of_preset(name, preset) for name in names(preset)}
     return {name: spec for name, spec in found.items() if spec is not None}
 
 
@@ -155,16 +165,15 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
         return read(Path(what), preset)
     if preset is not None and preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
-    known = {each.lower(): each for each in names()}
-    if str(what).lower() not in known:
+    known = known_name(str(what))
+    if known is None:
         raise ValueError(unknown("experiment", str(what), names()))
-    name = known[str(what).lower()]
-    there = presets(name)
+    there = presets(known)
     chosen = there[0] if preset in (None, "paper") else preset
-    found = _spec(name, chosen)
+    found = of_preset(known, chosen)
     if found is None:
         raise ValueError(
-            f"{name} has no preset {preset!r}, which exists only for {', '.join(names(preset))}. Use one of "
+            f"{known} has no preset {preset!r}, which exists only for {', '.join(names(preset))}. Use one of "
             f"{', '.join(there)}."
         )
     return found
@@ -172,7 +181,7 @@ def find(what: str | Path | Spec, preset: str | None = None) -> Spec:
 
 def printed(spec: Spec) -> Spec | None:
     """The printed settings of the row of that name; None for your own experiments."""
-    return _spec(spec.name, "paper")
+    return of_preset(spec.name, "paper")
 
 
 def place_of(name: str) -> int:
@@ -187,6 +196,11 @@ def of_paper(paper: str = PAPERS[0]) -> tuple[str, ...]:
         for name, table in _paper(paper).items()
         if isinstance(table, dict) and table.get("preset", "paper") == "paper"
     )
+
+
+def paper_rows() -> dict[str, Spec]:
+    """The paper's own experiments as printed, by name: Table 1."""
+    return {name: find(name) for name in of_paper()}
 
 
 def literature() -> list[Literature]:
@@ -241,7 +255,7 @@ def read(path: Path, preset: str | None = None, name: str | None = None) -> Spec
 
 def _settled(spec: Spec) -> Spec:
     """A spec from a file: a known experiment if it is unchanged, else one's own."""
-    known = _spec(spec.name, spec.preset)
+    known = of_preset(spec.name, spec.preset)
     if known is not None and known == spec:
         return known
     return msgspec.structs.replace(spec, preset="own", published={}, source="", notes="")
@@ -324,3 +338,39 @@ def own_spec(own: Own) -> Spec:
     x = own.build(0).x
     batch = None if x is None else min(len(x), Optimizer().batch)
     return Spec.of(name=name, model=model, cost="own" if own.has_cost else None, batch=batch)
+
+
+def origins(spec: Spec) -> dict[str, str]:
+    """Where each setting comes from, by its place, such as "phases.T".
+
+    The preset of the experiment of that name whose table sets it, such as "paper"; "default" where none does; "own"
+    where the value is another than these.
+    """
+    known = of_preset(spec.name, spec.preset)
+    setters = {} if known is None else _setters(spec.name, spec.preset)
+    out = {}
+    for section in SECTIONS:
+        now, was = getattr(spec, section), getattr(known, section, None)
+        defaults = {f.name: f.default for f in msgspec.structs.fields(now)}
+        for leaf in now.__struct_fields__:
+            place, value = f"{section}.{leaf}", getattr(now, leaf)
+            if known is not None and value == getattr(was, leaf, None):
+                out[place] = setters.get(place, "default")
+            else:
+                out[place] = "default" if value == defaults[leaf] else "own"
+    return out
+
+
+def _setters(name: str, preset: str) -> dict[str, str]:
+    """The last preset that sets each setting, on the way from the experiment's own settings to this preset."""
+    table = _library()[name]
+    first, way = _presets(table)[0], [preset]
+    while way[-1] != first:
+        way.append(table[way[-1]].get("base", first))
+    found: dict[str, str] = {}
+    for step in reversed(way):
+        for key, value in (table if step == first else table[step]).items():
+            if key in SECTIONS:
+                leaves = value if isinstance(value, Mapping) else {NAMED[key]: value}
+                found |= {f"{key}.{leaf}": step for leaf in leaves}
+    return found

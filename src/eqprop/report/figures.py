@@ -16,9 +16,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from eqprop.experiments.experiment import PaperResult, label
+from eqprop.estimators.named import label
 from eqprop.files import write_bytes, write_json, write_text
 from eqprop.report.runs import KINDS, Point, Run
+from eqprop.run.published import PaperResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,6 +123,8 @@ def save(figure: Figure) -> dict[str, bytes]:
 
 
 STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
+BAND = {"test": 0.2, "train": 0.1}
+"""How dense the band of one deviation is."""
 LADDERS = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
 """Ticks of a logarithmic axis within a power of ten; the second where the first gives fewer than three."""
 WIDTH, HEIGHT = 3.4, 2.5
@@ -142,14 +145,14 @@ class Panel:
 
 
 def panel_of(run: Run) -> Panel:
-    curves = {(m, kind): run.curve(m, kind) for m in run.settings.estimators for kind in KINDS}
+    curves = {(m, kind): run.curve(m, kind) for m in run.spec.estimators for kind in KINDS}
     note = "; ".join([f"{run.model} on {run.data}", *run.changes])
     return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results, note)
 
 
 @drawn
 def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
-    """One panel per network: test errors with a band of one deviation, train errors dashed, the paper's dotted."""
+    """One panel per network: test errors, train errors dashed, bands of one deviation, the paper's dotted."""
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     width = ALONE if columns == 1 else WIDTH
@@ -173,9 +176,9 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str], inches: float) -> 
         dot = "." if len(points) == 1 else None
         width = 1.2 if kind == "test" else 0.9
         ax.plot(epochs, means, STYLES[kind], marker=dot, color=colours[estimator], linewidth=width)
-        if kind == "test" and all(p.std is not None for p in points):
+        if all(p.std is not None for p in points):
             below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
-            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=0.2, linewidth=0)
+            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=BAND[kind], linewidth=0)
     for estimator, paper in panel.paper_results.items():
         if estimator in colours:
             ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
@@ -242,13 +245,14 @@ def decisions(document: Mapping[str, Any]) -> Figure:
     figure = new_figure(11.0, 8.4)
     axes = figure.subplots(2, 3)
     experiment = document["experiment"]
+    phases = experiment["phases"]
     _residuals(axes[0][0], document["looks"], _first(document, "T"))
     _sizes(axes[0][1], document["looks"], _first(document, "K"))
-    _signs(axes[0][2], document["looks"], experiment["beta"])
+    _signs(axes[0][2], document["looks"], phases["beta"])
     _rates(axes[1][0], [t for t in document["trainings"] if t["stage"].startswith("rates")], experiment)
     shrunk = [t for t in document["trainings"] if not t["stage"].startswith("rates")]
-    _steps(axes[1][1], shrunk, "T", experiment["T"])
-    _steps(axes[1][2], shrunk, "K", experiment["K"])
+    _steps(axes[1][1], shrunk, "T", phases["T"])
+    _steps(axes[1][2], shrunk, "K", phases["K"])
     figure.suptitle(wrapped(f"{document['name']}: the curves behind T, K, beta and the learning rates", 10.0, 11.0))
     return figure
 
@@ -256,7 +260,7 @@ def decisions(document: Mapping[str, Any]) -> Figure:
 def _first(document: Mapping[str, Any], name: str) -> int:
     """T or K as decided from the curves, before short trainings reduced it."""
     values = [t[name] for t in document["trainings"] if not t["stage"].startswith("rates")]
-    return max([*values, document["experiment"][name]])
+    return max([*values, document["experiment"]["phases"][name]])
 
 
 def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
@@ -302,7 +306,7 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
 
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
-    chosen = experiment["learning_rates"]
+    chosen = experiment["optimizer"]["rates"]
     _marked(ax, max(chosen.values()), ", ".join(f"{as_text(name)} {rate:g}" for name, rate in chosen.items()))
     ax.set(xscale="log", xlabel="largest learning rate", title="Short trainings: learning rates")
     tried = [p[0] for p in points]

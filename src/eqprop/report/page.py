@@ -6,21 +6,23 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from eqprop.experiments.architecture import GraphNet
-from eqprop.experiments.experiment import label
-from eqprop.experiments.io import to_dict
-from eqprop.experiments.paper import LITERATURE
+import torch
+
+from eqprop import papers
+from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
+from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
 from eqprop.run.folder import AUGMENTED
 from eqprop.run.log import Line, cosines
+from eqprop.run.spec import SECTIONS
 from eqprop.run.watch import duration
 
 WIDTH, HEIGHT = 640.0, 360.0
@@ -67,7 +69,7 @@ class Axes:
 
 
 def series(run: Run) -> list[Series]:
-    found = [Series(m, kind, run.curve(m, kind)) for m in run.settings.estimators for kind in KINDS]
+    found = [Series(m, kind, run.curve(m, kind)) for m in run.spec.estimators for kind in KINDS]
     return [s for s in found if s.points]
 
 
@@ -188,6 +190,7 @@ def hover_data(curves: Sequence[Series], frame: Axes) -> dict[str, object]:
 PAGE, CSV, LATEX, CURVES = "report.html", "table.csv", "table.tex", "curves"
 VERDICTS = {
     "yes": "reproduced",
+    "lower": "lower than published",
     "no": "not reproduced",
     "unfinished": "unfinished",
     "other data": "other data",
@@ -247,13 +250,13 @@ def render(contents: Contents) -> str:
 
 
 def _title(contents: Contents) -> str:
-    names = list(dict.fromkeys(run.experiment.name for run in contents.runs))
+    names = list(dict.fromkeys(run.spec.name for run in contents.runs))
     return f"eqprop: {', '.join(names)}" if names else "eqprop: GDU figures"
 
 
 def _head(contents: Contents) -> str:
     trained = len(contents.runs)
-    names = dict.fromkeys(label(name) for run in contents.runs for name in run.settings.estimators)
+    names = dict.fromkeys(label(name) for run in contents.runs for name in run.spec.estimators)
     runs = f"{', '.join(names)}: {trained} run{'s' if trained != 1 else ''}" if trained else "No training runs"
     return (
         f"<header><h1>{escape(_title(contents))}</h1>\n"
@@ -277,7 +280,7 @@ def _table(table: list[Row]) -> str:
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
         "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if every trial "
-        "ended, none diverged, and their mean is at most two of the paper’s standard deviations above the paper’s. The "
+        "ended, none diverged, and their mean is at most two of the paper’s standard deviations from the paper’s. The "
         "paper’s number stands only "
         "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'
@@ -289,13 +292,13 @@ def _table(table: list[Row]) -> str:
 
 def _literature(table: list[Row]) -> str:
     """The paper's rows from the literature, if the table has any of the paper's; omits those trained here."""
-    trained = {row.run.experiment.name for row in table}
+    trained = {row.run.spec.name for row in table}
     if not any(row.paper_result for row in table):
         return ""
-    found = [row for row in LITERATURE if row.experiment not in trained]
+    found = [row for row in papers.literature() if row.experiment not in trained]
     lines = "".join(
         f'<tr><th scope="row">{escape(row.source)}</th><td class="text">mnist</td><td class="text">EP</td>'
-        f"<td>–</td><td>{row.errors}</td>"
+        f"<td>–</td><td>{row.result}</td>"
         f'<td class="text soft">literature</td><td></td>'
         f"<td>{row.epochs}</td><td>{row.T}</td><td>{row.K or '–'}</td></tr>\n"
         for row in found
@@ -313,7 +316,7 @@ def _rows_of_run(table: list[Row]) -> str:
 
 
 def _row(row: Row, name: str) -> str:
-    experiment, paper = row.run.experiment, row.paper_result
+    paper = row.paper_result
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
         f'<td class="text">{escape(row.run.data)}</td><td class="text">{escape(label(row.estimator))}</td>',
@@ -321,7 +324,7 @@ def _row(row: Row, name: str) -> str:
         f"<td>{'–' if paper is None else str(paper)}</td>",
         f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
-        f"<td>{0 if row.test is None else row.test.epoch} of {experiment.epochs}</td>",
+        f"<td>{0 if row.test is None else row.test.epoch} of {row.run.spec.optimizer.epochs}</td>",
         "".join(f"<td>{steps}</td>" for steps in row.phases or ("–", "–")),
     ]
     return f'<tr data-row="{escape(row.run.title)} {escape(row.estimator)}">{name}{"".join(cells)}</tr>\n'
@@ -411,16 +414,15 @@ def _settings(runs: list[Run]) -> str:
 
 
 def _details(run: Run) -> str:
-    experiment, settings = to_dict(run.experiment), asdict(run.settings)
-    shown = {k: v for k, v in experiment.items() if k not in ("paper_results", "architecture", "name")}
-    shown |= {f"network: {k}": v for k, v in experiment["architecture"].items() if v is not None}
-    shown |= {k: v for k, v in settings.items() if v is not None}
+    settings = run.spec.to_dict()
+    shown = {k: settings[k] for k in ("preset", "source", "notes") if settings[k]}
+    shown |= {f"{name}: {k}": v for name in SECTIONS for k, v in settings[name].items() if v is not None}
     shown |= {f"data: {k}": v for k, v in run.described.data.items()}
-    shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in settings["estimators"])
+    shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in run.spec.estimators)
     shown |= _agreement(run)
     stopped = "".join(
         f'<p class="no">{escape(label(estimator))}, trial {escape(str(line["trial"]))}: {escape(_reason(line))}</p>'
-        for estimator in settings["estimators"]
+        for estimator in run.spec.estimators
         for line in run.diverged(estimator)
     )
     sessions = "".join(
@@ -438,10 +440,10 @@ def _agreement(run: Run) -> dict[str, str]:
     """Cosines of updates in a declared precision with float32's, and of float32's with float64's, per estimator."""
     out = {}
     kinds = {
-        "with_float32": f"cosine of {run.experiment.precision} with float32",
+        "with_float32": f"cosine of {run.spec.run.precision} with float32",
         "float32_with_float64": "cosine of float32 with float64",
     }
-    for estimator in run.settings.estimators:
+    for estimator in run.spec.estimators:
         for what, title in kinds.items():
             found = [c for line in run.lines if line["estimator"] == estimator and (c := cosines(line, what))]
             if found:
@@ -458,8 +460,8 @@ def _reason(line: Line) -> str:
 
 def _graph(run: Run) -> str:
     """The picture of a net that is a graph."""
-    net = run.experiment.architecture
-    return f'<div class="graph">{net.network().draw()}</div>' if isinstance(net, GraphNet) else ""
+    net = run.spec.model
+    return f'<div class="graph">{net.build(0, torch.float32).draw()}</div>' if isinstance(net, GraphNet) else ""
 
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -474,12 +476,12 @@ def _augmented(runs: list[Run]) -> str:
 def _augmented_images(run: Run) -> str:
     """Training images as the first epoch sees them, inside the page; nothing that is not a PNG of usual size."""
     path = run.folder / AUGMENTED
-    if run.experiment.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
+    if run.spec.data.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
         return ""
     content = read_bytes(path)
     if not content.startswith(PNG):
         return ""
-    changes = run.experiment.augmentation
+    changes = run.spec.data.augmentation
     caption = escape(f"{run.title}: the first training images as the first epoch sees them ({changes})")
     source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return f'<figure class="augmented"><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'

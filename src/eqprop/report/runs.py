@@ -9,30 +9,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from eqprop import papers
 from eqprop.data.cifar import CIFAR10
 from eqprop.data.images import MNIST_DIGEST
-from eqprop.experiments.experiment import BACKPROP, Experiment, PaperResult, label
-from eqprop.experiments.paper import (
-    CIFAR_SAMPLES,
-    PRESETS,
-    TEST_SAMPLES,
-    TRAINING_SAMPLES,
-    of_preset,
-    place_of,
-    printed_experiment,
-)
+from eqprop.estimators.named import BACKPROP, label
 from eqprop.files import read_bytes
 from eqprop.models.readout import OWN_COST
+from eqprop.run.dataset import TARGETS, data_name
+from eqprop.run.description import Description, read_description
 from eqprop.run.folder import EXPERIMENT, sessions
 from eqprop.run.log import Line, read_metrics
 from eqprop.run.metrics import deviation, mean
-from eqprop.run.plan import TARGETS, Described, Settings, data_name, read_description
+from eqprop.run.published import PaperResult, reproduces
+from eqprop.run.spec import Spec
 from eqprop.run.watch import duration
-
-if TYPE_CHECKING:
-    from eqprop.experiments.literature import PublishedRow
 
 KINDS = {"test": "test_error", "train": "train_error"}
 """Kind of curve -> field of the metrics."""
@@ -53,40 +45,36 @@ class Run:
     """The content of a run folder."""
 
     folder: Path
-    described: Described
+    described: Description
     lines: list[Line]
     sessions: list[dict[str, Any]]
 
     @property
-    def experiment(self) -> Experiment:
-        return self.described.experiment
-
-    @property
-    def settings(self) -> Settings:
-        return self.described.settings
+    def spec(self) -> Spec:
+        return self.described.spec
 
     @property
     def title(self) -> str:
         """The experiment and its preset; what it does otherwise, and the data if it is not MNIST."""
-        other = [] if is_paper_data(self.described.data, self.experiment) else [self.data]
-        return f"{self.experiment.name} ({', '.join([*self._kind(), *other])})"
+        other = [] if is_paper_data(self.described.data, self.spec) else [self.data]
+        return f"{self.spec.name} ({', '.join([*self._kind(), *other])})"
 
     @property
     def heading(self) -> str:
         """The title with the data, whatever it is."""
-        return f"{self.experiment.name} ({', '.join(self._kind())}) on {self.data}"
+        return f"{self.spec.name} ({', '.join(self._kind())}) on {self.data}"
 
     def _kind(self) -> list[str]:
         """The preset, and what it does otherwise in a word."""
-        experiment = self.experiment
-        said: list[str] = [experiment.preset]
-        said += [] if experiment.schedule == "synchronous" else [experiment.schedule]
-        said += [] if experiment.nudge_site == "outside" else [f"nudge {experiment.nudge_site}"]
-        cost = "own cost" if experiment.cost == OWN_COST else experiment.cost
+        spec = self.spec
+        said: list[str] = [spec.preset]
+        said += [] if spec.phases.schedule == "synchronous" else [spec.phases.schedule]
+        said += [] if spec.model.nudge_site == "outside" else [f"nudge {spec.model.nudge_site}"]
+        cost = "own cost" if spec.cost.kind == OWN_COST else spec.cost.kind
         said += [] if cost == "squared-error" else [cost]
-        preset = _preset_of(experiment)
+        preset = _preset_of(spec)
         named = ("schedule", "nudge_site", "cost")
-        said += ["changed"] if preset and any(c.field not in named for c in experiment.changes(preset)) else []
+        said += ["changed"] if preset and any(c.field not in named for c in spec.changes(preset)) else []
         return said
 
     @property
@@ -96,35 +84,35 @@ class Run:
 
     @property
     def model(self) -> str:
-        return str(self.experiment.architecture)
+        return str(self.spec.model)
 
     @property
     def paper_results(self) -> dict[str, PaperResult]:
         """What the paper reports for this run, by estimator; nothing unless it is the paper's in everything."""
-        printed = printed_experiment(self.experiment)
-        return {} if printed is None or not self.is_papers else dict(printed.paper_results)
+        printed = papers.printed(self.spec)
+        return {} if printed is None or not self.is_papers else printed.results
 
     @property
     def is_papers(self) -> bool:
-        return is_papers(self.experiment, self.settings, self.described.data)
+        return is_papers(self.spec, self.described.data)
 
     @property
     def changes(self) -> list[str]:
         """Everything that is not as printed: settings, data, number of samples."""
-        settings, data = self.settings, self.described.data
+        cut, data = self.spec.data, self.described.data
         found = list(self.described.changes)
-        if printed_experiment(self.experiment) is not None and not is_paper_data(data, self.experiment):
-            found.append(f"data {self.data} instead of {self.experiment.data or 'mnist'}")
+        if papers.printed(self.spec) is not None and not is_paper_data(data, self.spec):
+            found.append(f"data {self.data} instead of {self.spec.data.set or 'mnist'}")
         if self.described.earlier_epochs:
             found.append(f"epochs raised on resume from {', '.join(map(str, self.described.earlier_epochs))}")
         if data.get(TARGETS):
             found.append("errors are the share of the targets' variance that is not explained")
-        if settings.validation:
-            found.append(f"tested on {settings.validation} held-out training samples")
+        if cut.validation:
+            found.append(f"tested on {cut.validation} held-out training samples")
         trained, tested = data.get("training_samples"), data.get("test_samples")
-        if settings.samples or trained != published_set(self.experiment).samples - settings.validation:
+        if cut.samples or trained != published_set(self.spec).samples - cut.validation:
             found.append(f"trained on {trained} samples")
-        if tested != TEST_SAMPLES and not settings.validation:
+        if tested != papers.TEST_SAMPLES and not cut.validation:
             found.append(f"tested on {tested} samples")
         return found
 
@@ -148,20 +136,20 @@ class Run:
         """Wall time: stacked trials share it, sequential trials add up."""
         own = [line for line in self.lines if line["estimator"] == estimator]
         by_trial = [sum(line["seconds"] for line in own if line["trial"] == t) for t in {x["trial"] for x in own}]
-        return max(by_trial, default=0.0) if self.settings.stacked else sum(by_trial)
+        return max(by_trial, default=0.0) if self.spec.run.stacked else sum(by_trial)
 
 
-def is_papers(experiment: Experiment, settings: Settings, data: Mapping[str, Any]) -> bool:
+def is_papers(spec: Spec, data: Mapping[str, Any]) -> bool:
     """Whether data, architecture, sample counts, epochs and settings are exactly those of one of the paper's presets.
 
     `data` is described as in experiment.json. Only then does a paper's number stand beside a run.
     """
-    samples = published_set(experiment).samples
-    whole = (data.get("training_samples"), data.get("test_samples")) == (samples, TEST_SAMPLES)
-    part = settings.validation or settings.samples not in (None, samples)
-    preset = _preset_of(experiment)
-    same = is_paper_data(data, experiment)
-    return same and whole and not part and preset is not None and not experiment.changes(preset)
+    samples = published_set(spec).samples
+    whole = (data.get("training_samples"), data.get("test_samples")) == (samples, papers.TEST_SAMPLES)
+    part = spec.data.validation or spec.data.samples not in (None, samples)
+    preset = _preset_of(spec)
+    same = is_paper_data(data, spec)
+    return same and whole and not part and preset is not None and not spec.changes(preset)
 
 
 class PublishedSet(NamedTuple):
@@ -172,23 +160,23 @@ class PublishedSet(NamedTuple):
     samples: int
 
 
-def published_set(experiment: Experiment) -> PublishedSet:
+def published_set(spec: Spec) -> PublishedSet:
     """The data set an experiment is for."""
-    if experiment.data == CIFAR10.name:
-        return PublishedSet(CIFAR10.name, CIFAR10.sha256, CIFAR_SAMPLES)
-    return PublishedSet("mnist", MNIST_DIGEST, TRAINING_SAMPLES)
+    if spec.data.set == CIFAR10.name:
+        return PublishedSet(CIFAR10.name, CIFAR10.sha256, papers.CIFAR_SAMPLES)
+    return PublishedSet("mnist", MNIST_DIGEST, papers.TRAINING_SAMPLES)
 
 
-def is_paper_data(data: Mapping[str, Any], experiment: Experiment) -> bool:
+def is_paper_data(data: Mapping[str, Any], spec: Spec) -> bool:
     """Whether data as described in experiment.json is the experiment's, by a checksum that the package took itself."""
-    expected = published_set(experiment)
+    expected = published_set(spec)
     by_package = "set" not in data or data["set"] == expected.name or bool(data.get("directory"))
     return by_package and data.get("sha256") == expected.sha256
 
 
-def _preset_of(experiment: Experiment) -> Experiment | None:
+def _preset_of(spec: Spec) -> Spec | None:
     """The preset that an experiment says it is of, unchanged; None for one's own."""
-    return of_preset(experiment.name, experiment.preset)
+    return papers.of_preset(spec.name, spec.preset)
 
 
 @dataclass(frozen=True)
@@ -248,9 +236,10 @@ def read_run(folder: Path) -> Run:
 
 def _order(run: Run) -> tuple[int, int, str, str]:
     """Sort as in the paper's table, then by preset; the user's own come last, by name."""
-    place = place_of(run.experiment.name)
-    preset = PRESETS.index(run.experiment.preset) if run.experiment.preset in PRESETS else len(PRESETS)
-    return place, preset, run.experiment.name, str(run.folder)
+    place = papers.place_of(run.spec.name)
+    presets, preset = papers.PRESETS, run.spec.preset
+    order = presets.index(preset) if preset in presets else len(presets)
+    return place, order, run.spec.name, str(run.folder)
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -281,11 +270,7 @@ def _mean(values: Sequence[float]) -> float:
     return found
 
 
-Verdict = Literal["yes", "no", "unfinished", "other data", "other settings", "none"]
-WITHIN = 2.0
-"""A row is reproduced if it is at most this many of the paper's standard deviations above the paper's mean."""
-USUAL_STD = 0.1
-"""Assumed deviation of a published error without one; the paper's own rows have 0.04 to 0.21."""
+Verdict = Literal["yes", "lower", "no", "unfinished", "other data", "other settings", "none"]
 
 
 @dataclass(frozen=True)
@@ -302,7 +287,7 @@ class Row:
     @property
     def phases(self) -> tuple[int, int] | None:
         """T and K; None for backprop, which has no phases."""
-        return None if self.estimator == BACKPROP else (self.run.experiment.T, self.run.experiment.K)
+        return None if self.estimator == BACKPROP else (self.run.spec.phases.T, self.run.spec.phases.K)
 
     @property
     def top5(self) -> float | None:
@@ -315,22 +300,20 @@ class Row:
     @property
     def verdict(self) -> Verdict:
         """Whether full training of every trial with an unchanged preset reached the paper's number."""
-        printed = printed_experiment(self.run.experiment)
-        if printed is None or self.estimator not in printed.paper_results:
+        printed = papers.printed(self.run.spec)
+        if printed is None or self.estimator not in printed.published:
             return "none"
         if self.paper_result is None:
-            return "other settings" if is_paper_data(self.run.described.data, self.run.experiment) else "other data"
-        if self.test is None or self.test.epoch < self.run.experiment.epochs:
+            return "other settings" if is_paper_data(self.run.described.data, self.run.spec) else "other data"
+        if self.test is None or self.test.epoch < self.run.spec.optimizer.epochs:
             return "unfinished"
-        if self.test.trials + self.diverged < self.run.settings.trials:
+        if self.test.trials + self.diverged < self.run.spec.run.trials:
             return "unfinished"
-        return "yes" if not self.diverged and reproduced(self.test.mean, self.paper_result) else "no"
-
-
-def reproduced(test_error: float, paper: PaperResult) -> bool:
-    """Whether a mean test error in percent is at most two of the paper's deviations above the paper's mean."""
-    deviation = USUAL_STD if paper.test_std is None else paper.test_std
-    return test_error <= paper.test + WITHIN * deviation
+        if self.diverged:
+            return "no"
+        if reproduces(self.test.mean, self.paper_result):
+            return "yes"
+        return "lower" if self.test.mean < self.paper_result.test else "no"
 
 
 def rows(runs: list[Run]) -> list[Row]:
@@ -344,7 +327,7 @@ def rows(runs: list[Run]) -> list[Row]:
             len({line["trial"] for line in run.diverged(estimator)}),
         )
         for run in runs
-        for estimator in run.settings.estimators
+        for estimator in run.spec.estimators
     ]
 
 
@@ -372,10 +355,10 @@ def counted_trials(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
 
 
-def published_cells(row: PublishedRow, found: Mapping[str, Any] | None) -> list[str]:
+def published_cells(row: papers.CifarRow, found: Mapping[str, Any] | None) -> list[str]:
     """A row of the published results on CIFAR-10; what is less than planned says so."""
     if found is None:
-        return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.experiment.epochs}", *"–––"]
+        return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.spec.optimizer.epochs}", *"–––"]
     (own,) = found["estimators"].values()
     counted = counted_trials(found)
     std = "" if own["test_error_std"] is None else f" ± {own['test_error_std']:.2f}"
@@ -429,12 +412,12 @@ def to_csv(table: list[Row]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(HEADINGS)
     for row in table:
-        experiment, phases = row.run.experiment, row.phases
+        spec, phases = row.run.spec, row.phases
         test, train, paper = row.test, row.train, row.paper_result
         writer.writerow(
             [
-                _cell(experiment.name),
-                experiment.preset,
+                _cell(spec.name),
+                spec.preset,
                 row.estimator,
                 _cell(row.run.model),
                 _cell(row.run.data),
@@ -444,10 +427,10 @@ def to_csv(table: list[Row]) -> str:
                 0 if test is None else test.trials,
                 row.diverged,
                 0 if test is None else test.epoch,
-                experiment.epochs,
+                spec.optimizer.epochs,
                 *(["", "", ""] if paper is None else [_or_empty(v) for v in (paper.test, paper.test_std, paper.train)]),
                 row.verdict,
-                *(["", "", "", ""] if phases is None else [*phases, experiment.beta, experiment.schedule]),
+                *(["", "", "", ""] if phases is None else [*phases, spec.phases.beta, spec.phases.schedule]),
                 _cell("; ".join(row.run.changes)),
                 _or_empty(row.top5),
             ]

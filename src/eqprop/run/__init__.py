@@ -4,7 +4,6 @@ from eqprop.run.api import resume, train
 from eqprop.run.evaluate import evaluate, load, predict
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import Result
-from eqprop.run.plan import Settings
 from eqprop.run.session import Session, bind
 from eqprop.run.spec import Spec
 from eqprop.run.watch import EarlyStopping, Watch
@@ -13,7 +12,6 @@ __all__ = [
     "EarlyStopping",
     "Result",
     "Session",
-    "Settings",
     "Spec",
     "Stopped",
     "Watch",

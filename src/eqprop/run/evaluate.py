@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,24 +21,16 @@ from eqprop.data import Data, Images, Streamed, open_set
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.estimators import EP
-from eqprop.experiments.architecture import Factory, Own, own_of
-from eqprop.experiments.experiment import BACKPROP, Experiment
+from eqprop.estimators.named import BACKPROP
 from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
 from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_file, kept, read_checkpoint, restore_start
+from eqprop.run.dataset import TARGETS, Source, data_again, read_images
+from eqprop.run.description import Description, read_description
 from eqprop.run.distributed import ALONE, Ranks
-from eqprop.run.plan import (
-    TARGETS,
-    Described,
-    Plan,
-    Settings,
-    check_inputs,
-    data_again,
-    is_channels_last,
-    make_start,
-    read_description,
-    read_images,
-)
+from eqprop.run.own import Factory, Own, own_of
+from eqprop.run.session import Session, build_cost, build_model, check_inputs, is_channels_last, make_start
+from eqprop.run.spec import Spec
 from eqprop.run.watch import counted
 from eqprop.starts import Start
 from eqprop.state import State
@@ -49,9 +42,9 @@ NEURONS = 1 << 26
 """Neurons relaxed at once on another device, where large batches cost fewer launches."""
 
 
-def evaluation_phase(experiment: Experiment) -> Phase:
+def evaluation_phase(spec: Spec) -> Phase:
     """The free phase for measuring errors; stops early once no bit changes."""
-    return Phase(experiment.evaluation_T or experiment.T, experiment.schedule, stop="settled", checked=False)
+    return Phase(spec.phases.evaluation_T or spec.phases.T, spec.phases.schedule, stop="settled", checked=False)
 
 
 class Errors(NamedTuple):
@@ -89,7 +82,7 @@ class Measure:
 
     engine: Engine
     model: Dynamics
-    experiment: Experiment
+    spec: Spec
     x: Tensor
     y: Tensor
     networks: int | None = None
@@ -129,7 +122,7 @@ class Measure:
         beyond, ranked = torch.zeros_like(wrong), False
         for outputs, y in self._outputs(begin, between):
             wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
-            if ranked := self.experiment.top5 and outputs.shape[-1] > 5:
+            if ranked := self.spec.data.top5 and outputs.shape[-1] > 5:
                 beyond += outside_top5(outputs, y).reshape(wrong.numel(), -1).sum(1)
         counts = [self.ranks.total(n).tolist() for n in (wrong, beyond)]
         return counts[0], counts[1] if ranked else None
@@ -148,7 +141,7 @@ class Measure:
     @torch.no_grad()
     def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
-        batch, phase = self._batch(), evaluation_phase(self.experiment)
+        batch, phase = self._batch(), evaluation_phase(self.spec)
         begin, end, most = self.ranks.bounds(begin, self.samples)
         reading = None if self.read is None else self.read(begin, end, batch)
         # As many turns on every rank: `between` may be a meeting.
@@ -184,7 +177,7 @@ class Measure:
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
         """The number of samples in whole mini-batches, and the errors the runner counts among them."""
-        batch = self.experiment.batch
+        batch = self.spec.optimizer.batch
         done = len(self.x) // batch * batch
         order = torch.arange(done, device=self.x.device).view(-1, batch)
         if self.networks is not None:
@@ -206,12 +199,12 @@ class Measure:
         None if the engine has none faster than `relaxation`, if free phases do not start at zero or are one forward
         pass, or if top-5 errors are wanted, which runners do not count.
         """
-        batch = self.experiment.batch
+        batch = self.spec.optimizer.batch
         fast = self.engine.evaluates(batch * (self.networks or 1))
-        slow = self.forward or self.read is not None or self.experiment.top5 or self.ranks.several
+        slow = self.forward or self.read is not None or self.spec.data.top5 or self.ranks.several
         if not fast or slow or self.start is not None or len(self.x) < batch:
             return None
-        phase = evaluation_phase(self.experiment)
+        phase = evaluation_phase(self.spec)
         estimator = EP(T=phase.T, K=1, schedule=phase.schedule, stop=phase.stop, checked=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
         if (
@@ -280,7 +273,7 @@ class Trained:
 
     model: Dynamics
     cost: Cost
-    experiment: Experiment
+    spec: Spec
     start: Start | None
     epoch: int
     class_names: tuple[str, ...] = ()
@@ -289,7 +282,7 @@ class Trained:
 
     def __repr__(self) -> str:
         by = f", trained by {self.estimator}" if self.estimator else ""
-        return f"Trained({self.experiment.name}, {self.experiment.architecture}{by} for {counted(self.epoch, 'epoch')})"
+        return f"Trained({self.spec.name}, {self.spec.model}{by} for {counted(self.epoch, 'epoch')})"
 
     def state(self, x: Tensor, phase: Phase) -> State:
         """The state that answers are read from: after the free phase, or of the feed-forward net."""
@@ -315,18 +308,18 @@ def load(
     """
     folder = Path(folder)
     described = read_description(folder)
-    experiment = described.experiment
+    spec = described.spec
     place = folder / _leg_folder(described, estimator, trial, folder)
     if not place.is_dir():
-        name = estimator or described.settings.estimators[0]
+        name = estimator or described.spec.estimators[0]
         raise FileNotFoundError(
             f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: "
             f"{command('resume', folder)}"
         )
-    own = own_of(model, experiment.architecture)
-    network = experiment.build(trial, torch.float32, own)
+    own = own_of(model, spec.model)
+    network = build_model(spec, trial, torch.float32, own)
     checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
-    cost = _readout(experiment, checkpoint, trial, own)
+    cost = _readout(spec, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -337,12 +330,12 @@ def load(
         with torch.no_grad():
             p.copy_(saved)
     network, cost = network.to(device), cost.to(device)
-    name = estimator or described.settings.estimators[0]
-    initialised = experiment.start == "initialised" and name != BACKPROP
-    start = _initialiser(experiment, network, checkpoint, trial) if initialised else None
+    name = estimator or described.spec.estimators[0]
+    initialised = spec.phases.start == "initialised" and name != BACKPROP
+    start = _initialiser(spec, network, checkpoint, trial) if initialised else None
     names = tuple(map(str, described.data.get("class_names") or ()))
     labelled = not described.data.get(TARGETS)
-    return Trained(network, cost, experiment, start, checkpoint.position.epoch, names, name, labelled)
+    return Trained(network, cost, spec, start, checkpoint.position.epoch, names, name, labelled)
 
 
 def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
@@ -358,11 +351,11 @@ def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
     return name
 
 
-def _readout(experiment: Experiment, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
+def _readout(spec: Spec, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
     """The cost of a trial, sized from its saved weights."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
     classes, inputs = (2, 1) if saved is None else saved.shape
-    return experiment.make_cost(trial, inputs, classes, torch.float32, own)
+    return build_cost(spec, trial, inputs, classes, torch.float32, own)
 
 
 def _number(name: str) -> int:
@@ -370,11 +363,11 @@ def _number(name: str) -> int:
     return int(name.rpartition("V")[2])
 
 
-def _initialiser(experiment: Experiment, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
+def _initialiser(spec: Spec, network: Dynamics, checkpoint: Checkpoint, trial: int) -> Start | None:
     """The feed-forward net that initialises the network's free phases, as trained."""
     first = max((name for name in checkpoint.start if name.startswith(f"{trial}.V")), key=_number)
     shape = network.input_shape or (checkpoint.start[first].shape[1],)
-    start = make_start(experiment, Settings(), network, next(network.parameters()).new_zeros(1, *shape))
+    start = make_start(spec, network, next(network.parameters()).new_zeros(1, *shape))
     restore_start(start, (trial,), checkpoint)
     return start
 
@@ -432,9 +425,9 @@ def _read_picture(source: Any, model: Dynamics) -> Any:
     return (255 - pixels if pixels.mean() > 127.5 else pixels)[None]
 
 
-def normalised(x: Tensor, experiment: Experiment) -> Tensor:
-    """Samples from 0 to 1, (B, ...), as the experiment normalises them: channels come first in every sample."""
-    normalisation = experiment.normalisation
+def normalised(x: Tensor, spec: Spec) -> Tensor:
+    """Samples from 0 to 1, (B, ...), as the spec normalises them: channels come first in every sample."""
+    normalisation = spec.data.normalisation
     if normalisation is None:
         return x
     channels = max(len(normalisation.mean), len(normalisation.std))
@@ -461,9 +454,9 @@ def predict(
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
     x = _as_input(x, model)
-    x = x if trained is None else normalised(x, trained.experiment)
+    x = x if trained is None else normalised(x, trained.spec)
     if trained is not None:
-        phase = replace(evaluation_phase(trained.experiment), checked=True)
+        phase = replace(evaluation_phase(trained.spec), checked=True)
         phase = phase if T is None else replace(phase, T=T)
     else:
         phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
@@ -497,51 +490,49 @@ def evaluate(
     """
     folder = Path(folder)
     described = read_description(folder)
-    settings = replace(described.settings, device=device or described.settings.device)
-    given = data_again(described, data, own_of(model, described.experiment.architecture))
-    images = read_images(given, settings) if data is None else _test_set(given, described, settings)
+    spec = described.spec.override(device=device)
+    given = data_again(described.data, data, own_of(model, spec.model))
+    images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
     out: dict[str, list[dict[str, Any]]] = {}
-    for name in settings.estimators:
-        for trial in range(settings.trials):
+    for name in spec.estimators:
+        for trial in range(spec.run.trials):
             place = folder / described.folder_of(name, trial)
             if place.is_dir():
-                found = load(folder, name, trial, model=model, device=settings.device)
-                plan = Plan(described.experiment, settings, images)
-                check_inputs(plan, found.model)
-                errors = _test_errors(found, plan, engine, precision)
+                found = load(folder, name, trial, model=model, device=spec.run.device)
+                session = Session(spec, images, dtype=images.dtype)
+                check_inputs(session, found.model)
+                errors = _test_errors(found, session, engine, precision)
                 lost = trial in read_checkpoint(place).diverged
-                seed = described.experiment.seed + trial
+                seed = spec.run.seed + trial
                 entry = {"seed": seed, "epoch": found.epoch, **errors, "diverged": lost}
                 out.setdefault(name, []).append(entry)
     return out
 
 
-def _test_set(
-    given: Images | Streamed | str | Path | None, described: Described, settings: Settings
-) -> Images | Streamed:
+def _test_set(given: Source, described: Description, spec: Spec) -> Images | Streamed:
     """Data for an evaluation: cut as in training if it is the run's own, else with its whole test set."""
     found = given if isinstance(given, Images | Streamed) else open_set(given)
     recorded = described.data
     same = found.sha256 == recorded.get("sha256")
     if found.fingerprint and "fingerprint" in recorded:
         same = found.fingerprint == recorded["fingerprint"]
-    whole = replace(settings, validation=0, samples=None, test_samples=None)
-    return read_images(found, settings if same else whole)
+    whole = msgspec.structs.replace(spec.data, validation=0, samples=None, test_samples=None)
+    return read_images(found, spec.data if same else whole, spec.run.device)
 
 
-def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None) -> dict[str, float | None]:
-    experiment = found.experiment if precision is None else found.experiment.override(precision=precision)
-    chosen = choose(engine, Task(found.model, precision=experiment.precision))
-    x, y, read = measured_set(plan.images, "test")
+def _test_errors(found: Trained, session: Session, engine: str, precision: str | None) -> dict[str, float | None]:
+    spec = found.spec.override(precision=precision)
+    chosen = choose(engine, Task(found.model, precision=spec.run.precision))
+    x, y, read = measured_set(session.images, "test")
     measure = Measure(
         chosen,
         found.model,
-        found.experiment,
+        found.spec,
         x,
         y,
         start=found.start,
         cost=found.cost,
-        inputs=partial(plan.inputs, model=found.model),
+        inputs=partial(session.inputs, model=found.model),
         forward=found.estimator == BACKPROP,
         read=read,
     )
@@ -549,11 +540,11 @@ def _test_errors(found: Trained, plan: Plan, engine: str, precision: str | None)
     return {"test_error": errors.top1[0]} | ({} if errors.top5[0] is None else {"test_error_top5": errors.top5[0]})
 
 
-def _leg_folder(described: Described, estimator: str | None, trial: int, folder: Path) -> str:
-    settings = described.settings
-    name = settings.estimators[0] if estimator is None else estimator
-    if name not in settings.estimators:
-        raise ValueError(f"{folder}: {unknown('estimator', name, settings.estimators)}")
-    if not 0 <= trial < settings.trials:
-        raise ValueError(f"{folder} has trials 0 to {settings.trials - 1}; there is no trial {trial}.")
+def _leg_folder(described: Description, estimator: str | None, trial: int, folder: Path) -> str:
+    spec = described.spec
+    name = spec.estimators[0] if estimator is None else estimator
+    if name not in spec.estimators:
+        raise ValueError(f"{folder}: {unknown('estimator', name, spec.estimators)}")
+    if not 0 <= trial < spec.run.trials:
+        raise ValueError(f"{folder} has trials 0 to {spec.run.trials - 1}; there is no trial {trial}.")
     return described.folder_of(name, trial)

@@ -19,9 +19,9 @@ DECOUPLED = "decoupled_decay"
 """Key of an optimizer's groups: how fast their weights shrink before each step, per learning rate."""
 
 
-def make_optimizer(spec: Any, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
+def make_optimizer(spec: Spec, model: Dynamics, cost: Cost | None = None) -> torch.optim.Optimizer:
     """The spec's optimizer, with one group and rate per parameter: the network's, then the cost's."""
-    of: Any = spec.optimizer if isinstance(spec, Spec) else _settings(spec)
+    of = spec.optimizer
     named = [*model.named_parameters(), *([] if cost is None else cost.named_parameters())]
     rates = spec.rates((name for name, _ in named), model.layer_parameters)
     decay = _decay(of, model, dict(named))
@@ -39,13 +39,6 @@ def make_optimizer(spec: Any, model: Dynamics, cost: Cost | None = None) -> torc
             "weight_decay_kind to decoupled, which works with every optimizer."
         )
     return optimizer
-
-
-def _settings(e: Any) -> Optimizer:
-    return Optimizer(
-        kind=e.optimizer, options=e.optimizer_options, weight_decay=e.weight_decay,
-        weight_decay_kind=e.weight_decay_kind, weight_decay_biases=e.weight_decay_biases,
-    )  # fmt: skip
 
 
 def _decay(of: Optimizer, model: Dynamics, named: dict[str, nn.Parameter]) -> dict[str, dict[str, float]]:

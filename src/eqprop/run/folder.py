@@ -34,7 +34,7 @@ EXPERIMENT, ENVIRONMENT, METRICS, RESULT, LOCK = (
 )
 AUGMENTED = "augmented.png"
 """Sixteen training images as the first epoch sees them, if they are augmented."""
-FORMAT = 2
+FORMAT = 3
 
 
 def default_folder(name: str, root: Path = Path("runs")) -> Path:
@@ -143,8 +143,8 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
-class Session(msgspec.Struct):
-    """What a session that wrote to a run folder ran with."""
+class _Entry(msgspec.Struct):
+    """What a process that wrote to a run folder ran with."""
 
     provenance: dict[str, Any]
     engines: dict[str, Any]
@@ -155,7 +155,7 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     path = folder / ENVIRONMENT
     found = read_json(path, "the environment").get("sessions", []) if path.exists() else []
     try:
-        msgspec.convert(found, list[Session])
+        msgspec.convert(found, list[_Entry])
     except msgspec.ValidationError as error:
         raise ValueError(
             f"{path} is damaged ({error}); expected a list of sessions with provenance. Restore it from a copy."

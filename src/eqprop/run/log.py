@@ -13,7 +13,7 @@ import msgspec
 from eqprop.files import append_text, read_bytes, write_text
 from eqprop.run.checkpoint import Head
 from eqprop.run.folder import METRICS
-from eqprop.run.plan import Leg
+from eqprop.run.session import Leg
 
 Line = dict[str, Any]
 """One line: the fields of `Known`; `test_error_top5` if the experiment counts it; below float32, in the first and the

@@ -14,7 +14,6 @@ from typing import Any
 
 from eqprop.engines import Tally
 from eqprop.engines.base import fixed_algorithms
-from eqprop.experiments.architecture import OwnNet, is_own
 from eqprop.messages import command
 from eqprop.run.checkpoint import (
     BEST,
@@ -28,7 +27,8 @@ from eqprop.run.checkpoint import (
 )
 from eqprop.run.folder import note_session, saving, sessions
 from eqprop.run.log import RESERVED, Line, Log
-from eqprop.run.plan import Leg, Plan
+from eqprop.run.own import OwnNet, is_own
+from eqprop.run.session import Leg, Session
 from eqprop.run.trainer import Trainer
 from eqprop.run.watch import Course, EarlyStopping, Progress, Watch, counted, epoch_means
 
@@ -110,12 +110,12 @@ class Pace:
 
 
 class _PutOff(Exception):
-    """Raised to postpone measuring to the next session."""
+    """Raised to postpone measuring to the next process."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one session runs.
+class Scope:
+    """What one process trains of a run.
 
     engine      use it instead of the recorded one
     only        train only these estimators
@@ -128,44 +128,47 @@ class Turn:
 
 
 class Loop:
-    """Trains a plan in a run folder and reports to a watch.
+    """Trains a session in a run folder and reports to a watch.
 
     Among several ranks, which divide each mini-batch, all run this loop in step: rank 0 writes, and decides what
     depends on time or on the user; the others follow.
     """
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, interruption: Interruption) -> None:
-        self.plan, self.folder, self.watch, self.interruption = plan, folder, watch, interruption
-        self.ranks = plan.ranks
+    def __init__(self, session: Session, folder: Path, watch: Watch, interruption: Interruption) -> None:
+        self.session, self.folder, self.watch, self.interruption = session, folder, watch, interruption
+        self.spec = session.spec
+        self.ranks = session.ranks
         self.log = Log(folder, writes=self.ranks.leads)
-        self.legs = plan.legs()
+        self.legs = session.legs()
         self.reached: dict[Leg, Head] = {}
         """Where each leg that was begun has come to."""
         self._pointed: set[Leg] = set()
         self.agreed: int | None = None
 
-    def run(self, session: dict[str, Any], turn: Turn) -> None:
+    def run(self, entry: dict[str, Any], scope: Scope) -> None:
         """Train every unfinished leg. Raises Stopped after a signal.
 
-        `session` is written to the environment, with the engine of each estimator.
+        `entry` is written to the environment, with the engine of each estimator.
         """
-        left = self._unfinished(turn)
+        left = self._unfinished(scope)
         before = sessions(self.folder)
         for n, leg in enumerate(left):
-            trainer = self._open(leg, turn)
-            session["engines"][leg.estimator] = trainer.engine.name
+            trainer = self._open(leg, scope)
+            entry["engines"][leg.estimator] = trainer.engine.name
             with self._writing() as writes:
                 if writes:
-                    note_session(self.folder, before, session)
+                    note_session(self.folder, before, entry)
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
             trainer.engine.notice = self.watch.note
+            for sentence in trainer.model.notices():
+                self.watch.note(sentence)
             if trainer.engine.remark:
                 self.watch.note(trainer.engine.remark)
             self._tell_whether_bits_repeat(trainer)
-            with fixed_algorithms(self.plan.settings.deterministic):
+            with fixed_algorithms(self.spec.run.deterministic):
                 self._train(trainer, len(left) - n - 1)
 
-    def _unfinished(self, turn: Turn) -> list[Leg]:
+    def _unfinished(self, scope: Scope) -> list[Leg]:
         """The wanted legs that are not finished, with the log cut to their checkpoints."""
         with self.ranks.in_step():
             # Without the tensors, which are read again one leg at a time.
@@ -173,20 +176,20 @@ class Loop:
             self.reached = {leg: checkpoint.head for leg, checkpoint in read.items() if checkpoint is not None}
         with self.ranks.in_step(), saving(self.folder):
             self.log.cut(self.reached)
-        wanted = [leg for leg in self.legs if turn.only is None or leg.estimator in turn.only]
-        return [leg for leg in wanted if not self._is_finished(leg, turn)]
+        wanted = [leg for leg in self.legs if scope.only is None or leg.estimator in scope.only]
+        return [leg for leg in wanted if not self._is_finished(leg, scope)]
 
-    def _is_finished(self, leg: Leg, turn: Turn) -> bool:
+    def _is_finished(self, leg: Leg, scope: Scope) -> bool:
         head = self.reached.get(leg)
         if head is None or not head.finished:
             return False
         epoch = head.position.epoch
-        if epoch >= self.plan.experiment.epochs or len(head.diverged) == len(leg.trials):
+        if epoch >= self.spec.optimizer.epochs or len(head.diverged) == len(leg.trials):
             return True
         # It may end early with the very epoch that was its last.
-        lines, patience = self.log.of(leg, epoch), self.plan.settings.patience
-        early = epoch not in turn.earlier or (patience and EarlyStopping(patience).stop(lines) is not None)
-        if early and turn.earlier:
+        lines, patience = self.log.of(leg, epoch), self.spec.run.patience
+        early = epoch not in scope.earlier or (patience and EarlyStopping(patience).stop(lines) is not None)
+        if early and scope.earlier:
             self.watch.note(f"{leg.folder} ended early after epoch {epoch}, as it would have in a longer run.")
         return bool(early)
 
@@ -208,7 +211,7 @@ class Loop:
             self._check_fits(leg, checkpoint)
         except DamagedError as error:
             raise _with_remedy(error, place) from error
-        if checkpoint.run != self.plan.identity:
+        if checkpoint.run != self.session.identity:
             raise ValueError(
                 f"{path} does not match experiment.json. One of them was changed or copied from another run: restore "
                 "it, or start a new run."
@@ -220,29 +223,28 @@ class Loop:
         known = checkpoint.tally.keys() == set(Tally.names()) and all(
             len(counts) == trials for counts in checkpoint.tally.values()
         )
-        if not known or position.epoch > self.plan.experiment.epochs or position.iteration > self.plan.iterations:
+        if not known or position.epoch > self.spec.optimizer.epochs or position.iteration > self.session.iterations:
             raise DamagedError(
                 f"{checkpoint_file(self.folder / leg.folder)} does not fit its run of "
-                f"{counted(self.plan.experiment.epochs, 'epoch')} and {counted(trials, 'trial')}. Restore it from a "
+                f"{counted(self.spec.optimizer.epochs, 'epoch')} and {counted(trials, 'trial')}. Restore it from a "
                 "copy."
             )
 
     def _check_not_lost(self, leg: Leg) -> None:
         """Raise if a leg without a checkpoint was trained, unless its folder was deleted to train it again."""
         place = self.folder / leg.folder
-        lines = self.log.of(leg, self.plan.experiment.epochs)
+        lines = self.log.of(leg, self.spec.optimizer.epochs)
         if place.is_dir() and lines:
             raise DamagedError(
                 f"{checkpoint_file(place)} is missing, but {leg.estimator} was trained: {counted(len(lines), 'line')} "
                 f"of metrics {'remains' if len(lines) == 1 else 'remain'}. Restore it from a copy."
             )
 
-    def _open(self, leg: Leg, turn: Turn) -> Trainer:
+    def _open(self, leg: Leg, scope: Scope) -> Trainer:
         with self.ranks.in_step():
             checkpoint = self._read(leg)
-            engine = turn.engine or (None if checkpoint is None else checkpoint.engine)
             try:
-                trainer = Trainer(self.plan, leg, engine, checkpoint)
+                trainer = Trainer(self.session, leg, scope.engine, checkpoint)
             except DamagedError as error:
                 raise _with_remedy(error, self.folder / leg.folder) from error
         trainer.match()
@@ -261,13 +263,13 @@ class Loop:
         pace, saved = Pace(), time.monotonic()
         while not trainer.finished:
             while not (trainer.epoch_done or trainer.all_diverged):
-                n = min(pace.n, self.plan.iterations - trainer.position.iteration)
+                n = min(pace.n, self.session.iterations - trainer.position.iteration)
                 before, known = time.perf_counter(), len(trainer.diverged)
                 counts = trainer.advance(n)
                 pace.took(n, time.perf_counter() - before)
                 self._tell_divergence(trainer, known)
                 self.watch.progress(_progress(trainer, counts, pace, legs_after))
-                due = time.monotonic() - saved > self.plan.settings.checkpoint_every
+                due = time.monotonic() - saved > self.spec.run.checkpoint_every
                 pace.n, due = self._agree(pace.n, due)
                 self._stop_if_asked(trainer)
                 if due:
@@ -321,9 +323,9 @@ class Loop:
 
     def _tell_whether_bits_repeat(self, trainer: Trainer) -> None:
         """Only torch's own operations on a GPU may add in another order from run to run."""
-        if trainer.engine.reference and self.plan.settings.device != "cpu" and not self.plan.settings.deterministic:
+        if trainer.engine.reference and self.spec.run.device != "cpu" and not self.spec.run.deterministic:
             self.watch.note(
-                f"The engine {trainer.engine.name} on {self.plan.settings.device} does not repeat every bit; with "
+                f"The engine {trainer.engine.name} on {self.spec.run.device} does not repeat every bit; with "
                 "deterministic=True (--deterministic) it does, and is slower."
             )
 
@@ -361,7 +363,7 @@ class Loop:
 
     def _stop_early(self, trainer: Trainer) -> None:
         lines = self.log.of(trainer.leg, trainer.position.epoch)
-        patience = self.plan.settings.patience
+        patience = self.spec.run.patience
         reason = self.watch.stop(lines) or (EarlyStopping(patience).stop(lines) if patience else None)
         _, ends = self._agree(flag=reason is not None)
         if ends and not trainer.finished:
@@ -370,11 +372,11 @@ class Loop:
 
     def _keep(self, trainer: Trainer) -> None:
         """Keep copies of the checkpoint: the best so far, and every few epochs."""
-        settings, epoch = self.plan.settings, trainer.position.epoch
+        run, epoch = self.spec.run, trainer.position.epoch
         place = self.folder / trainer.leg.folder
         means = epoch_means(self.log.of(trainer.leg, epoch), "test_error")
-        best = settings.keep_best and epoch in means and means[epoch] == min(means.values())
-        due = bool(settings.keep_every and epoch % settings.keep_every == 0)
+        best = run.keep_best and epoch in means and means[epoch] == min(means.values())
+        due = bool(run.keep_every and epoch % run.keep_every == 0)
         if not (best or due):
             return
         checkpoint = trainer.checkpoint()
@@ -410,13 +412,13 @@ class Loop:
         if leg in self._pointed:
             return
         lines = self.log.of(leg, trainer.position.epoch)
-        labelled = self.plan.images.labelled
-        chance = 100.0 * (1.0 - 1.0 / max(self.plan.images.classes, 1)) if labelled else 100.0
+        labelled = self.session.images.labelled
+        chance = 100.0 * (1.0 - 1.0 / max(self.session.images.classes, 1)) if labelled else 100.0
         for trial in leg.trials:
             own = [line for line in lines if line["trial"] == trial]
             if not own or own[-1]["diverged"] is not None:
                 continue
-            concern = Course(own, self.plan.iterations, chance, trainer.moved, labelled).concern()
+            concern = Course(own, self.session.iterations, chance, trainer.moved, labelled).concern()
             if concern is not None:
                 self._pointed.add(leg)
                 which = ("--estimator", leg.estimator, "--trial", trial, *self._own_model())
@@ -428,8 +430,8 @@ class Loop:
 
     def _own_model(self) -> tuple[str, ...]:
         """The option that names a run's own network: its folder does not."""
-        net = self.plan.experiment.architecture
-        return ("--model", net.source) if isinstance(net, OwnNet) and is_own(net.source) else ()
+        net = self.spec.model
+        return ("--model", net.function) if isinstance(net, OwnNet) and is_own(net.function) else ()
 
 
 def _with_remedy(error: DamagedError, place: Path) -> DamagedError:
@@ -441,14 +443,14 @@ def _or_zero(cosine: float | None) -> float:
 
 
 def _progress(trainer: Trainer, counts: dict[str, list[float]], pace: Pace, legs_after: int) -> Progress:
-    plan = trainer.plan
+    session = trainer.session
     errors = tuple(
-        None if trial in trainer.diverged or not samples or not plan.images.labelled else 100.0 * wrong / samples
+        None if trial in trainer.diverged or not samples or not session.images.labelled else 100.0 * wrong / samples
         for trial, wrong, samples in zip(trainer.leg.trials, counts["errors"], counts["samples"], strict=True)
     )
     place = trainer.position
-    done = place.epoch * plan.iterations + place.iteration
-    total = plan.experiment.epochs * plan.iterations
+    done = place.epoch * session.iterations + place.iteration
+    total = session.spec.optimizer.epochs * session.iterations
     # Measured over the leg so far, including evaluation; later legs are assumed to take as long.
     each = trainer.seconds / max(done, 1)
     left = each * (total - done + legs_after * total)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import from_dict
-from eqprop.experiments.paper import TEST_SAMPLES, named_experiment
+from eqprop import papers
 from eqprop.run.checkpoint import Head
 from eqprop.run.log import Line
-from eqprop.run.plan import Leg, Plan
+from eqprop.run.session import Leg, Session
+from eqprop.run.spec import Spec
 
 
 def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
@@ -55,25 +54,25 @@ class Result:
         return mean
 
 
-def summarise(plan: Plan, lines: Sequence[Line], reached: Mapping[Leg, Head]) -> dict[str, Any]:
+def summarise(session: Session, lines: Sequence[Line], reached: Mapping[Leg, Head]) -> dict[str, Any]:
     """The JSON of `train --json`: errors per epoch in percent; mean and standard deviation over trials at the end.
 
     reached     where each leg that was begun has come to
     """
-    engines = {leg.estimator: reached[leg].engine for leg in plan.legs() if leg in reached}
+    engines = {leg.estimator: reached[leg].engine for leg in session.legs() if leg in reached}
     seconds = math.fsum(head.seconds for head in reached.values())
     return {
-        "name": plan.experiment.name,
-        "preset": plan.experiment.preset,
-        "model": str(plan.experiment.architecture),
-        "data": {key: value for key, value in plan.data.items() if key != "directory"},
-        "changes_from_paper": plan.changes_from_paper,
+        "name": session.spec.name,
+        "preset": session.spec.preset,
+        "model": str(session.spec.model),
+        "data": {key: value for key, value in session.data.items() if key != "directory"},
+        "changes_from_paper": session.changes_from_paper,
         "engine": name_engines(engines),
-        "device": plan.settings.device,
+        "device": session.spec.run.device,
         "seconds": round(seconds, 3),
         "estimators": {
-            estimator: _summary([line for line in lines if line["estimator"] == estimator], plan)
-            for estimator in plan.settings.estimators
+            estimator: _summary([line for line in lines if line["estimator"] == estimator], session)
+            for estimator in session.spec.estimators
         },
     }
 
@@ -84,11 +83,11 @@ def name_engines(engines: Mapping[str, str]) -> str:
     return names.pop() if len(names) == 1 else ", ".join(f"{estimator}: {name}" for estimator, name in engines.items())
 
 
-def _summary(lines: Sequence[Line], plan: Plan) -> dict[str, Any]:
+def _summary(lines: Sequence[Line], session: Session) -> dict[str, Any]:
     return summarise_trials(
         [
-            trial_of([x for x in lines if x["trial"] == t], plan.experiment.seed + t, plan.experiment.top5)
-            for t in range(plan.settings.trials)
+            trial_of([x for x in lines if x["trial"] == t], session.spec.run.seed + t, session.spec.data.top5)
+            for t in range(session.spec.run.trials)
         ]
     )
 
@@ -136,27 +135,25 @@ def deviation(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class StoredTrial:
-    """One network of a published row: its file, its experiment and its test error in percent.
+    """One network of a published row: its file, its spec and its test error in percent.
 
     errors      test errors of all trials of the row at the last epoch, including this one
     data        the data as it was described; empty if it was not
-    settings    settings of the run that select samples
     """
 
     path: Path
-    experiment: Experiment
+    spec: Spec
     estimator: str
     seed: int
     error: float
     errors: tuple[float, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tolerance(self) -> float:
         """Two standard deviations: the spread over trials combined with the sampling error of the test set."""
         share = (mean(self.errors) or 0.0) / 100.0
-        counting = 100.0 * math.sqrt(share * (1.0 - share) / self.data.get("test_samples", TEST_SAMPLES))
+        counting = 100.0 * math.sqrt(share * (1.0 - share) / self.data.get("test_samples", papers.TEST_SAMPLES))
         return 2.0 * math.hypot(deviation(self.errors) or 0.0, counting)
 
     def holds(self, error: float) -> bool:
@@ -216,16 +213,21 @@ def _trials(path: Path, found: Mapping[str, Any]) -> list[StoredTrial]:
         good = [trial for trial in good if len(trial["test_error"]) >= found.get("epochs", 0)]
         errors = tuple(float(trial["test_error"][-1]) for trial in good)
         for trial, error in zip(good, errors, strict=True):
-            experiment = _experiment(path, found).override(
-                epochs=len(trial["test_error"]), seed=int(trial["seed"]), schedule=found.get("schedule")
-            )
-            data, settings = found.get("data", {}), found.get("settings", {})
-            out.append(StoredTrial(path, experiment, estimator, int(trial["seed"]), error, errors, data, settings))
+            changed = {
+                "epochs": len(trial["test_error"]),
+                "seed": int(trial["seed"]),
+                "schedule": found.get("schedule"),
+            }
+            spec = _spec(path, found).override(**changed, **found.get("settings", {}))
+            out.append(StoredTrial(path, spec, estimator, int(trial["seed"]), error, errors, found.get("data", {})))
     return out
 
 
-def _experiment(path: Path, found: Mapping[str, Any]) -> Experiment:
+def _spec(path: Path, found: Mapping[str, Any]) -> Spec:
     """As it was published; where that is not stored, as it is now."""
-    if "experiment" in found:
-        return from_dict(found["experiment"], str(path))
-    return named_experiment(found["name"], found["preset"])
+    if "experiment" not in found:
+        return papers.find(found["name"], found["preset"])
+    try:
+        return Spec(**found["experiment"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -37,7 +37,7 @@ class OwnNet(ModelSettings, frozen=True):
     A run folder therefore never names code to execute: whoever opens it must pass the function again.
     """
 
-    function: Annotated[str, about("The function that builds your own network.")] = "own"
+    function: Annotated[str, about("Your function that builds the network.", flag="--model")] = "own"
     kind: Literal["own"] = "own"
 
     def build(self, seed: int, dtype: torch.dtype) -> Dynamics:

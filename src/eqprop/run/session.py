@@ -21,14 +21,17 @@ from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
 from eqprop.engines import EXCHANGE, STREAMED, Engine, Task, choose, load_engine, threads_for
 from eqprop.estimators import EP, Backprop, ContinualEP, Estimator
+from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED
+from eqprop.models.settings import ModelSettings
 from eqprop.relax import SWEEPS, Phase, relax
 from eqprop.run.checkpoint import digest
 from eqprop.run.dataset import describe, given_data, read_images, source_fields, where_from
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import Preparation, image_shape, make_optimizer
+from eqprop.run.folder import FORMAT
 from eqprop.run.own import Factory, Own, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
@@ -100,6 +103,12 @@ class Parts:
         start = "zero" if isinstance(estimator, Backprop) else of.spec.phases.start
         precision, work = of.spec.run.precision, of.work(self.model, estimator)
         return Task(self.model, self.cost, estimator, self.optimizer, start, of.extras, precision, work)
+
+    def by(self, engine: str | None) -> Parts:
+        """The same parts with another engine."""
+        other = Parts(self.session, self.leg, engine)
+        vars(other).update({name: part for name, part in vars(self).items() if name in ("model", "cost", "optimizer")})
+        return other
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -203,9 +212,16 @@ class Session:
         """What a leg, by default the first, is trained with; `engine` replaces the spec's."""
         leg = self.legs()[0] if leg is None else leg
         found = self.built.get(leg)
-        if found is None or engine not in (None, found.named):
+        if found is None:
             self.built[leg] = found = Parts(self, leg, engine)
+        elif engine not in (None, found.named):
+            self.built[leg] = found = found.by(engine)
         return found
+
+    def alone(self) -> Parts:
+        """What the first trial is trained with by itself, whether or not it will be stacked."""
+        name = self.spec.estimators[0]
+        return self.parts(Leg(name, (0,), name if self.spec.run.trials == 1 else f"{name}-0"))
 
     def take(self, leg: Leg, engine: str | None = None) -> Parts:
         """The same, handed over: training changes them, and who asks again gets new ones."""
@@ -218,7 +234,7 @@ class Session:
 
         samples     how many; by default a mini-batch, or all that your own function returned
         """
-        parts, images = self.parts(), self.images
+        parts, images = self.alone(), self.images
         brings_samples = self.source is None and _own_samples(self.own, self.spec.run.seed) is not None
         if brings_samples or isinstance(images, Streamed):
             default = images.train_samples if brings_samples else self.spec.optimizer.batch
@@ -228,6 +244,16 @@ class Session:
             chosen = images.rows(n, self.spec.run.seed)
             stored, answers = images.train_x[chosen], images.train_y[chosen]
         return Problem(parts.model, parts.cost, self.inputs(stored, parts.model), images.targets(answers, self.dtype))
+
+    @property
+    def groups(self) -> int | None:
+        """How many updates make a sweep; None where all layers move at once."""
+        return self._groups(self.model) if self.spec.phases.schedule in SWEEPS else None
+
+    def _groups(self, model: Dynamics) -> int:
+        x = self.inputs(self.images.first(1)[0], model)
+        x = x if model.networks is None else x.expand(model.networks, *x.shape)
+        return len(model.sweep(len(model.init_state(x))))
 
     @property
     def iterations(self) -> int:
@@ -268,6 +294,15 @@ class Session:
         """Name, checksum and counts of the data, and where it was read from."""
         return {**describe(self.images), **source_fields(self.source)}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The content of experiment.json."""
+        return {
+            "format": FORMAT,
+            "experiment": self.spec.to_dict(),
+            "changes_from_paper": self.changes_from_paper,
+            "data": self.data,
+        }
+
     @property
     def changes_from_paper(self) -> list[str] | None:
         """What is not as printed; None for a spec of one's own."""
@@ -298,11 +333,8 @@ class Session:
         if not isinstance(estimator, EP):
             return 0.0
         updates = estimator.T + estimator.K * (2 if estimator.nudging == "symmetric" else 1)
-        samples, groups = self.iterations * self.spec.optimizer.batch, 1
-        if self.spec.phases.schedule in SWEEPS:
-            x = self.inputs(self.images.first(1)[0], model)
-            x = x if model.networks is None else x.expand(model.networks, *x.shape)
-            groups = len(model.sweep(len(model.init_state(x))))
+        samples = self.iterations * self.spec.optimizer.batch
+        groups = self._groups(model) if self.spec.phases.schedule in SWEEPS else 1
         return float(samples * model.operations() * updates / groups)
 
     @property
@@ -417,6 +449,8 @@ def make_estimator(spec: Spec, name: str | None = None, model: Dynamics | None =
     own = spec.estimator if kind == spec.estimator.kind else section_type("estimator", {"kind": kind})(kind=kind)
     known = fields_of_spec(spec) | {n: getattr(own, n) for n in own.__struct_fields__ if n != "kind"}
     made = form.make(**{name: known[name] for name in form.takes if name in known} | dict(form.fixed))
+    if spec.optimizer.homeostasis and not isinstance(made, Backprop):  # a single forward pass has no Jacobian
+        return Homeostasis(base=made, weight=spec.optimizer.homeostasis)
     if not isinstance(made, ContinualEP) or model is None:
         return made
     names = [name for name, _ in model.named_parameters()]
@@ -441,10 +475,10 @@ def make_start(spec: Spec, model: Dynamics, x: Tensor, source: str | None = None
 
 def bind(
     what: str | Path | Spec | Session | Factory,
-    data: Data = None,
+    data: Data | Streamed = None,
     ranks: Ranks = ALONE,
     *,
-    model: Factory | None = None,
+    model: Factory | ModelSettings | None = None,
     dtype: torch.dtype | None = None,
     trains: bool = True,
     **options: Any,
@@ -457,7 +491,7 @@ def bind(
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
-    model       your own function, to bind its network with the settings of an experiment
+    model       another net: settings such as `LayeredNet`, or your own function
     dtype       of the network; None: that of the data, float32 where it is read from files
     trains      False for what only looks at gradients: what training alone needs is not built and not checked
     options     any setting by its flat name (T, K, beta, epochs, rates, trials, engine, ...) and `preset`
@@ -480,11 +514,13 @@ def bind(
 
 
 def chosen(
-    what: str | Path | Spec | Factory, model: Factory | None, options: Mapping[str, Any]
+    what: str | Path | Spec | Factory, model: Factory | ModelSettings | None, options: Mapping[str, Any]
 ) -> tuple[Spec, Own | None]:
     """The spec of an experiment with flat options, and your own function if there is one."""
-    found, own = papers.find_own(what, model)
     given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(model, ModelSettings | Mapping):
+        given["model"], model = model, None
+    found, own = papers.find_own(what, model)
     spec = papers.find(found, given.pop("preset", None))
     if given.get("validation") and "test_samples" not in given and spec.data.test_samples:
         # Held-out samples replace the test set, all of them.
@@ -520,7 +556,9 @@ def _own_samples(own: Own | None, seed: int) -> tuple[Tensor, Tensor] | None:
     return None if built is None or built.x is None or built.y is None else (built.x, built.y)
 
 
-def _data(spec: Spec, own: Own | None, data: Data, dtype: torch.dtype | None) -> tuple[Images | Streamed, str | None]:
+def _data(
+    spec: Spec, own: Own | None, data: Data | Streamed, dtype: torch.dtype | None
+) -> tuple[Images | Streamed, str | None]:
     """The data of a spec on its device, and where it came from."""
     names_it = data is None and spec.data.set is not None
     source: Any = _named_set(spec.data) if names_it else data
@@ -550,7 +588,7 @@ def _named_set(data: DataSettings) -> Any:
 
 def _check(session: Session) -> None:
     """Check that spec, data, network and estimator fit together. What is built on the way is kept for the first leg."""
-    spec, parts = session.spec, session.parts()
+    spec, parts = session.spec, session.alone()
     site = getattr(parts.model, "nudge_site", spec.model.nudge_site)
     if site != spec.model.nudge_site:
         # The user's own network declares its nudge site.
@@ -562,7 +600,7 @@ def _check(session: Session) -> None:
 
 def check_training(session: Session) -> None:
     """Check what training needs beyond that; decide whether to stack trials, and on how many threads."""
-    spec, images, parts = session.spec, session.images, session.parts()
+    spec, images, parts = session.spec, session.images, session.alone()
     check_lines(spec)
     check_divides(spec.optimizer.batch, session.ranks.size)
     if spec.optimizer.label_smoothing and not images.labelled:
@@ -667,7 +705,7 @@ def _brings_few_labels(session: Session, outputs: int) -> bool:
 
 def _check_serves(session: Session, estimator: Estimator) -> None:
     """Try one sample, to fail early if the network does not support the estimator."""
-    parts, (stored, answers) = session.parts(), session.images.first(1)
+    parts, (stored, answers) = session.alone(), session.images.first(1)
     x, y = session.inputs(stored, parts.model), session.images.targets(answers, session.dtype)
     with of_field("estimator"):
         estimator.check_serves(parts.model, parts.cost, x, y)
@@ -675,7 +713,7 @@ def _check_serves(session: Session, estimator: Estimator) -> None:
 
 def _decide_stacking(session: Session, engines: Sequence[str]) -> bool:
     """Stack if the networks allow it and a stack gets the same engine as a single network."""
-    run, spec, model = session.spec.run, session.spec, session.parts().model
+    run, spec, model = session.spec.run, session.spec, session.alone().model
     reason = _against_stacking(model, spec)
     if run.stacked and reason:
         raise ValueError(f"The trials cannot be stacked: {reason}. Omit stacked, or set stacked=False.")
@@ -693,7 +731,7 @@ def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
     if set(engines) == {"cpu"}:
         return torch.get_num_threads()
     # As many networks as are trained together make as many times the work.
-    model, networks = session.parts().model, session.spec.run.trials if stacked else 1
+    model, networks = session.alone().model, session.spec.run.trials if stacked else 1
     rows = min(session.spec.optimizer.batch * networks, session.images.train_samples)
     return threads_for(model, session.inputs(session.images.first(rows)[0], model))
 

@@ -22,6 +22,7 @@ from eqprop.models.network import GraphNet
 from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
@@ -41,9 +42,7 @@ class CostSettings(Section, frozen=True, kw_only=True):
     """The cost, by name: "cross-entropy" is that of a softmax readout (see `eqprop.CrossEntropy`), with weights Wout
     and bout; "own" the one that your own function returns."""
 
-    kind: Annotated[str, about("squared-error, or cross-entropy of a softmax readout.", common=True, flat="cost")] = (
-        "squared-error"
-    )
+    kind: Annotated[str, about("squared-error, or cross-entropy of a softmax readout.", flat="cost")] = "squared-error"
 
 
 class Phases(Section, frozen=True, kw_only=True):
@@ -57,7 +56,7 @@ class Phases(Section, frozen=True, kw_only=True):
     T: Annotated[int, about("Steps of the free phase.", common=True, ge=1, le=MOST_STEPS)] = 50
     K: Annotated[int, about("Steps of the second phase.", common=True, ge=1, le=MOST_STEPS)] = 10
     beta: Annotated[Finite, about("Strength of the nudge.", common=True)] = 0.1
-    schedule: Annotated[Schedule, about("synchronous; alternating free phase; or sweeps.", common=True)] = "synchronous"
+    schedule: Annotated[Schedule, about("synchronous; alternating free phase; or sweeps.")] = "synchronous"
     stop: Annotated[Stop, about("Stop early: never, or settled (same bits).")] = "never"
     start: Annotated[StartName, about("Initial states: zero, persistent, initialised or carried.")] = "zero"
     initialiser_rate: Annotated[float, about("Rate of the initialiser.", gt=0, lt=2)] = 1.0
@@ -82,11 +81,12 @@ class Optimizer(Section, frozen=True, kw_only=True):
     weight_decay    "coupled": weight_decay * w is added to the gradient, as torch.optim's own option does;
                     "decoupled": w shrinks by its rate times weight_decay before each step
     label_smoothing share of a target that is spread over all classes
+    homeostasis     weight of a penalty on the asymmetry of the Jacobian (see `eqprop.estimators.homeostasis`)
     average         weights to evaluate with: their average over iterations, each earlier one counting so many times
                     the next, without the initial weights; 0: the last ones
     """
 
-    kind: Annotated[str, about("Any class of torch.optim.", common=True, flat="optimizer")] = "Adam"
+    kind: Annotated[str, about("Any class of torch.optim.", flat="optimizer")] = "Adam"
     rates: Annotated[
         Mapping[str, Rate], about("W01=0.04 (repeatable), or one rate for all.", common=True, flag="--lr", min_length=1)
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
@@ -98,7 +98,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     epochs: Annotated[int, about("Passes over the training set.", common=True, ge=1, le=MOST_EPOCHS)] = 10
     decay: Annotated[
         Literal["none", "cosine", "exponential"],
-        about("Decay of the rates: none, cosine or exponential.", common=True),
+        about("Decay of the rates: none, cosine or exponential."),
     ] = "none"
     decay_factor: Annotated[float, about("Of the rates per epoch, where they decay exponentially.", gt=0, le=1)] = 0.99
     decay_epochs: (
@@ -106,13 +106,14 @@ class Optimizer(Section, frozen=True, kw_only=True):
     ) = None
     decay_floor: Annotated[Rate, about("The rate that decay ends at.")] = 0.0
     warmup: Annotated[Rate, about("Epochs, or a part of one, over which rates rise from 0.")] = 0.0
-    weight_decay: Annotated[Rate, about("Decay of the weights.", common=True)] = 0.0
+    weight_decay: Annotated[Rate, about("Decay of the weights.")] = 0.0
     weight_decay_kind: Annotated[
         Literal["coupled", "decoupled"], about("coupled (added to the gradient) or decoupled.")
     ] = "coupled"
     weight_decay_biases: Annotated[bool, about("Whether biases decay too.")] = True
     clip_norm: Annotated[float, about("Largest norm of the gradient.", gt=0, le=LARGEST)] | None = None
     label_smoothing: Annotated[Share, about("Share of a target that is spread over all classes.")] = 0.0
+    homeostasis: Annotated[Rate, about("Weight of a penalty on |J - J^T|, the Jacobian's asymmetry.")] = 0.0
     average: Annotated[Share, about("Evaluate with an average of the weights, such as 0.999.")] = 0.0
 
     def rate_factor(self, epoch: int) -> float:
@@ -177,9 +178,9 @@ class Run(Section, frozen=True, kw_only=True):
     seed: Annotated[int, about("Seed of trial 0; trial r uses seed + r.", common=True, ge=0, le=MOST_SEED)] = 0
     trials: Annotated[int, about("Networks to train, each from its own seed.", common=True, ge=1, le=1000)] = 1
     estimators: tuple[str, ...] = ()
-    engine: Annotated[str, about("auto, or an engine by name.", common=True)] = "auto"
+    engine: Annotated[str, about("auto, or an engine by name.")] = "auto"
     device: Annotated[str, about("cpu, cuda, cuda:1, ...", common=True)] = "cpu"
-    threads: Annotated[int, about("CPU threads.", common=True, ge=1, le=1024)] | None = None
+    threads: Annotated[int, about("CPU threads.", ge=1, le=1024)] | None = None
     precision: Annotated[Precision, about("Of products: float32, tf32, float16 or bfloat16.")] = "float32"
     train_error_every: Annotated[int, about("Measure the train error every N epochs.", ge=0, le=MANY)] = 0
     checkpoint_every: Annotated[float, about("Seconds between checkpoints in an epoch.", gt=0)] = 120.0
@@ -198,6 +199,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "predictive": PredictiveNet,
     "toy": ToyNet,
     "resistive": ResistiveNet,
+    "oscillators": OscillatorNet,
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -413,12 +415,14 @@ def _merged(start: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]
             continue
         new = _plain(name, value)
         other = new.get("kind", out.get(name, {}).get("kind")) != out.get(name, {}).get("kind")
-        keeps = not isinstance(value, msgspec.Struct) and not (other and name == "model")
+        keeps = not isinstance(value, msgspec.Struct) and not (other and name in ("model", "estimator", "cost"))
         out[name] = _joined(name, out.get(name, {}), new) if keeps else new
     places = _places(out)
     for name, value in given.items():
         if name not in places:
-            raise ValueError(unknown("option", name, [*places, *(n for n in SECTIONS if n not in places)]))
+            raise ValueError(
+                unknown("option", name, [*places, "estimators", *(n for n in SECTIONS if n not in places)])
+            )
         section, leaf = places[name]
         out[section] = _joined(section, out.get(section, {}), {leaf: value})
     return out
@@ -525,6 +529,7 @@ def _check_all(spec: Spec) -> None:
 
 def _check_continual(optimizer: Optimizer) -> None:
     set_to = {"decay": optimizer.decay != "none", "warmup": optimizer.warmup, "weight_decay": optimizer.weight_decay}
+    set_to["homeostasis"] = optimizer.homeostasis
     moved = next((name for name, given in {**set_to, "clip_norm": optimizer.clip_norm}.items() if given), None)
     if moved is not None:
         raise ValueError(

@@ -12,22 +12,32 @@ from eqprop.run.spec import SECTIONS, Spec
 WIDTH = 110
 
 
-def to_toml(spec: Spec, reasons: Mapping[str, str] | None = None, title: str = "") -> str:
-    """All settings of a spec; `reasons` are comments above theirs, by flat name, `title` one at the top."""
-    values, reasons = spec.to_dict(), reasons or {}
+def to_toml(
+    spec: Spec, reasons: Mapping[str, str] | None = None, title: str = "", origins: Mapping[str, str] | None = None
+) -> str:
+    """All settings of a spec.
+
+    reasons     comments above settings, by flat name       title       a comment at the top
+    origins     comments beside settings, by their place, such as "phases.T"; those that are not set are named then
+    """
+    values, reasons, origins = spec.to_dict(), reasons or {}, origins or {}
     name = _key(values.pop("name"))
     head = {key: value for key, value in values.items() if key not in SECTIONS and value not in ("", {})}
-    lines = [*_comment(title), f"[{name}]", *_lines(head, reasons)]
+    lines = [*_comment(title), f"[{name}]", *_lines(head, reasons, {})]
     for section in SECTIONS:
-        lines += ["", f"[{name}.{section}]", *_lines(values[section], reasons)]
+        beside = {key: origin for key in values[section] if (origin := origins.get(f"{section}.{key}"))}
+        lines += ["", f"[{name}.{section}]", *_lines(values[section], reasons, beside)]
     return "\n".join(lines) + "\n"
 
 
-def _lines(table: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
+def _lines(table: Mapping[str, Any], reasons: Mapping[str, str], beside: Mapping[str, str]) -> Iterator[str]:
     for key, value in ({"kind": table.get("kind")} | dict(table)).items():
+        origin = f"  # {beside[key]}" if key in beside else ""
         if value is not None:
             yield from _comment(reasons.get(key, ""))
-            yield f"{_key(key)} = {_value(value, key)}"
+            yield f"{_key(key)} = {_value(value, key)}{origin}"
+        elif origin:
+            yield f"# {_key(key)} is not set{origin}"
 
 
 def _comment(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from eqprop.data import Streamed
 from eqprop.data.images import stacked_order
 from eqprop.data.streamed import Read
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.engines import Batch, Job, Tally, Task, load_engine
+from eqprop.engines import Batch, Job, Tally
 from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP, Backprop, Estimator, Signs, random_sign
 from eqprop.models import CrossEntropy, unstack, unstack_readout
@@ -36,10 +36,9 @@ from eqprop.run.checkpoint import (
 )
 from eqprop.run.distributed import SUMS, SharedStart, shared_start
 from eqprop.run.evaluate import Errors, Measure, measured_set
-from eqprop.run.extras import Average, Preparation, image_shape, make_optimizer
+from eqprop.run.extras import Average
 from eqprop.run.log import Line
-from eqprop.run.plan import ELEMENTWISE, Leg, Plan, make_start
-from eqprop.starts import Start, fingerprint
+from eqprop.run.session import ELEMENTWISE, Leg, Session
 from eqprop.state import State
 
 EXPLODED = 1e6
@@ -111,33 +110,29 @@ def _relative_change(before: Mapping[str, Tensor] | None, now: Mapping[str, Tens
 
 
 class Trainer:
-    """One leg of a plan: networks, optimizer, runner and position.
+    """One leg of a session: networks, optimizer, runner and position.
 
     Starts from a checkpoint, or from the trials' seeds. `engine` replaces the one in the settings.
     """
 
-    def __init__(self, plan: Plan, leg: Leg, engine: str | None = None, checkpoint: Checkpoint | None = None) -> None:
-        self.plan, self.leg, self.ranks = plan, leg, plan.ranks
-        self.model = plan.network(leg.trials)
-        self.networks = len(leg.trials) if plan.settings.stacked and len(leg.trials) > 1 else None
-        self.cost = plan.cost(self.model, leg.trials)
-        self.optimizer = make_optimizer(plan.experiment, self.model, self.cost)
-        self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
-        averaged = plan.experiment.average
-        self.average = Average([p for _, p in self._parameters()], averaged) if averaged else None
-        task = plan.task(leg.estimator, self.model, self.cost, self.optimizer)
-        assert task.estimator is not None, "every task of a plan has an estimator"
-        self.estimator = task.estimator
-        self.engine = plan.engine(self._serving(engine or plan.settings.engine, checkpoint, task), task)
+    def __init__(
+        self, session: Session, leg: Leg, engine: str | None = None, checkpoint: Checkpoint | None = None
+    ) -> None:
+        self.session, self.leg, self.ranks, self.spec = session, leg, session.ranks, session.spec
+        parts = session.take(leg, engine or (None if checkpoint is None else checkpoint.engine))
+        self.model, self.cost, self.estimator = parts.model, parts.cost, parts.estimator
+        self.optimizer, self.engine, self.preparation = parts.optimizer, parts.engine, parts.preparation
         check_not_forked(self.engine.name)
-        images = plan.images
-        self.preparation = self._prepares()
-        train_x, train_y, read_train = measured_set(images, "train")
-        test_x, test_y, read_test = measured_set(images, "test")
-        self.x, self.labels = self._stored(train_x), train_y
-        self.targets = plan.targets(train_y)
+        self.networks = len(leg.trials) if len(leg.trials) > 1 else None
+        self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
+        averaged = self.spec.optimizer.average
+        self.average = Average([p for _, p in self._parameters()], averaged) if averaged else None
+        _, train_y, read_train = measured_set(session.images, "train")
+        test_x, test_y, read_test = measured_set(session.images, "test")
+        self.x, self.labels = parts.x, train_y
+        self.targets = session.targets(train_y)
         self._reading: tuple[Position, Iterator[Read]] | None = None
-        self.start = self._starts()
+        self.start = parts.start
         self.shared = shared_start(self.start, self.ranks, self.networks)
         # Made once, so that they keep their runners from epoch to epoch.
         inputs = None if self.preparation is None else self.preparation.inputs
@@ -145,7 +140,7 @@ class Trainer:
             Measure(
                 self.engine,
                 self.model,
-                plan.experiment,
+                self.spec,
                 x,
                 y,
                 networks=self.networks,
@@ -156,7 +151,7 @@ class Trainer:
                 forward=isinstance(self.estimator, Backprop),
                 read=read,
             )
-            for x, y, read in ((self._stored(test_x), test_y, read_test), (self.x, train_y, read_train))
+            for x, y, read in ((parts.stored(test_x), test_y, read_test), (self.x, train_y, read_train))
         )
         self.position = self._next = Position()
         self.diverged: dict[int, Divergence] = {}
@@ -177,39 +172,13 @@ class Trainer:
         self._good, self._good_averages = self._weights(), self._averages()
         self._at_epoch = None if self.position.iteration else self._good
 
-    def _prepares(self) -> Preparation | None:
-        """What makes inputs of stored samples in each iteration; None if they are inputs, or are made once.
-
-        Once, and so in whole, for an engine that has no such step: it is for nets that take small images.
-        """
-        plan = self.plan
-        if not plan.makes_inputs or not (plan.augments or self.engine.reference or self.streams):
-            return None
-        shape, device = image_shape(plan.images.shape), plan.device
-        augmentation = plan.experiment.augmentation if plan.augments else None
-        return Preparation(augmentation, lambda x: plan.inputs(x, self.model), shape, self._seeds, device)
-
-    def _stored(self, x: Tensor) -> Tensor:
-        return x if self.preparation is not None else self.plan.inputs(x, self.model)
-
-    def _starts(self) -> Start | None:
-        """Where free phases begin. Inputs that are not made yet have the shape and type of one that is."""
-        experiment, settings, x = self.plan.experiment, self.plan.settings, self.x
-        if isinstance(self.estimator, Backprop):
-            return None
-        if self.preparation is None:
-            return make_start(experiment, settings, self.model, x)
-        like, images = self.preparation.inputs(self.plan.first()[0]), self.plan.images
-        source = None if experiment.start != "persistent" else images.sha256 if self.streams else fingerprint(x)
-        return make_start(experiment, settings, self.model, like.expand(images.train_samples, *like.shape[1:]), source)
-
     @property
     def streams(self) -> bool:
-        return isinstance(self.plan.images, Streamed)
+        return isinstance(self.session.images, Streamed)
 
     def _read(self, order: Tensor) -> Iterator[Batch]:
         """The mini-batches of these rows, the next ones of the epoch: one iterator serves all of it."""
-        images, place = self.plan.images, self._next
+        images, place = self.session.images, self._next
         assert isinstance(images, Streamed), "others are gathered"
         if self._reading is None or self._reading[0] != place:
             rest = self.ranks.share(self._batches(place.epoch)[place.iteration :], -1)
@@ -222,24 +191,19 @@ class Trainer:
 
     def _batch_of(self, read: Read) -> Batch:
         assert self.preparation is not None, "streamed samples are always prepared"
-        rows = read.rows.to(self.plan.device)
-        y = self.plan.targets(read.y)
-        labels = read.y if self.plan.images.labelled else y.argmax(-1)
+        rows = read.rows.to(self.session.device)
+        y = self.session.targets(read.y)
+        labels = read.y if self.session.images.labelled else y.argmax(-1)
         return Batch(self.preparation(read.x.flatten(rows.dim()), rows), y, labels, rows)
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and targets of these training samples in this epoch."""
-        if isinstance(images := self.plan.images, Streamed):
+        if isinstance(images := self.session.images, Streamed):
             seeds = self._seeds if rows.dim() > 1 else self._seeds[0]
             batch = self._batch_of(next(images.batches(rows.unsqueeze(0), seeds, self.position.epoch)))
             return batch.x, batch.y
         x = self.x[rows] if self.preparation is None else self.preparation(self.x[rows], rows)
         return x, self.targets[rows]
-
-    def _serving(self, engine: str, checkpoint: Checkpoint | None, task: Task) -> str:
-        """The engine asked for; "auto" where that of a checkpoint trained alone cannot train among several ranks."""
-        alone = checkpoint is not None and engine == checkpoint.engine and load_engine(engine).refuses(task) is not None
-        return "auto" if self.ranks.several and alone else engine
 
     def _job(self) -> Job:
         return Job(
@@ -249,26 +213,26 @@ class Trainer:
             self.optimizer,
             self.x,
             self.targets,
-            self.labels if self.plan.images.labelled else self.targets.argmax(-1),
+            self.labels if self.session.images.labelled else self.targets.argmax(-1),
             self.networks,
             self.shared,
             Signs(self._seeds, self._iterations_done()),
             prepare=self.preparation,
             stream=self._read if self.streams else None,
-            clip=self.plan.experiment.clip_norm,
+            clip=self.spec.optimizer.clip_norm,
             exchange=self.ranks.average if self.ranks.several else None,
             after=self.average,
         )
 
     @property
     def _seeds(self) -> tuple[int, ...]:
-        return tuple(self.plan.experiment.seed + trial for trial in self.leg.trials)
+        return tuple(self.spec.run.seed + trial for trial in self.leg.trials)
 
     @property
     def finished(self) -> bool:
         # An epoch in which all trials diverged still has to be closed, which writes why.
         closed = self.position.iteration == 0
-        return self.ended or self.position.epoch >= self.plan.experiment.epochs or (self.all_diverged and closed)
+        return self.ended or self.position.epoch >= self.spec.optimizer.epochs or (self.all_diverged and closed)
 
     @property
     def all_diverged(self) -> bool:
@@ -276,7 +240,7 @@ class Trainer:
 
     @property
     def epoch_done(self) -> bool:
-        return self.position.iteration >= self.plan.iterations
+        return self.position.iteration >= self.session.iterations
 
     def advance(self, n: int) -> dict[str, list[float]]:
         """Run n iterations of the current epoch; return its counts so far."""
@@ -316,7 +280,7 @@ class Trainer:
 
     def _run(self, order: Tensor) -> None:
         """Run these iterations; during the warm-up one by one, each at its own rates."""
-        warm = self.plan.experiment.warmup * self.plan.iterations
+        warm = self.spec.optimizer.warmup * self.session.iterations
         done = self._iterations_done()
         rising = min(max(math.ceil(warm) - done, 0), len(order))
         epoch, first = self.position.epoch, self.position.iteration
@@ -331,7 +295,7 @@ class Trainer:
     def _batches(self, epoch: int) -> Tensor:
         """(n, B), or (n, R, B) for stacked networks."""
         if self._order_epoch != epoch:
-            order = stacked_order(self._seeds, epoch, self.plan.images.train_samples, self.plan.experiment.batch)
+            order = stacked_order(self._seeds, epoch, self.session.images.train_samples, self.spec.optimizer.batch)
             self._order_epoch, self._order = epoch, order if self.networks else order[:, 0]
         return self._order
 
@@ -365,7 +329,7 @@ class Trainer:
                 continue
             # A runner counts from its own start; a large but finite state is only noticed at the end of a chunk.
             total = self._begun + int(bad) if bad >= 0 else self._iterations_done() - 1
-            iteration = total % self.plan.iterations
+            iteration = total % self.session.iterations
             rows = self._batches(self.position.epoch)[iteration].to(self.x.device)
             self._complete()
             reason = self._diagnose(r, rows, random_sign(self._seeds[r], total))
@@ -390,7 +354,7 @@ class Trainer:
         return Problem(self._network(r), self._cost(r), x, y), begun
 
     def _iterations_done(self) -> int:
-        return self.position.epoch * self.plan.iterations + self.position.iteration
+        return self.position.epoch * self.session.iterations + self.position.iteration
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the networks have their averaged weights, if there are."""
@@ -471,7 +435,7 @@ class Trainer:
         self.runner.reset()
         self.position = Position(epoch, 0)
         self.epoch_seconds = 0.0
-        if self.plan.experiment.decay != "none":
+        if self.spec.optimizer.decay != "none":
             self._set_rates()
         now = self._weights()
         self.moved, self._at_epoch = _relative_change(self._at_epoch, now), now
@@ -480,14 +444,14 @@ class Trainer:
     def _set_rates(self, warmth: float = 1.0) -> None:
         """The learning rates of this epoch, computed from the initial ones so that a resumed run has the same bits."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
-            group["lr"] = self.plan.experiment.rate_in(self.position.epoch, rate, warmth)
+            group["lr"] = self.spec.optimizer.rate_in(self.position.epoch, rate, warmth)
         self.runner.take_rates()
 
     def _train_error_due(self, epoch: int) -> bool:
-        every = self.plan.settings.train_error_every
-        if not self.plan.images.labelled:  # a runner counts labels only
+        every = self.spec.run.train_error_every
+        if not self.session.images.labelled:  # a runner counts labels only
             return True
-        return epoch == self.plan.experiment.epochs or bool(every and epoch % every == 0)
+        return epoch == self.spec.optimizer.epochs or bool(every and epoch % every == 0)
 
     def _measured(self, epoch: int, between: Callable[[], None]) -> tuple[Errors, list[float | None]]:
         """Errors per trial on the test set and, if due, on the training set; with averaged weights, if there are."""
@@ -531,21 +495,21 @@ class Trainer:
         line: Line = {
             "estimator": self.leg.estimator,
             "trial": trial,
-            "seed": self.plan.experiment.seed + trial,
+            "seed": self.spec.run.seed + trial,
             "epoch": epoch,
             "test_error": measured["test"],
-            "train_error": 100.0 * counts["errors"] / samples if self.plan.images.labelled else measured["train"],
+            "train_error": 100.0 * counts["errors"] / samples if self.session.images.labelled else measured["train"],
             "train_error_measured": measured["train"],
             "loss": counts["loss"] / samples,
             "residual_mean": counts["residual"] / samples,
             "residual_worst": counts["worst"],
             "unsettled": counts["unsettled"] / samples,
-            **({"test_error_top5": measured["top5"]} if self.plan.experiment.top5 else {}),
+            **({"test_error_top5": measured["top5"]} if self.spec.data.top5 else {}),
         }
         if stopped is not None:
             line.update(dict.fromkeys(list(line)[4:]))
         diverged = asdict(stopped) if stopped else None
-        guarded = self.plan.experiment.precision != "float32" and epoch in (1, self.plan.experiment.epochs)
+        guarded = self.spec.run.precision != "float32" and epoch in (1, self.spec.optimizer.epochs)
         if guarded and stopped is None:
             line["precision"] = self._agreement(r, epoch)
         return {**line, "seconds": self.epoch_seconds, "diverged": diverged}
@@ -554,7 +518,7 @@ class Trainer:
         """How far the update of an epoch's first mini-batch agrees with float32's, and once with float64's."""
         self._complete()
         problem, begun = self._problem(r, self._batches(epoch - 1)[0].to(self.x.device))
-        precision = self.plan.experiment.precision
+        precision = self.spec.run.precision
         found = {"with_float32": compare_precision(problem, self.estimator, precision, begun)}
         if epoch == 1:
             found["float32_with_float64"] = compare_with_float64(problem, self.estimator, begun)
@@ -580,7 +544,7 @@ class Trainer:
             seconds=self.seconds,
             epoch_seconds=self.epoch_seconds,
             engine=self.engine.name,
-            run=self.plan.identity,
+            run=self.session.identity,
             start=saved_start(self.start, self.leg.trials),
             start_source=source_of(self.start),
             average=self._good_averages,
@@ -616,7 +580,7 @@ class Trainer:
             self.optimizer.load_state_dict(checkpoint.optimizer)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise DamagedError(f"The optimizer in the checkpoint does not fit: {error}.") from error
-        if self.plan.experiment.optimizer not in ELEMENTWISE:
+        if self.spec.optimizer.kind not in ELEMENTWISE:
             return
         for p, state in self.optimizer.state.items():
             for name, value in state.items():

@@ -13,12 +13,13 @@ from typing import Any, TextIO
 
 from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.experiment import label
-from eqprop.messages import unknown
+from eqprop.estimators.named import label
+from eqprop.messages import plain, unknown
 from eqprop.plugins import Table
 from eqprop.relax import in_sweeps
+from eqprop.run.dataset import data_name
 from eqprop.run.log import Line
-from eqprop.run.plan import Leg, Plan, data_name
+from eqprop.run.session import Leg, Session
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Watch:
     warn            a sentence the user should read        note    what takes time now, such as compiling
     """
 
-    def begin(self, plan: Plan, folder: Path) -> None: ...
+    def begin(self, session: Session, folder: Path) -> None: ...
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None: ...
 
@@ -123,9 +124,9 @@ class Several(Watch):
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
 
-    def begin(self, plan: Plan, folder: Path) -> None:
+    def begin(self, session: Session, folder: Path) -> None:
         for watch in self.watches:
-            watch.begin(plan, folder)
+            watch.begin(session, folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         for watch in self.watches:
@@ -188,9 +189,9 @@ class Steady(Watch):
                 raise
             self.gone = True
 
-    def begin(self, plan: Plan, folder: Path) -> None:
+    def begin(self, session: Session, folder: Path) -> None:
         with self._shown() as watch:
-            watch.begin(plan, folder)
+            watch.begin(session, folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         with self._shown() as watch:
@@ -261,20 +262,20 @@ class Lines(Watch):
         self.epochs = 0
         self.labels: dict[str, str] = {}
 
-    def begin(self, plan: Plan, folder: Path) -> None:
-        self.epochs = plan.experiment.epochs
-        self.labels = {estimator: label(estimator) for estimator in plan.settings.estimators}
-        settings = plan.settings
-        together = "side by side" if settings.stacked else "one after the other"
-        trials = f"{settings.trials} trials {together}" if settings.trials > 1 else "1 trial"
-        length = f"{counted(self.epochs, 'epoch')} of {counted(plan.iterations, 'iteration')}"
+    def begin(self, session: Session, folder: Path) -> None:
+        self.epochs = session.spec.optimizer.epochs
+        self.labels = {estimator: label(estimator) for estimator in session.spec.estimators}
+        spec, run = session.spec, session.spec.run
+        together = "side by side" if run.stacked else "one after the other"
+        trials = f"{run.trials} trials {together}" if run.trials > 1 else "1 trial"
+        length = f"{counted(self.epochs, 'epoch')} of {counted(session.iterations, 'iteration')}"
         self._say(
-            f"{plan.experiment.name} ({plan.experiment.preset}) on {data_name(plan.data)}, "
-            f"{', '.join(settings.estimators)}, {trials}, {length} on {settings.device} -> {folder}"
+            f"{spec.name} ({spec.preset}) on {data_name(session.data)}, {', '.join(spec.estimators)}, {trials}, "
+            f"{length} on {run.device} -> {folder}"
         )
-        T, K = plan.experiment.T, plan.experiment.K
-        sweeps = [f"T {T}{in_sweeps(T, plan.groups)}, K {K}{in_sweeps(K, plan.groups)}"] if plan.groups else []
-        self._say("; ".join([str(plan.experiment.architecture), *sweeps, *(plan.changes_from_paper or ())]))
+        T, K, groups = spec.phases.T, spec.phases.K, session.groups
+        sweeps = [f"T {T}{in_sweeps(T, groups)}, K {K}{in_sweeps(K, groups)}"] if groups else []
+        self._say("; ".join([str(spec.model), *sweeps, *(session.changes_from_paper or ())]))
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
         trials = "trial " + ", ".join(str(t) for t in leg.trials)
@@ -287,7 +288,7 @@ class Lines(Watch):
         test, train = (_percent([line[name] for line in lines]) for name in ("test_error", "train_error"))
         self._say(
             f"{lines[0]['estimator']} epoch {lines[0]['epoch']}/{self.epochs}: test {test}, "
-            f"train {train}, {progress.per_second:.3g} it/s, {duration(progress.seconds_left)} left"
+            f"train {train}, {plain(progress.per_second)} it/s, {duration(progress.seconds_left)} left"
         )
 
     def warn(self, message: str) -> None:
@@ -331,7 +332,7 @@ class Events(Watch):
             "'eqprop[tensorboard]', or omit the logger."
         )
 
-    def begin(self, plan: Plan, folder: Path) -> None:
+    def begin(self, session: Session, folder: Path) -> None:
         self.folder = folder / "tensorboard"
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:

@@ -3,7 +3,6 @@
 The search lives in `eqprop.tuning.search` and needs Optuna.
 """
 
-from eqprop.tuning.effort import Machine
-from eqprop.tuning.recipe import Request, Tuned, tune
+from eqprop.tuning.recipe import Tuned, tune
 
-__all__ = ["Machine", "Request", "Tuned", "tune"]
+__all__ = ["Tuned", "tune"]

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from eqprop.cost import Cost
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Experiment
 from eqprop.files import write_json
 from eqprop.models.graph import Graph
 from eqprop.run.api import begin_or_resume
 from eqprop.run.evaluate import load
 from eqprop.run.folder import LOCK, read_json
 from eqprop.run.log import read_metrics
-from eqprop.run.plan import Plan
+from eqprop.run.own import Factory
+from eqprop.run.session import Session, make_estimator
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
 from eqprop.tuning.probe import looked_through
 
@@ -57,8 +57,8 @@ class Work:
     fixed: float
     step: float
 
-    def seconds(self, experiment: Experiment, pace: Pace) -> float:
-        steps = experiment.T + experiment.K
+    def seconds(self, spec: Spec, pace: Pace) -> float:
+        steps = spec.phases.T + spec.phases.K
         return steps * (pace.latency + self.step / pace.operations) + self.fixed / pace.operations
 
 
@@ -72,17 +72,16 @@ class Effort:
     seconds: float
 
 
-def count_work(plan: Plan) -> Work:
+def count_work(session: Session) -> Work:
     """Count the operations of an EP iteration by running two short ones on the CPU."""
-    model = plan.experiment.build(0, plan.dtype, plan.own).cpu()
-    stored, answers = (part.cpu() for part in plan.first(plan.experiment.batch))
-    x, y = plan.inputs(stored, model), plan.images.targets(answers, plan.dtype)
+    spec, model = session.spec, copy.deepcopy(session.model).cpu()
+    stored, answers = (part.cpu() for part in session.images.first(spec.optimizer.batch))
+    x, y = session.inputs(stored, model), session.images.targets(answers, session.dtype)
     neurons = sum(layer.numel() for layer in model.init_state(x))
-    cost = copy.deepcopy(plan.cost(model)).cpu()
+    cost = copy.deepcopy(session.cost).cpu()
     counts = []
     for T in (1, 2):
-        experiment = looked_through(replace(plan.experiment, T=T, K=1))
-        estimator = replace(experiment.make_estimator(experiment.estimator), checked=False)
+        estimator = replace(make_estimator(looked_through(spec.override(T=T, K=1))), checked=False)
         with FlopCounterMode(display=False) as counter:
             estimator.gradient(copy.deepcopy(model), copy.deepcopy(cost), x, y)
         counts.append(float(counter.get_total_flops()))
@@ -91,26 +90,28 @@ def count_work(plan: Plan) -> Work:
     return Work(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
 
 
-def short_training(plan: Plan, budget: float, trainings: int = TRAININGS, validation: int | None = None) -> Effort:
-    """Samples and epochs such that `trainings` runs at the experiment's T and K fit into `budget` seconds."""
+def short_training(
+    session: Session, budget: float, trainings: int = TRAININGS, validation: int | None = None
+) -> Effort:
+    """Samples and epochs such that `trainings` runs at the spec's T and K fit into `budget` seconds."""
     check_budget(budget)
-    each = count_work(plan).seconds(plan.experiment, _pace(plan))
-    batch, total = plan.experiment.batch, plan.images.train_samples
+    each = count_work(session).seconds(session.spec, _pace(session))
+    batch, total = session.spec.optimizer.batch, session.images.train_samples
     # Testing relaxes every held-out sample once per epoch, which adds about a fifth.
     iterations = budget / trainings / each / 1.2
-    # Without those asked for, which the plan holds out already.
+    # Without those asked for, which the session holds out already.
     most = total - held_out(total) if validation is None else total
     least = min(max(LEAST_SAMPLES, batch), most)
     samples = int(min(max(iterations * batch / LEAST_EPOCHS, least), most)) // batch * batch
     samples = max(_two_digits_down(samples) // batch * batch, batch)
-    epochs = max(min(int(iterations * batch / samples), plan.experiment.epochs), LEAST_EPOCHS)
+    epochs = max(min(int(iterations * batch / samples), session.spec.optimizer.epochs), LEAST_EPOCHS)
     validation = min(held_out(total), max(samples // 2, batch)) if validation is None else validation
     return Effort(samples, epochs, validation, epochs * samples / batch * each * 1.2)
 
 
-def _pace(plan: Plan) -> Pace:
-    device = torch.device(plan.settings.device).type
-    if device == "cpu" and not isinstance(plan.network((0,)), Graph):  # which has formulas written by hand
+def _pace(session: Session) -> Pace:
+    device = torch.device(session.spec.run.device).type
+    if device == "cpu" and not isinstance(session.model, Graph):  # which has formulas written by hand
         return BY_AUTODIFF
     return PACES.get(device, PACES["cpu"])
 
@@ -132,15 +133,6 @@ def _two_digits_down(value: int) -> int:
 
 FAILED = 100.0
 """Error in percent assigned to a training that diverged."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where trainings run; options of `eqprop.train`."""
-
-    device: str = "cpu"
-    engine: str = "auto"
-    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,44 +159,40 @@ class Outcome:
 
 @dataclass
 class Trainings:
-    """Train variants of an experiment briefly on part of the training set, never on the test set."""
+    """Train variants of a spec briefly on part of the training set, never on the test set."""
 
     images: Images
     effort: Effort
-    machine: Machine
     out: Path
     own: Factory | None = None
+    device: str = "cpu"
     tell: Callable[[str], None] = lambda text: None
     done: list[Outcome] = field(default_factory=list)
 
-    def run(self, experiment: Experiment, stage: str) -> Outcome:
+    def run(self, spec: Spec, stage: str) -> Outcome:
         """Train, or return the earlier outcome of the same settings."""
-        rates = dict(experiment.learning_rates)
-        same = next(
-            (o for o in self.done if _settings(o) == (experiment.T, experiment.K, experiment.beta, rates)), None
-        )
+        phases, rates = spec.phases, dict(spec.optimizer.rates)
+        same = next((o for o in self.done if _settings(o) == (phases.T, phases.K, phases.beta, rates)), None)
         if same is not None:
             return same
         folder = self.out / stage
         self.tell(f"training {stage}")
         result = begin_or_resume(
-            replace(experiment, epochs=self.effort.epochs),
+            spec.override(epochs=self.effort.epochs),
             folder,
             watch=_Said(self.tell, f"training {stage}: epoch {{}}/{self.effort.epochs}"),
-            estimators=(experiment.estimator,),
             samples=self.effort.samples,
             validation=self.effort.validation,
             data=self.images,
             model=self.own,
-            **asdict(self.machine),
         )
-        trial = result.summary["estimators"][experiment.estimator]["trials"][0]
+        trial = result.summary["estimators"][spec.estimator.kind]["trials"][0]
         diverged = bool(trial["diverged"])
         outcome = Outcome(
             stage=stage,
-            T=experiment.T,
-            K=experiment.K,
-            beta=experiment.beta,
+            T=phases.T,
+            K=phases.K,
+            beta=phases.beta,
             rates=rates,
             train=FAILED if diverged else trial["train_error"][-1],
             held_out=FAILED if diverged else trial["test_error"][-1],
@@ -218,7 +206,7 @@ class Trainings:
 
     def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:
         """The trained network of an outcome, and its cost."""
-        found = load(self.out.parent / outcome.folder, model=self.own, device=self.machine.device)
+        found = load(self.out.parent / outcome.folder, model=self.own, device=self.device)
         return found.model, found.cost
 
 
@@ -238,6 +226,13 @@ class _Said(Watch):
 
 
 REQUEST = "request.json"
+MACHINE = ("device", "engine", "threads")
+
+
+def settings_of(spec: Spec) -> dict[str, Any]:
+    """All settings but those of the machine, which may differ from worker to worker."""
+    found = spec.to_dict()
+    return {**found, "run": {name: value for name, value in found["run"].items() if name not in MACHINE}}
 
 
 def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:

@@ -18,8 +18,10 @@ from eqprop.cost import Cost
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import BPTT
 from eqprop.estimators.base import trainable
-from eqprop.experiments.experiment import Experiment
+from eqprop.estimators.named import CONTINUAL
 from eqprop.relax import SWEEPS, Phase, Schedule, prepare, relax, turns
+from eqprop.run.session import make_estimator
+from eqprop.run.spec import Spec
 from eqprop.state import distance
 
 
@@ -158,14 +160,14 @@ def exact_gradients(
 
 
 def agreement(
-    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, experiment: Experiment, betas: Sequence[float]
+    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, spec: Spec, betas: Sequence[float]
 ) -> Agreement:
-    """Compare EP, configured as in the experiment, with the exact gradients at each beta."""
+    """Compare EP, configured as in the spec, with the exact gradients at each beta."""
     names = weight_names(model)
     sign: dict[str, list[float]] = {name: [] for name in names}
     cosine: dict[str, list[float]] = {name: [] for name in names}
     for beta in betas:
-        found = gradients(model, cost, batches, replace(experiment, beta=beta))
+        found = gradients(model, cost, batches, spec.override(beta=beta))
         for name in names:
             pairs = [(f[name].double(), g[name]) for f, g in zip(found, exact.gradients, strict=True)]
             sign[name].append(sum(_same_sign(f, g) for f, g in pairs) / len(pairs))
@@ -173,11 +175,10 @@ def agreement(
     return Agreement(tuple(betas), {n: tuple(v) for n, v in sign.items()}, {n: tuple(v) for n, v in cosine.items()})
 
 
-def gradients(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> list[dict[str, Tensor]]:
+def gradients(model: Dynamics, cost: Cost, batches: Batches, spec: Spec) -> list[dict[str, Tensor]]:
     """EP's gradient per mini-batch by parameter name, including the cost's; model and cost are copied."""
     found = []
-    steady = looked_through(experiment)
-    estimator = replace(steady.make_estimator(steady.estimator), checked=False)
+    estimator = replace(make_estimator(looked_through(spec)), checked=False)
     for x, y in zip(batches.x, batches.y, strict=True):
         own, own_cost = copy.deepcopy(model), copy.deepcopy(cost)
         _, grads = estimator.gradient(own, own_cost, x, y)
@@ -186,19 +187,19 @@ def gradients(model: Dynamics, cost: Cost, batches: Batches, experiment: Experim
     return found
 
 
-def looked_through(experiment: Experiment) -> Experiment:
+def looked_through(spec: Spec) -> Spec:
     """Replace the estimator by one that is deterministic and needs no learning rates.
 
     Random signs average over both signs. Continual EP tends to one-sided EP for small rates, and the rates are not
     known yet.
     """
-    changing = experiment.estimator in ("ep-random-sign", "ep-continual")
-    return replace(experiment, estimator="ep") if changing else experiment
+    changing = spec.estimator.kind in ("ep-random-sign", CONTINUAL)
+    return spec.override(estimator="ep") if changing else spec
 
 
-def scales(model: Dynamics, cost: Cost, batches: Batches, experiment: Experiment) -> Scales:
+def scales(model: Dynamics, cost: Cost, batches: Batches, spec: Spec) -> Scales:
     """Measure the size of each parameter and of its gradient over the mini-batches."""
-    found = gradients(model, cost, batches, experiment)
+    found = gradients(model, cost, batches, spec)
     mean = {name: sum(float(g[name].double().square().sum()) for g in found) / len(found) for name in found[0]}
     return Scales(
         {name: float(p.detach().double().norm()) for name, p in (trainable(model) | trainable(cost)).items()},

@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from eqprop import papers
 from eqprop.cost import Cost
 from eqprop.data import Images
 from eqprop.dynamics import Dynamics
-from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import EVERY_OTHER, Experiment
-from eqprop.experiments.io import to_dict
-from eqprop.experiments.paper import printed_experiment
 from eqprop.provenance import provenance
-from eqprop.run.plan import Plan, Settings, describe, make_plan, read_images
-from eqprop.tuning.effort import Effort, Machine, Outcome, Trainings, check_budget, held_out, short_training
+from eqprop.run.dataset import describe
+from eqprop.run.session import Session, bind
+from eqprop.run.spec import EVERY_OTHER, Spec
+from eqprop.tuning.effort import Effort, Outcome, Trainings, check_budget, held_out, short_training
 from eqprop.tuning.probe import (
     Agreement,
     Batches,
@@ -63,7 +63,7 @@ NOISE = 2.0
 
 @dataclass(frozen=True)
 class Decision:
-    """A value chosen for one field of the experiment, and why."""
+    """A value chosen for one setting, and why."""
 
     name: str
     value: Any
@@ -195,39 +195,19 @@ FORMAT = 1
 MINI_BATCHES = 5
 """Number of mini-batches to probe."""
 
-TRAININGS = "trainings"
+TRAININGS, RATES = "trainings", "rates"
 
 
-def largest_beta(experiment: Experiment) -> float:
+def largest_beta(spec: Spec) -> float:
     """The end of the range of beta that its nudge allows."""
-    return LARGEST_IMPLICIT if experiment.nudge_site == "implicit" else BETA_RANGE[1]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to tune, where, and within which budget.
-
-    experiment  gives the network, its initial weights, batch, optimizer, epochs, schedule and seed; its T, K, beta and
-                learning rates are ignored
-    budget      approximate seconds for the short trainings; operation counts convert them into samples
-    validation  training samples to hold out; None: a sixth, and at most half of those trained on
-    """
-
-    experiment: Experiment
-    out: Path
-    images: Images
-    own: Factory | None = None
-    machine: Machine = field(default_factory=Machine)
-    budget: float = 600.0
-    tell: Callable[[str], None] = lambda text: None
-    validation: int | None = None
+    return LARGEST_IMPLICIT if spec.model.nudge_site == "implicit" else BETA_RANGE[1]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuned experiment, and a document with all measurements behind it."""
+    """The tuned spec, and a document with all measurements behind it."""
 
-    experiment: Experiment
+    spec: Spec
     document: dict[str, Any]
 
 
@@ -235,86 +215,92 @@ class Tuned:
 class Recipe:
     """State of the recipe: decisions so far, in order, and the measurements behind them."""
 
-    request: Request
-    plan: Plan
-    experiment: Experiment
+    session: Session
+    spec: Spec
+    tell: Callable[[str], None]
     looks: list[Look] = field(default_factory=list)
     decisions: dict[str, Decision] = field(default_factory=dict)
     trainings: Trainings | None = None
 
     def decide(self, decision: Decision) -> None:
         self.decisions[decision.name] = decision
-        if decision.name != "learning_rates":
-            self.experiment = self.experiment.override(**{decision.name: decision.value})
+        if decision.name != RATES:
+            self.spec = self.spec.override(**{decision.name: decision.value})
 
     def batches(self, model: Dynamics) -> Batches:
         """Draw the same training samples every time, never held-out ones."""
-        n, images = self.experiment.batch, self.plan.images
-        x, labels = images.sample(min(MINI_BATCHES * n, images.train_samples // n * n), self.experiment.seed)
-        y = images.targets(labels, self.plan.dtype)
-        return Batches(self.plan.inputs(x, model).split(n), y.split(n))
+        n, images = self.spec.optimizer.batch, self.session.images
+        assert isinstance(images, Images), "tuning takes no stream"
+        x, labels = images.sample(min(MINI_BATCHES * n, images.train_samples // n * n), self.spec.run.seed)
+        y = images.targets(labels, self.session.dtype)
+        return Batches(self.session.inputs(x, model).split(n), y.split(n))
 
     def look(self, model: Dynamics, cost: Cost, weights: str) -> None:
         """Measure at these weights, then decide T, K and beta from all measurements so far."""
-        batches, tell = self.batches(model), self.request.tell
+        batches, tell = self.batches(model), self.tell
         tell(f"residuals at the {weights}")
-        settling = residuals(model, batches.all_x(), self.experiment.schedule, T_RANGE[1])
+        settling = residuals(model, batches.all_x(), self.spec.phases.schedule, T_RANGE[1])
         self.decide(free_steps([*(look.residuals for look in self.looks), settling]))
         tell(f"processes at the {weights}")
-        longest = min(4 * self.experiment.T, T_RANGE[1])
-        schedule = self.experiment.schedule
+        longest = min(4 * self.spec.phases.T, T_RANGE[1])
+        schedule = self.spec.phases.schedule
         exact = exact_gradients(model, cost, batches, longest, min(K_RANGE[1], longest), schedule)
-        self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.experiment.T))
+        self.decide(second_steps([*(look.sizes for look in self.looks), exact.sizes], self.spec.phases.T))
         tell(f"sign agreement at the {weights}")
-        most = largest_beta(self.experiment)
-        signs = agreement(model, cost, batches, exact, self.experiment, [beta for beta in BETAS if beta <= most])
+        most = largest_beta(self.spec)
+        signs = agreement(model, cost, batches, exact, self.spec, [beta for beta in BETAS if beta <= most])
         self.decide(nudge([*(look.agreement for look in self.looks), signs]))
-        sizes = scales(model, cost, batches, self.experiment)
+        sizes = scales(model, cost, batches, self.spec)
         self.looks.append(Look(weights, settling, exact.sizes, signs, sizes))
 
 
-def tune(request: Request) -> Tuned:
+def tune(
+    session: Session,
+    out: Path,
+    budget: float = 600.0,
+    tell: Callable[[str], None] = lambda text: None,
+    validation: int | None = None,
+) -> Tuned:
     """Run the recipe.
 
     T follows from the residuals, K from where the gradients die out, beta from sign agreement, the rates from gradient
     sizes. T, K and beta are measured again at trained weights; then T and K shrink until the training error rises.
+
+    session     gives the network, its initial weights, batch, optimizer, epochs, schedule, seed, data and machine; its
+                T, K, beta and learning rates are ignored
+    budget      approximate seconds for the short trainings; operation counts convert them into samples
+    validation  training samples to hold out; None: a sixth, and at most half of those trained on
     """
     began = time.monotonic()
-    check_budget(request.budget)
-    plan = _plan(request)
-    model = plan.network((0,))
-    cost = plan.cost(model)
-    recipe = Recipe(request, plan, plan.experiment)
-    recipe.look(model, cost, "initial weights")
-    effort = short_training(replace(plan, experiment=recipe.experiment), request.budget, validation=request.validation)
+    check_budget(budget)
+    part = without_held_out(session, validation)
+    recipe = Recipe(part, part.spec, tell)
+    recipe.look(part.model, part.cost, "initial weights")
+    effort = short_training(replace(part, spec=recipe.spec), budget, validation=validation)
+    assert isinstance(session.images, Images), "tuning takes no stream"
     recipe.trainings = trainings = Trainings(
-        request.images, effort, request.machine, request.out / TRAININGS, request.own, request.tell
+        session.images, effort, out / TRAININGS, session.own, session.spec.run.device, tell
     )
-    pilot = _choose_rates(recipe, trainings, weight_names(model, cost))
+    pilot = _choose_rates(recipe, trainings, weight_names(part.model, part.cost))
     recipe.look(*trainings.trained(pilot), "trained weights")
     _shrink(recipe, trainings)
-    return Tuned(_named(recipe.experiment), _document(recipe, effort, time.monotonic() - began))
+    return Tuned(_named(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began))
 
 
-def _plan(request: Request) -> Plan:
-    images = _split(request, held_out(len(request.images.train_x), request.validation))
-    settings = Settings(device=request.machine.device, engine=request.machine.engine)
-    return make_plan(request.experiment, settings, images, request.own)
-
-
-def _split(request: Request, validation: int) -> Images:
-    """The training samples minus the held-out ones, which replace the test set."""
-    return read_images(request.images, Settings(device=request.machine.device, validation=validation))
+def without_held_out(session: Session, validation: int | None) -> Session:
+    """The same on the training samples minus the held-out ones, which replace the test set."""
+    held = held_out(session.images.train_samples, validation)
+    return bind(session.spec.override(validation=held), session.images, model=session.own)
 
 
 def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) -> Outcome:
     """Set the ratios of the rates from gradient sizes and their common scale by short trainings."""
-    wanted, why = relative_rates(recipe.looks[0].scales, names, recipe.experiment.optimizer)
+    wanted, why = relative_rates(recipe.looks[0].scales, names, recipe.spec.optimizer.kind)
     outcomes: dict[float, Outcome] = {}
 
     def error(height: float) -> float:
-        experiment = replace(recipe.experiment, learning_rates=_rates(recipe, wanted, height))
-        outcomes[height] = trainings.run(experiment, f"rates-{height:.2g}")
+        spec = _with_rates(recipe.spec, _rates(recipe, wanted, height))
+        outcomes[height] = trainings.run(spec, f"rates-{height:.2g}")
         # On targets, an error may be above that of a training that diverged.
         return math.inf if outcomes[height].diverged else outcomes[height].train
 
@@ -325,9 +311,9 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
             "weights that settle (--init default), or a smaller step eps."
         )
     chosen = _rates(recipe, wanted, best)
-    recipe.experiment = replace(recipe.experiment, learning_rates=chosen)
+    recipe.spec = _with_rates(recipe.spec, chosen)
     listing = ", ".join(f"{_percent(outcomes[c])} at {c:g}" for c in sorted(tried))
-    recipe.decide(Decision("learning_rates", chosen, f"{why}; the largest chosen by training error: {listing}"))
+    recipe.decide(Decision(RATES, chosen, f"{why}; the largest chosen by training error: {listing}"))
     return outcomes[best]
 
 
@@ -338,10 +324,10 @@ def _percent(outcome: Outcome) -> str:
 def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str, float]:
     """Learning rates of the weights. A bias gets its weight's rate, any other parameter the smallest."""
     rates = rounded_rates(wanted, height)
-    network = recipe.plan.network((0,))
+    network = recipe.session.model
     named, layers = [name for name, _ in network.named_parameters()], network.layer_parameters
     try:
-        replace(recipe.experiment, learning_rates=rates).rates([*named, *recipe.experiment.readout_names], layers)
+        _with_rates(recipe.spec, rates).rates([*named, *recipe.spec.readout_names], layers)
     except ValueError:
         return {**rates, EVERY_OTHER: min(rates.values())}
     return rates
@@ -349,64 +335,68 @@ def _rates(recipe: Recipe, wanted: dict[str, float], height: float) -> dict[str,
 
 def _shrink(recipe: Recipe, trainings: Trainings) -> None:
     """Shrink T and K in turn to seven tenths, each until the training error rises."""
-    first = trainings.run(recipe.experiment, f"T-{recipe.experiment.T}-K-{recipe.experiment.K}")
+    first = trainings.run(recipe.spec, f"T-{recipe.spec.phases.T}-K-{recipe.spec.phases.K}")
     lowest, samples = first.train, trainings.effort.samples
     stopped: dict[str, str] = {}
     while len(stopped) < 2:
         for name in [n for n in ("T", "K") if n not in stopped]:
-            experiment = smaller(recipe.experiment, name)
-            if experiment is None:
+            spec = smaller(recipe.spec, name)
+            if spec is None:
                 # While K equals T, T cannot shrink before K does.
                 if name == "K" or "K" in stopped:
-                    stopped[name] = f"{getattr(recipe.experiment, name)} is the minimum"
+                    stopped[name] = f"{getattr(recipe.spec.phases, name)} is the minimum"
                 continue
-            tried = trainings.run(experiment, f"T-{experiment.T}-K-{experiment.K}")
+            tried = trainings.run(spec, f"T-{spec.phases.T}-K-{spec.phases.K}")
             if tried.diverged:
-                stopped[name] = f"below that the training diverges, at {getattr(experiment, name)}"
+                stopped[name] = f"below that the training diverges, at {getattr(spec.phases, name)}"
                 continue
             if has_risen(tried.train, lowest, samples):
-                here = f"{tried.train:.2f} % at {getattr(experiment, name)} against {lowest:.2f} %"
+                here = f"{tried.train:.2f} % at {getattr(spec.phases, name)} against {lowest:.2f} %"
                 stopped[name] = f"below that the training error rises: {here}"
                 continue
-            recipe.experiment, lowest = experiment, min(lowest, tried.train)
+            recipe.spec, lowest = spec, min(lowest, tried.train)
     for name in ("T", "K"):
-        before, now = recipe.decisions[name], getattr(recipe.experiment, name)
+        before, now = recipe.decisions[name], getattr(recipe.spec.phases, name)
         began = f"initially {before.value}: {before.reason}" if now < before.value else before.reason
         recipe.decide(Decision(name, now, f"{began}. Then {stopped[name]}"))
 
 
-def smaller(experiment: Experiment, name: str) -> Experiment | None:
-    """The experiment with seven tenths of T or K; None at the minimum, which is 1 for K and K for T."""
-    now = getattr(experiment, name)
-    below = max(int(now * SHRINK), experiment.K if name == "T" else 1)
-    return experiment.override(**{name: below}) if below < now else None
+def smaller(spec: Spec, name: str) -> Spec | None:
+    """The spec with seven tenths of T or K; None at the minimum, which is 1 for K and K for T."""
+    now = getattr(spec.phases, name)
+    below = max(int(now * SHRINK), spec.phases.K if name == "T" else 1)
+    return spec.override(**{name: below}) if below < now else None
 
 
-def _named(experiment: Experiment) -> Experiment:
-    return replace(experiment, preset="own", paper_results={})
+def _with_rates(spec: Spec, rates: Mapping[str, float]) -> Spec:
+    """The spec with these learning rates and no others."""
+    return msgspec.structs.replace(spec, optimizer=msgspec.structs.replace(spec.optimizer, rates=dict(rates)))
 
 
-def _document(recipe: Recipe, effort: Effort, seconds: float) -> dict[str, Any]:
+def _named(spec: Spec) -> Spec:
+    return spec.override(preset="own", published={}, source="", notes="", data={"validation": 0})
+
+
+def _document(recipe: Recipe, session: Session, budget: float, effort: Effort, seconds: float) -> dict[str, Any]:
     assert recipe.trainings is not None, "set before any training"
-    request = recipe.request
-    printed = printed_experiment(request.experiment)
+    spec, printed = session.spec, papers.printed(session.spec)
     return {
         "format": FORMAT,
-        "name": request.experiment.name,
-        "seed": request.experiment.seed,
-        "budget": request.budget,
+        "name": spec.name,
+        "seed": spec.run.seed,
+        "budget": budget,
         "seconds": round(seconds, 1),
         "effort": asdict(effort),
-        "data": describe(request.images),
+        "data": describe(session.images),
         "decisions": [{"name": d.name, "value": d.value, "reason": d.reason} for d in recipe.decisions.values()],
         "paper": None if printed is None else _beside(printed),
-        "experiment": to_dict(_named(recipe.experiment)),
+        "experiment": _named(recipe.spec).to_dict(),
         "looks": [asdict(look) for look in recipe.looks],
         "trainings": [asdict(outcome) for outcome in recipe.trainings.done],
-        "provenance": provenance(torch.device(request.machine.device)),
+        "provenance": provenance(torch.device(spec.run.device)),
     }
 
 
-def _beside(printed: Experiment) -> dict[str, Any]:
-    names = ("T", "K", "beta", "learning_rates")
-    return {name: getattr(printed, name) for name in names}
+def _beside(printed: Spec) -> dict[str, Any]:
+    phases = printed.phases
+    return {"T": phases.T, "K": phases.K, "beta": phases.beta, RATES: dict(printed.optimizer.rates)}

@@ -15,28 +15,28 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eqprop.data import Images
-from eqprop.experiments.architecture import Factory
-from eqprop.experiments.experiment import Experiment
-from eqprop.experiments.io import to_dict
 from eqprop.files import open_lock, take_lock
 from eqprop.provenance import provenance
 from eqprop.run.api import begin_or_resume
 from eqprop.run.checkpoint import digest
+from eqprop.run.dataset import describe
 from eqprop.run.folder import LOCK
 from eqprop.run.log import Line, read_metrics
 from eqprop.run.loop import Stopped
-from eqprop.run.plan import Settings, describe, make_plan, read_images
+from eqprop.run.session import Session
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
-from eqprop.tuning.effort import Effort, Machine, held_out, short_training
+from eqprop.tuning.effort import Effort, settings_of, short_training
 from eqprop.tuning.probe import weight_names
-from eqprop.tuning.recipe import BETA_RANGE, largest_beta
+from eqprop.tuning.recipe import BETA_RANGE, largest_beta, without_held_out
 
 try:
     import optuna
@@ -243,7 +243,7 @@ def _first_line(error: BaseException) -> str:
 
 
 STEPS_FACTOR, RATES_FACTOR = 4, 10
-"""The search spans a quarter to four times the experiment's T and K, a tenth to ten times its rates."""
+"""The search spans a quarter to four times the spec's T and K, a tenth to ten times its rates."""
 
 
 @dataclass(frozen=True)
@@ -256,13 +256,14 @@ class Space:
     rates: dict[str, tuple[float, float]]
 
 
-def space_around(experiment: Experiment, weights: Sequence[str]) -> Space:
-    """Ranges around the experiment's values; for beta, the paper's range extended to include it."""
-    rates = {name: rate for name, rate in experiment.rates(weights).items() if rate > 0.0}
+def space_around(spec: Spec, weights: Sequence[str]) -> Space:
+    """Ranges around the spec's values; for beta, the paper's range extended to include it."""
+    beta = abs(spec.phases.beta)
+    rates = {name: rate for name, rate in spec.rates(weights).items() if rate > 0.0}
     return Space(
-        T=_steps(experiment.T),
-        K=_steps(experiment.K),
-        beta=(min(BETA_RANGE[0], abs(experiment.beta)), max(largest_beta(experiment), abs(experiment.beta))),
+        T=_steps(spec.phases.T),
+        K=_steps(spec.phases.K),
+        beta=(min(BETA_RANGE[0], beta), max(largest_beta(spec), beta)),
         rates={name: (rate / RATES_FACTOR, rate * RATES_FACTOR) for name, rate in rates.items()},
     )
 
@@ -281,21 +282,20 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
     return values | {key: trial.suggest_float(key, *ends, log=True) for key, ends in _keyed(space.rates).items()}
 
 
-def own_values(experiment: Experiment, space: Space) -> dict[str, Any]:
-    """The experiment's own values, where a search begins."""
-    rates = experiment.rates(space.rates)
-    return {"T": experiment.T, "K": experiment.K, "beta": abs(experiment.beta), **_keyed(rates)}
+def own_values(spec: Spec, space: Space) -> dict[str, Any]:
+    """The spec's own values, where a search begins."""
+    phases = spec.phases
+    return {"T": phases.T, "K": phases.K, "beta": abs(phases.beta), **_keyed(spec.rates(space.rates))}
 
 
-def to_experiment(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with these values; K is capped at T, as BPTT requires, and beta keeps its sign."""
+def with_values(spec: Spec, values: Mapping[str, Any]) -> Spec:
+    """The spec with these values; K is capped at T, as BPTT requires, and beta keeps its sign."""
     rates = {key.removeprefix("lr "): float(f"{v:.3g}") for key, v in values.items() if key.startswith("lr ")}
-    return replace(
-        experiment,
+    return spec.override(
         T=values["T"],
         K=min(values["K"], values["T"]),
-        beta=math.copysign(float(f"{values['beta']:.3g}"), experiment.beta),
-        learning_rates={**experiment.learning_rates, **rates},
+        beta=math.copysign(float(f"{values['beta']:.3g}"), spec.phases.beta),
+        rates={**spec.optimizer.rates, **rates},
     )
 
 
@@ -315,52 +315,51 @@ class Search:
     validation  training samples to hold out; None: a sixth, and at most half of those trained on
     """
 
-    experiment: Experiment
+    session: Session
     folder: Path
-    images: Images
     trials: int
     storage: str
-    own: Factory | None = None
-    machine: Machine = field(default_factory=Machine)
     budget: float = 600.0
     tell: Callable[[str], None] = lambda text: None
     validation: int | None = None
 
-    def plan(self) -> tuple[Experiment, Space, Effort]:
-        """The experiment with its network, the ranges, and how long each trial trains."""
-        settings = Settings(device=self.machine.device, engine=self.machine.engine)
-        part = replace(settings, validation=held_out(len(self.images.train_x), self.validation))
-        plan = make_plan(self.experiment, part, read_images(self.images, part), self.own)
-        model = plan.network((0,))
-        space = space_around(plan.experiment, weight_names(model, plan.cost(model)))
-        return plan.experiment, space, short_training(plan, self.budget, self.trials, self.validation)
+    @cached_property
+    def plan(self) -> tuple[Spec, Space, Effort]:
+        """The spec, the ranges, and how long each trial trains."""
+        part = without_held_out(self.session, self.validation)
+        space = space_around(self.session.spec, weight_names(part.model, part.cost))
+        return self.session.spec, space, short_training(part, self.budget, self.trials, self.validation)
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best trial as an experiment, and a document with all trials."""
+class BestTrial:
+    """The best trial as a spec, and a document with all trials."""
 
-    experiment: Experiment
+    spec: Spec
     document: dict[str, Any]
 
 
-def study_of(search: Search, experiment: Experiment, space: Space, effort: Effort) -> tuple[Study, Effort]:
-    """Open the study and return it with the effort per trial; a new one begins with the experiment's own values.
+def study_of(search: Search, spec: Spec, space: Space, effort: Effort) -> tuple[Study, Effort]:
+    """Open the study and return it with the effort per trial; a new one begins with the spec's own values.
 
     An existing study keeps its effort, so asking for more trials changes only their number.
     """
-    settings = {"experiment": digest(to_dict(experiment)), "space": digest(asdict(space)), "data": search.images.sha256}
+    settings = {
+        "experiment": digest(settings_of(spec)),
+        "space": digest(asdict(space)),
+        "data": search.session.images.sha256,
+    }
     if search.validation is not None:
         settings["validation"] = str(search.validation)
     with alone(search.folder):
-        study = open_study(search.storage, f"eqprop {experiment.name}", experiment.seed, settings)
+        study = open_study(search.storage, f"eqprop {spec.name}", spec.run.seed, settings)
         if "effort" not in study.user_attrs:
             study.set_user_attr("effort", asdict(effort))
-        study.enqueue_trial(own_values(experiment, space), skip_if_exists=True)
+        study.enqueue_trial(own_values(spec, space), skip_if_exists=True)
     return study, Effort(**study.user_attrs["effort"])
 
 
-def search(wanted: Search) -> Found:
+def search(wanted: Search) -> BestTrial:
     """Work on the study until it has its trials, alone or with other workers; return the best."""
     work(wanted)
     return result(wanted)
@@ -368,10 +367,10 @@ def search(wanted: Search) -> Found:
 
 def work(wanted: Search) -> None:
     """Run trials as one worker until the study has enough."""
-    experiment, space, effort = wanted.plan()
-    study, effort = study_of(wanted, experiment, space, effort)
+    spec, space, effort = wanted.plan
+    study, effort = study_of(wanted, spec, space, effort)
     with signed_on(wanted.folder) as worker:
-        objective = Objective(wanted, experiment, space, effort, worker)
+        objective = Objective(wanted, spec, space, effort, worker)
         seen: dict[int, float] = {}
         while (finished := count(study, *FINISHED)) < wanted.trials:
             for number in adopt_orphans(study, wanted.folder, seen):
@@ -395,7 +394,7 @@ class Objective:
     """
 
     search: Search
-    experiment: Experiment
+    spec: Spec
     space: Space
     effort: Effort
     worker: str
@@ -403,29 +402,29 @@ class Objective:
     def __call__(self, trial: Trial) -> float:
         trial.set_user_attr(WORKER, self.worker)
         values = suggest(trial, self.space)
-        experiment = replace(to_experiment(self.experiment, values), epochs=self.effort.epochs)
-        folder = self.search.folder / TRIALS / digest(to_dict(experiment))[:16]
+        spec = with_values(self.spec, values).override(epochs=self.effort.epochs)
+        folder = self.search.folder / TRIALS / digest(settings_of(spec))[:16]
         trial.set_user_attr("folder", str(folder.relative_to(self.search.folder)))
         report = Report(trial, self.effort.epochs, self.search.tell)
         report.past(read_metrics(folder))
+        images = self.search.session.images
+        assert isinstance(images, Images), "a search takes no stream"
         try:
             result = begin_or_resume(
-                experiment,
+                spec,
                 folder,
                 watch=report,
-                estimators=(experiment.estimator,),
                 samples=self.effort.samples,
                 validation=self.effort.validation,
-                data=self.search.images,
-                model=self.search.own,
-                **asdict(self.search.machine),
+                data=images,
+                model=self.search.session.own,
             )
         except Stopped:
             queue_again(trial.study, trial.params)
             raise
         except BlockingIOError as error:
             raise TrialPruned("another worker has the same values") from error
-        trained = result.summary["estimators"][experiment.estimator]["trials"][0]
+        trained = result.summary["estimators"][spec.estimator.kind]["trials"][0]
         if trained["diverged"]:
             trial.set_user_attr("diverged", True)
             raise TrialPruned("diverged")
@@ -458,32 +457,32 @@ class Report(Watch):
             self.trial.report(line["test_error"], line["epoch"])
 
 
-def result(wanted: Search) -> Found:
+def result(wanted: Search) -> BestTrial:
     """The best finished trial, and all trials ready for JSON."""
-    experiment, space, effort = wanted.plan()
-    study, effort = study_of(wanted, experiment, space, effort)
+    spec, space, effort = wanted.plan
+    study, effort = study_of(wanted, spec, space, effort)
     if count(study, TrialState.COMPLETE) == 0:
         raise ArithmeticError(
             f"None of the {count(study, *FINISHED)} trials completed: all diverged. Use initial weights that settle "
             "(--init default), or start the search from smaller learning rates."
         )
     best = study.best_trial
-    chosen = replace(to_experiment(experiment, best.params), preset="own", paper_results={})
+    chosen = with_values(spec, best.params).override(preset="own", published={}, source="", notes="")
     document = {
-        "name": experiment.name,
-        "seed": experiment.seed,
+        "name": spec.name,
+        "seed": spec.run.seed,
         "budget": wanted.budget,
         "effort": asdict(effort),
         "space": asdict(space),
-        "data": describe(wanted.images),
+        "data": describe(wanted.session.images),
         "best": best.number,
         "held_out_error": best.value,
-        "experiment": to_dict(chosen),
+        "experiment": chosen.to_dict(),
         "trials": [_trial_dict(trial) for trial in study.get_trials(deepcopy=False)],
         "optuna": optuna_version(),
-        "provenance": provenance(torch.device(wanted.machine.device)),
+        "provenance": provenance(torch.device(spec.run.device)),
     }
-    return Found(chosen, document)
+    return BestTrial(chosen, document)
 
 
 def _trial_dict(trial: FrozenTrial) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Experiments as data: the paper's tables of hyper-parameters, and custom experiments from TOML."""

@@ -1,0 +1,191 @@
+"""A session in the laboratory: does EP compute the gradient of its problem, and why does it not learn?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from eqprop import papers
+from eqprop.cost import Problem
+from eqprop.engines.base import Precision
+from eqprop.engines.eager import compare_precision, compare_with_float64
+from eqprop.estimators import EP
+from eqprop.estimators.named import nudging_of
+from eqprop.gdu import AUTHORS, PAPER, Options
+from eqprop.gdu import compare as compare_problem
+from eqprop.gdu.verdict import Diagnosis
+from eqprop.provenance import provenance
+from eqprop.relax import threads_for, using_threads
+from eqprop.run.dataset import check_same_data, data_again
+from eqprop.run.extras import make_optimizer
+from eqprop.run.own import Factory, own_of
+from eqprop.run.session import Session, bind
+from eqprop.run.spec import Spec
+
+FORMAT = 1
+"""Of gdu.json."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined: the problem of a session, or the same with trained weights.
+
+    trained     what the weights come from: estimator, trial and epochs; empty for initial weights
+    """
+
+    session: Session
+    problem: Problem
+    trained: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        return self.session.spec
+
+    @property
+    def ep(self) -> EP:
+        """The session's EP; where it trains by another estimator, EP with the same phases."""
+        phases, estimator = self.spec.phases, self.session.estimator
+        same = EP(phases.T, phases.K, phases.beta, schedule=phases.schedule, stop=phases.stop)
+        return estimator if isinstance(estimator, EP) else same
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The session's, of the weights that are examined."""
+        if not self.trained:
+            return self.session.optimizer
+        return make_optimizer(self.spec.override(decay="none"), self.problem.model, self.problem.cost)
+
+    @property
+    def threads(self) -> int:
+        return self.spec.run.threads or threads_for(self.problem.model, self.problem.x)
+
+
+class Weights(NamedTuple):
+    """Which network of a run: its first estimator's and trial 0 by default."""
+
+    estimator: str | None = None
+    trial: int | None = None
+
+
+def find_subject(
+    target: str,
+    preset: str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    model: Factory | None = None,
+    weights: Weights = Weights(),  # noqa: B008
+    dtype: torch.dtype | None = None,
+    *,
+    trains: bool = True,
+) -> Subject:
+    """The problem of an experiment, a file or your own function, by the session that trains it; or weights of a run.
+
+    settings    by flat name, in place of the target's own
+    trains      False for what only looks at gradients (see `bind`)
+    """
+    # An experiment takes precedence over a folder of the same name; ./toy is always the folder.
+    if papers.known_name(target) is None and Path(target).is_dir():
+        if preset is not None:
+            raise ValueError(f"preset is {preset!r}, but {target} is a run folder, which has its settings. Omit it.")
+        return _of_run(Path(target), dict(settings), model, weights, dtype)
+    if weights.trial is not None:
+        raise ValueError(
+            f"trial is {weights.trial}, which chooses a network of a run; {target} is not a run folder. Omit it."
+        )
+    given = {"preset": preset, "estimator": weights.estimator, **settings}
+    session = bind(target, model=model, dtype=dtype, trains=trains, **given)
+    return Subject(session, session.problem(settings.get("batch")))
+
+
+def _of_run(
+    folder: Path, settings: dict[str, Any], model: Factory | None, weights: Weights, dtype: torch.dtype | None
+) -> Subject:
+    """Trained weights of a run on its training images."""
+    from eqprop.run.description import read_description
+    from eqprop.run.evaluate import load
+
+    described, data, trial = read_description(folder), settings.pop("data", None), weights.trial or 0
+    own = own_of(model, described.spec.model)
+    found = load(folder, weights.estimator, trial, model=own)
+    given = data_again(described.data, data, own)
+    session = bind(described.spec.override(**settings), given, model=own, dtype=dtype, trains=False)
+    check_same_data(session.images, described.data, folder)
+    problem = replace(session.problem(settings.get("batch")), model=found.model, cost=found.cost)
+    trained = {"estimator": found.estimator, "trial": trial, "epochs": found.epoch}
+    return Subject(session, in_dtype(problem, session.dtype), trained)
+
+
+def in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The same problem in another precision."""
+    x, y = (v.to(dtype) if v.is_floating_point() else v for v in (problem.x, problem.y))
+    device = problem.x.device
+    return Problem(problem.model.to(device, dtype), problem.cost.to(device, dtype), x, y)
+
+
+def compare(
+    subject: Subject, *, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """EP against BPTT with the phases of the spec: the document gdu.json, and the traces."""
+    spec, of, phases = subject.spec, subject.problem, subject.spec.phases
+    options = Options(
+        drop_unsettled=drop_unsettled,
+        convention=AUTHORS if spec.preset == "gdu-authors" else PAPER,
+        seed=spec.run.seed,
+        schedule=phases.schedule,
+        progress=progress,
+        voice="command line",
+    )
+    with using_threads(subject.threads):
+        report = compare_problem(of.model, of.cost, of.x, of.y, phases.T, phases.K, phases.beta, options)
+    found = report.to_dict()
+    document = {
+        "name": spec.name,
+        "preset": spec.preset,
+        **{key: found.pop(key) for key in ("T", "K", "beta", "dtype", "schedule")},
+        "batch": len(of.x),
+        "seed": spec.run.seed,
+        "init": spec.model.init,
+        "nudge_site": getattr(of.model, "nudge_site", "outside"),
+        "cost": spec.cost.kind,
+        "drop_unsettled": drop_unsettled,
+        **({"trained": dict(subject.trained)} if subject.trained else {}),
+        **found,
+        "spec": spec.to_dict(),
+        "format": FORMAT,
+        "provenance": provenance(of.x.device),
+    }
+    return document, {"name": spec.name, **report.traces_to_dict()}
+
+
+def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool:
+    """Whether a document is that of this spec, with all samples, so that it can be reused."""
+    wanted = {"spec": spec.to_dict(), "dtype": str(dtype).removeprefix("torch."), "drop_unsettled": False}
+    return all(document.get(key) == value for key, value in {**wanted, "format": FORMAT}.items())
+
+
+def lost_in(subject: Subject, precision: Precision) -> dict[str, Any]:
+    """How far EP's update in this precision agrees with float32's, and float32's with float64's, by parameter."""
+    nudging, phases = nudging_of(subject.spec.estimator.kind), subject.spec.phases
+    of = subject.problem
+    problem = in_dtype(replace(of, model=copy.deepcopy(of.model), cost=copy.deepcopy(of.cost)), torch.float32)
+    ep = EP(phases.T, phases.K, phases.beta, nudging=nudging, schedule=phases.schedule, checked=False)
+    return {
+        "declared": precision,
+        "nudging": nudging,
+        "with_float32": {name or "whole": a.to_dict() for name, a in compare_precision(problem, ep, precision).items()},
+        "float32_with_float64": {name or "whole": a.to_dict() for name, a in compare_with_float64(problem, ep).items()},
+    }
+
+
+def examine(subject: Subject) -> Diagnosis:
+    """Why EP does not learn with what `train` would run: the estimator and learning rates of the session."""
+    from eqprop.gdu.doctor import doctor
+
+    of = subject.problem
+    with using_threads(subject.threads):
+        return doctor(of.model, of.cost, of.x, of.y, subject.ep, rates=subject.optimizer, voice="command line")
