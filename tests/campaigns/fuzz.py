@@ -451,6 +451,7 @@ def _link_parent(path: Path, folder: Path) -> None:
 def prepare(root: Path) -> None:
     """The files every case begins with: small data, experiments, models, two runs, and files to be left alone."""
     from eqprop.experiments.io import find_experiment
+
     from eqprop.run import train
 
     keep, named = root / "template" / "keep", root / "template" / "named"
@@ -488,9 +489,10 @@ def prepare(root: Path) -> None:
 
 def patch_large_data() -> None:
     """Replace MNIST by 60 of its images: a case that names no data is done as soon as one that does."""
+    import eqprop.experiments.gdu
+
     import eqprop.data.images
     import eqprop.data.sources
-    import eqprop.experiments.gdu
     from eqprop.data import Images
     from eqprop.data.images import check_device
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eqprop import EP, SquaredError, State, from_energy
+from eqprop import BPTT, EP, RBP, SquaredError, State, from_energy
 from eqprop.cost import FunctionCost
 from eqprop.data import one_hot
 from eqprop.dynamics import PrimitiveDynamics
@@ -19,6 +19,7 @@ from eqprop.engines.eager import EagerRunner
 from eqprop.engines.xla import Xla
 from eqprop.engines.xla.optimizers import rules_of
 from eqprop.engines.xla.training import XlaRunner
+from eqprop.estimators import Estimator
 from eqprop.models import Dense, Layered, Network, stack
 from eqprop.starts import Persistent
 
@@ -63,7 +64,7 @@ def samples(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
 def job(
     make: Make = SERVED["sgd"],
     model: PrimitiveDynamics | None = None,
-    estimator: EP = USUAL,
+    estimator: Estimator = USUAL,
     cost: Any = None,
     **options: Any,
 ) -> Job:
@@ -149,9 +150,12 @@ def test_steps_to_the_last_digits(name: str) -> None:
         EP(9, 4, beta=0.5, schedule="alternating"),
         EP(9, 4, beta=0.5, schedule="sweeps"),
         EP(40, 4, beta=0.5, stop="settled"),
+        BPTT(9, 4, schedule="sweeps"),
+        RBP(30, 6),
     ],
+    ids=repr,
 )
-def test_forms_of_ep(estimator: EP) -> None:
+def test_estimators(estimator: Estimator) -> None:
     assert_same(*both(*order().split(7), estimator=estimator))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from eqprop.experiments.gdu import gdu_experiment
 from helpers.nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, toy
 from helpers.tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
 from torch import Tensor
@@ -32,7 +33,6 @@ from eqprop import (
 )
 from eqprop.cost import Problem
 from eqprop.estimators import Step
-from eqprop.experiments.gdu import gdu_experiment
 from eqprop.gdu import AUTHORS, PAPER, NeverSettlesError, Options, comparison, settling
 from eqprop.gdu.budget import outcome_of
 from eqprop.gdu.lockstep import (

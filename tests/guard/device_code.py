@@ -30,13 +30,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from eqprop.experiments.paper import named_experiment
 from helpers.cuda_on_cpu import CAPTURED, Graph, capture
 
 from eqprop.cost import SquaredError
 from eqprop.data import one_hot
 from eqprop.engines import Job, load_engine
 from eqprop.engines.cuda import nvrtc
-from eqprop.experiments.paper import named_experiment
 from eqprop.models import stack
 from eqprop.run.extras import make_optimizer
 

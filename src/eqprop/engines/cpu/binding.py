@@ -244,7 +244,7 @@ class AlignedRows:
 
 
 def _holders(v: Tensor) -> int:
-    return int(torch._C._storage_Use_Count(v.untyped_storage()._cdata))  # type: ignore[attr-defined]
+    return int(torch._C._storage_Use_Count(v.untyped_storage()._cdata))
 
 
 ALONE = _holders(torch.empty(1))

@@ -207,7 +207,8 @@ class Gradients:
         self.counts = torch.empty(len(Tally.names()), networks, dtype=torch.float64)
         self.net.table.point("tally", self.counts)
         self.net.table.set(gradients_only=True, iterations=1, first=0)
-        self.batch, self.estimator = 0, None
+        self.batch = 0
+        self.estimator: Estimator | None = None
 
     def fits(self, model: Dynamics, networks: int) -> bool:
         """Whether it is still the gradient of this model."""
@@ -304,11 +305,14 @@ class Cpu(Engine):
             served = self.refuses(task) is None and networks is not None
             known = Gradients(model, networks or 1) if served else None
             self._known[model] = known
+        elif estimator is not known.estimator and self.refuses(task) is not None:
+            known = None
         plain = type(task.cost) is SquaredError and estimator.stop == "never" and estimator.T > 0
         if known is None or not plain or known.watch.refusal is not None:
             following = load_engine("xla").automatic(task)
-            serves = following is not None and following.refuses(task) is None
-            return (following if following and serves else super()).gradient(task, x, y, state)
+            if following is None or following.refuses(task) is not None:
+                return super().gradient(task, x, y, state)
+            return following.gradient(task, x, y, state)
         if estimator.checked:
             estimator.check_nudge(model, x.dtype)
         free, grads, fine = known(Problem(model, task.cost, x, y), estimator, state)

@@ -27,22 +27,21 @@ from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
 from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, size_of
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, reference, strength
+from eqprop.engines.xla.engine import AGREE, NOISE, strength
+from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
     Arrays,
-    Gradient,
     Inputs,
     Kind,
     Name,
     Piece,
-    Pieces,
     Turns,
     as_array,
     as_tensor,
 )
 from eqprop.engines.xla.windows import Array
-from eqprop.estimators import EP, Estimator
+from eqprop.estimators import BPTT, EP, RBP, Estimator
 from eqprop.relax import Relaxation, settled_below
 from eqprop.state import State
 
@@ -54,7 +53,7 @@ CHECKED_STEPS = 8, 4
 """Steps of the two phases that are compared with the reference's."""
 
 
-class TrainingPieces(Pieces):
+class TrainingPieces(Derivatives):
     """The pieces of an iteration beside those of its gradient."""
 
     def begin(self) -> Piece:
@@ -139,17 +138,16 @@ class Iterations:
 
     def __init__(self, job: Job, rules: Mapping[nn.Parameter, Rule], problem: Problem) -> None:
         estimator = job.estimator
-        assert isinstance(estimator, EP), "others are refused"
         s = job.model.init_state(problem.x)
         self.networks, self.stacked, self.clip = job.networks or 1, job.networks is not None, job.clip
-        drawn = estimator.nudging == "random-sign"
         signs: Any = torch.ones(self.networks, dtype=torch.float64) if self.stacked else 1
-        pieces = TrainingPieces(problem, s, *strength(estimator.with_sign(signs) if drawn else estimator, job.model))
+        one = estimator.with_sign(signs) if isinstance(estimator, EP) and draws(estimator) else estimator
+        pieces = TrainingPieces(problem, s, *strength(one, job.model))
         self.watch = Watch(job.model, job.cost)
         if self.watch.refusal is not None:
             raise CannotTrace(self.watch.refusal)
         self.kind = Kind.of(job.model, len(s), estimator)
-        self.gradient = Gradient(pieces, self.kind)
+        self.gradient = PROGRAMS[type(estimator)](pieces, self.kind)
         self.begin, self.answers = pieces.begin(), pieces.answers()
         self.constraint, constrained = pieces.constrained()
         self.held, self.constants = pieces.held, pieces.constants
@@ -349,7 +347,7 @@ class XlaRunner(EagerRunner):
         warnings.warn(f"{title} trains on the eager engine, which is slower: {reason}.", stacklevel=4)
 
     def _given(
-        self, iterations: Iterations, rows: Tensor, estimator: EP, signs: Tensor | None, free: bool = False
+        self, iterations: Iterations, rows: Tensor, estimator: Estimator, signs: Tensor | None, free: bool = False
     ) -> Given:
         """The inputs of a call for these rows."""
         if self.samples is None:
@@ -358,10 +356,10 @@ class XlaRunner(EagerRunner):
         order = np.zeros((MOST, *rows.shape[1:]), np.int32)
         order[:count] = rows.numpy()
         drawn = estimator
-        if signs is not None:
+        if isinstance(estimator, EP) and signs is not None:
             drawn = replace(estimator, nudging="one-sided", beta=1.0)  # its signs are factors below
         beta, unit = (np.asarray(v, np.float64) for v in strength(drawn, model))
-        if signs is not None:
+        if isinstance(estimator, EP) and signs is not None:
             each = signs.numpy() * np.asarray(estimator.beta)  # (n, R)
             each = each if iterations.stacked else each[:, 0]
             beta, unit = each[..., None] if iterations.stacked else each, unit / each
@@ -378,7 +376,7 @@ class XlaRunner(EagerRunner):
             betas,
             units,
             [np.float64(rates[p]) for p in iterations.learned],
-            np.array([kind.free.periods(estimator.T), kind.second.periods(estimator.K)], np.int32),
+            np.array([kind.free.periods(estimator.free_steps), kind.second.periods(estimator.K)], np.int32),
             np.float64(settled_below(iterations.state[0].dtype, estimator.tolerance)),
             np.int32(count),
             np.bool_(free),
@@ -398,7 +396,6 @@ class XlaRunner(EagerRunner):
     def _call(self, iterations: Iterations, rows: Tensor, signs: Tensor | None) -> None:
         """Run some iterations, and take over what they leave."""
         estimator, optimizer = self.estimator, self.job.optimizer
-        assert isinstance(estimator, EP), "others are refused"
         given, carried = self._given(iterations, rows, estimator, signs), self._carried(iterations)
         looked = bool(iterations.constrained) or bool((self.tally.bad >= 0).any())
         end = iterations(given, carried, looked)
@@ -443,21 +440,23 @@ class XlaRunner(EagerRunner):
         if apart(ours, theirs, noise):
             raise CannotTrace("its compiled iteration differs from the reference's")
 
-    def _shortened(self, iterations: Iterations) -> EP:
+    def _shortened(self, iterations: Iterations) -> Estimator:
         """The estimator with short phases, of whole periods and the rest that the program has."""
         estimator, kind = self.estimator, iterations.kind
-        assert isinstance(estimator, EP), "others are refused"
-        drawn = estimator.nudging == "random-sign"
-        each = isinstance(estimator.beta, Tensor) or (drawn and iterations.stacked)
+        T, K = _short(estimator.free_steps, CHECKED_STEPS[0], kind.free), estimator.K
+        if isinstance(estimator, BPTT):  # K is part of the program
+            return replace(estimator, T=T + K, stop="never", checked=False)
+        short = replace(estimator, T=T, K=_short(K, CHECKED_STEPS[1], kind.second), stop="never", checked=False)
+        if not isinstance(short, EP):
+            return short
+        drawn = draws(short)
+        each = isinstance(short.beta, Tensor) or (drawn and iterations.stacked)
         beta: Any = torch.ones(iterations.networks, dtype=torch.float64) if each else 1.0
-        T = _short(estimator.T, CHECKED_STEPS[0], kind.free)
-        K = _short(estimator.K, CHECKED_STEPS[1], kind.second)
-        nudging = "one-sided" if drawn else estimator.nudging
-        return replace(estimator, T=T, K=K, stop="never", checked=False, nudging=nudging, beta=beta)
+        return replace(short, nudging="one-sided" if drawn else short.nudging, beta=beta)
 
-    def _reference(self, iterations: Iterations, problem: Problem, estimator: EP) -> list[Tensor]:
+    def _reference(self, iterations: Iterations, problem: Problem, estimator: Estimator) -> list[Tensor]:
         """The free state and the gradient of each learned parameter."""
-        free, grads = reference(problem, estimator, problem.model.init_state(problem.x))
+        free, grads = estimator.computed(problem, problem.model.init_state(problem.x))
         return [*free.state, *(grads[p] for p in iterations.learned)]
 
     def _as_stepped(self, grads: list[Tensor]) -> list[Tensor]:
@@ -487,7 +486,12 @@ def _finite(end: Carried) -> bool:
 def is_whole(job: Job) -> bool:
     """Whether an iteration of this job is nothing but mini-batch, gradient, clip, step and counts."""
     beside = job.start, job.prepare, job.stream, job.exchange, job.after
-    return isinstance(job.estimator, EP) and all(part is None for part in beside)
+    return isinstance(job.estimator, EP | BPTT | RBP) and all(part is None for part in beside)
+
+
+def draws(estimator: Estimator) -> bool:
+    """Whether it draws the sign of beta anew in every iteration."""
+    return isinstance(estimator, EP) and estimator.nudging == "random-sign"
 
 
 def _short(n: int, steps: int, turns: Turns) -> int:
