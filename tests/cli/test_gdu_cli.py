@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
+from eqprop.experiments.io import to_toml
 from eqprop.run.plan import read_images
 from helpers.training_runs import SMALL, few_images, write_idx
 from rich.console import Console
@@ -26,8 +28,6 @@ from eqprop.cli.gdu import Asked, lost_in, setup, show
 from eqprop.cost import Problem
 from eqprop.data import Normalisation, one_hot
 from eqprop.engines.eager import compare_precision
-from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
-from eqprop.experiments.io import to_toml
 from eqprop.gdu import NeverSettlesError, Options
 from eqprop.run import Settings, load, train
 

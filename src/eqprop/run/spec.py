@@ -414,7 +414,11 @@ def _merged(start: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]
         new = _plain(name, value)
         other = new.get("kind", out.get(name, {}).get("kind")) != out.get(name, {}).get("kind")
         keeps = not isinstance(value, msgspec.Struct) and not (other and name == "model")
-        out[name] = _joined(name, out.get(name, {}), new) if keeps else new
+        was = out.get(name, {})
+        if other and name == "estimator":  # what both kinds have stays
+            shared = section_type(name, new).__struct_fields__
+            was = {leaf: setting for leaf, setting in was.items() if leaf in shared}
+        out[name] = _joined(name, was, new) if keeps else new
     places = _places(out)
     for name, value in given.items():
         if name not in places:
