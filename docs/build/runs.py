@@ -51,7 +51,7 @@ def literature_block() -> str:
         for t in trials(d):
             ran = f"{len(t['test_error'])} of {e['epochs']}"
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
-            theirs = PaperResult(**e["paper_results"]["ep"])
+            theirs = PaperResult.parse(e["published"]["ep"])
             where = f"{d['engines']['ep']}, {machine(d['provenance'][-1])}"
             lines.append([e["name"], e["T"], ran, t["seed"], *errors, theirs, where, duration(sum(t["seconds"]))])
     heads = ["experiment", "T", "epochs", "seed", "test error, %", "running train error, %", "paper result", "where"]

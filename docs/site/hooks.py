@@ -58,7 +58,9 @@ def _badge(stem: str, config: MkDocsConfig) -> str:
     place = (config.repo_url or "").removeprefix("https://github.com/").strip("/")
     if not place or not (config.repo_url or "").startswith("https://github.com/"):
         return ""
-    return f" [Open it in Colab](https://colab.research.google.com/github/{place}/blob/main/docs/notebooks/{stem}.ipynb)."
+    return (
+        f" [Open it in Colab](https://colab.research.google.com/github/{place}/blob/main/docs/notebooks/{stem}.ipynb)."
+    )
 
 
 def _play() -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import msgspec
 import torch
 
 from docs.build.gdu import compared, traces
@@ -16,19 +17,25 @@ from docs.build.results import RESULTS, Document, documents
 from eqprop import papers
 from eqprop.dynamics import Dynamics
 from eqprop.run.session import build_model
+from eqprop.run.spec import Spec, declared
+
+
+def flat(spec: Spec) -> Document:
+    """Every setting of a spec by its flat name."""
+    values = spec.to_dict()
+    return {field.flat: values[field.section][field.leaf] for field in declared(spec)}
 
 
 @cache
 def settings(name: str, preset: str = "paper", **_: Any) -> Document:
     """A training experiment and its published numbers; rates from the input to the output, as the paper lists them."""
     e = papers.find(name, preset)
-    published = {estimator: asdict(result) for estimator, result in e.paper_results.items()}
+    published = {estimator: asdict(result) for estimator, result in e.results.items()}
     found = {
-        **{field: getattr(e, field) for field in ("T", "K", "beta", "epochs", "init", "start", "schedule")},
-        "batch": e.batch,
-        "rates": list(e.learning_rates.values()),
+        **{name: flat(e)[name] for name in ("T", "K", "beta", "epochs", "init", "start", "schedule", "batch")},
+        "rates": list(e.optimizer.rates.values()),
         "published": published,
-        "architecture": asdict(e.architecture),
+        "architecture": msgspec.to_builtins(e.model),
         "samples": [papers.TRAINING_SAMPLES, papers.TEST_SAMPLES],
     }
     return dict(json.loads(json.dumps(found)))
@@ -37,13 +44,13 @@ def settings(name: str, preset: str = "paper", **_: Any) -> Document:
 @cache
 def gdu_settings(name: str, preset: str = "paper") -> Document:
     """An experiment of the laboratory."""
-    return papers.find(name, "gdu" if preset == "paper" else f"gdu-{preset}").to_dict()
+    return flat(papers.find(name, "gdu" if preset == "paper" else f"gdu-{preset}"))
 
 
 @cache
 def literature(name: str) -> Document:
     """A row below the double rule of Table 1, by the name of its source."""
-    return next(asdict(row) for row in papers.literature() if row.source == name)
+    return next({**row._asdict(), "errors": asdict(row.result)} for row in papers.literature() if row.source == name)
 
 
 PREPARED: dict[str, Callable[..., Document]] = {
@@ -85,7 +92,7 @@ def _field(document: Document, name: str) -> Any:
 
 def training_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
     """The network of a training experiment at its first weights."""
-    return papers.find(name).override(init=init).build(seed, dtype)
+    return build_model(papers.find(name).override(init=init, seed=seed), 0, dtype)
 
 
 def gdu_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:

@@ -18,6 +18,7 @@ from eqprop.engines import using_threads
 from eqprop.estimators.named import CONTINUAL
 from eqprop.files import write_bytes, write_json
 from eqprop.messages import command, unknown
+from eqprop.models.settings import ModelSettings
 from eqprop.provenance import __version__, commit, provenance
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
