@@ -28,11 +28,9 @@ for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023", "cifar10-small")
     e = papers.find(name)
     weights = sum(p.numel() for p in build_model(e, 0).parameters())
     print(f"{name}: {e.model}, {weights / 1e6:.2f} million parameters")
-    print(
     phases, nudge = e.phases, e.model.nudge_site
     about = f"T = {phases.T}, K = {phases.K}, beta = {phases.beta:g}; {phases.schedule}, nudge {nudge}"
     print(f"    {e.estimator.kind}, {about}")
-    )
 
 # %% [markdown]
 # All of them nudge symmetrically, once towards the target and once away from it: one-sided nudging fails on such nets,
