@@ -210,9 +210,9 @@ def test_engines_that_know_the_start_are_asked() -> None:
 
 def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
     net = GraphNet(
-        (1, 28, 28),
-        (("out", 10), ("h", 20)),
-        ({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
+        input_shape=(1, 28, 28),
+        layers={"out": 10, "h": 20},
+        connections=({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
         groups=(("h",), ("out",)),
     )
     experiment = Spec.of(
