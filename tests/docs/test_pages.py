@@ -35,14 +35,14 @@ def test_a_page_that_is_not_current_is_noticed() -> None:
 
 
 def test_a_picture_is_the_same_each_time_it_is_drawn() -> None:
-    first, second = (svg(PICTURES["saw-teeth"]()) for _ in range(2))
+    first, second = (svg(PICTURES["paper/fig-14-saw-teeth"]()) for _ in range(2))
     assert first == second
     assert first.startswith("<?xml")
 
 
 def test_a_picture_keeps_its_numbers_whole() -> None:
-    assert "β = 0.01" in read_text("docs/pictures/toy.svg")
-    assert "β = 0.01" in svg(PICTURES["toy"]())
+    assert "β = 0.01" in read_text("docs/pictures/paper/fig-02-toy-model.svg")
+    assert "β = 0.01" in svg(PICTURES["paper/fig-02-toy-model"]())
 
 
 def test_blocks_are_filled_and_the_text_is_kept() -> None:

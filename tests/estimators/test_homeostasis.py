@@ -41,7 +41,7 @@ def test_symmetric_weights_have_no_penalty_and_their_transition_has() -> None:
 
 def test_the_gradient_is_that_of_the_penalty() -> None:
     net = untied()
-    x, y = batch(net)
+    x, _ = batch(net)
     s = relax(net, x, 50).state
     penalty = Homeostasis(base=EP(1, 1), probes=2)
     _, grads = penalty.penalty_gradient(net, x, s)

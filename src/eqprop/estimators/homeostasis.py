@@ -56,7 +56,7 @@ class Homeostasis(Estimator):
 
     def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
         free, grads = self.base.computed(problem, start)
-        names = {name: p for name, p in problem.model.named_parameters()}
+        names = dict(problem.model.named_parameters())
         for name, g in self.penalty_gradient(problem.model, problem.x, free.state)[1].items():
             p = names[name]
             grads[p] = grads[p] + self.weight * g if p in grads else self.weight * g
