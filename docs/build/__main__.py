@@ -11,19 +11,20 @@ from functools import partial
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
 from docs.build import cifar10, estimators, gdu, performance, runs, table1
+from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
 from docs.build.text import Makers, filled
 from eqprop.files import write_text
 from eqprop.report.figures import decisions, styled
-from eqprop.report.gdu import PANELS, processes, rmse_panels, saw_teeth
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
     "README.md": [cifar10.summary_block],
-    "docs/table1.md": [table1.full_block],
+    "docs/table1.md": [table1.full_block, table1.printed_block],
     "docs/table1-notes.md": [
         *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
     ],
@@ -51,9 +52,6 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
 }
 """The blocks of each page: results_block fills <!-- begin results -->, runs_of(topic) <!-- begin topic runs -->."""
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "toy": lambda: processes(gdu.compared("toy"), gdu.traces("toy")),
-    "rmse": lambda: rmse_panels([gdu.compared(name) for name in PANELS]),
-    "saw-teeth": lambda: saw_teeth(gdu.traces("P-1h"), gdu.traces("EB-1h")),
     "table1-curves": table1.curves,
     "cifar10-curves": cifar10.curves,
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
@@ -61,13 +59,19 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "scaling-conv": partial(performance.scaling, "conv"),
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
+PICTURES |= pictures()
 FOLDER = ROOT / "docs" / "pictures"
+CURVES = "src/eqprop/report/curves.json"
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG, text as text, coordinates to a tenth of a point: equal figures are equal files."""
+    """The figure as SVG, coordinates to a tenth of a point: equal figures are equal files.
+
+    Text is text, but for figures with script letters, which browsers lack a font for.
+    """
     buffer = io.StringIO()
-    with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "none"}):
+    script = any(r"\mathcal" in text.get_text() for text in figure.findobj(Text))
+    with styled(), rc_context({"svg.hashsalt": "eqprop", "svg.fonttype": "path" if script else "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
     text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
     text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
@@ -91,14 +95,19 @@ def _name(make: Callable[[], str]) -> str:
 def stale() -> list[str]:
     """Pages that building would change, and pictures that are missing."""
     found = [name for name in BLOCKS if filled(text := read_text(name), makers(name)) != text]
-    found += [name for name, text in pages().items() if not (ROOT / name).is_file() or read_text(name) != text]
+    found += [name for name, text in written().items() if not (ROOT / name).is_file() or read_text(name) != text]
     return found + [f"docs/pictures/{name}.svg" for name in PICTURES if not (FOLDER / f"{name}.svg").is_file()]
+
+
+def written() -> dict[str, str]:
+    """Every file that is written whole, by its path."""
+    return {**pages(), CURVES: table1.stored_curves()}
 
 
 def build() -> None:
     for name in BLOCKS:
         write_text(ROOT / name, filled(read_text(name), makers(name)))
-    for name, text in pages().items():
+    for name, text in written().items():
         write_text(ROOT / name, text)
     for name, draw in PICTURES.items():
         write_text(FOLDER / f"{name}.svg", svg(draw()))

@@ -80,7 +80,8 @@ def authors_block() -> str:
         d = compared(name, preset="authors")
         shown = d["convention"]["synapses_shown"]
         figures = [span(errors(d, "neurons")), span(errors(d, "synapses", shown))]
-        lines.append([name, papers.find(name, "gdu").paper_result, d["batch"], *figures, largest(d)])
+        says = papers.find(name, "gdu").notes.removeprefix("The paper on the RMSE: ").removesuffix(".")
+        lines.append([name, says, d["batch"], *figures, largest(d)])
     heads = ["experiment", "the paper on its RMSE", "samples", "RMSE neurons", "RMSE synapses (cumulative)"]
     return table([*heads, "largest part"], lines, words=2)
 

@@ -7,6 +7,7 @@ of its file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ def documents(path: str, root: Path = RESULTS) -> list[Document]:
         content = json.loads(file.read_text(encoding="utf-8"))
         found += content if isinstance(content, list) else [content]
     return found
+
+
+def flat(experiment: Mapping[str, Any]) -> Document:
+    """A spec as JSON with the settings of its sections by their own names."""
+    sections = (experiment["model"], experiment["phases"], experiment["optimizer"])
+    return {**experiment, **{name: value for section in sections for name, value in section.items()}}
 
 
 def pick(path: str, **fields: Any) -> list[Document]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from docs.build.results import Document, documents
+from docs.build.results import Document, documents, flat
 from docs.build.text import by_name, duration, listed, table
 from eqprop.report.runs import machine
 from eqprop.run.published import PaperResult
@@ -21,7 +21,7 @@ def nudge_training_block() -> str:
     """Test error and, in parentheses, running train error, in percent."""
     lines = []
     for label, name, site in NUDGED:
-        found = [d for d in documents("runs/nudge-site.json") if d["experiment"]["nudge_site"] == site]
+        found = [d for d in documents("runs/nudge-site.json") if flat(d["experiment"])["nudge_site"] == site]
         own = [trial for d in found if name in d["estimators"] for trial in trials(d)]
         means = [[fmean(t[kind][epoch - 1] for t in own) for kind in ("test_error", "train_error")] for epoch in EPOCHS]
         lines.append([label, *(f"{test:.2f} ({train:.2f})" for test, train in means), listed(t["seed"] for t in own)])
@@ -32,7 +32,7 @@ def runs_of(topic: str) -> str:
     """A line per run: settings, epochs and errors."""
     lines = []
     for d in documents(f"runs/{topic}.json"):
-        e = d["experiment"]
+        e = flat(d["experiment"])
         setting = f"T {e['T']}, K {e['K']}, beta {e['beta']:g}, nudge {e['nudge_site']}"
         setting += "" if e.get("output_bias") is None else f", output bias {e['output_bias']:g}"
         for name, t in [(name, t) for name, own in d["estimators"].items() for t in own["trials"]]:
@@ -47,11 +47,11 @@ def runs_of(topic: str) -> str:
 def literature_block() -> str:
     lines = []
     for d in documents("runs/literature.json"):
-        e = d["experiment"]
+        e = flat(d["experiment"])
         for t in trials(d):
             ran = f"{len(t['test_error'])} of {e['epochs']}"
             errors = [f"{t[kind][-1]:.2f}" for kind in ("test_error", "train_error")]
-            theirs = PaperResult(**e["paper_results"]["ep"])
+            theirs = PaperResult.parse(e["published"]["ep"])
             where = f"{d['engines']['ep']}, {machine(d['provenance'][-1])}"
             lines.append([e["name"], e["T"], ran, t["seed"], *errors, theirs, where, duration(sum(t["seconds"]))])
     heads = ["experiment", "T", "epochs", "seed", "test error, %", "running train error, %", "paper result", "where"]
@@ -60,12 +60,13 @@ def literature_block() -> str:
 
 def gain_block() -> str:
     """Errors and residuals after equal epochs, by start and T."""
-    first = next(d for d in documents("runs/literature.json") if d["experiment"]["start"] == "initialised")
+    first = next(d for d in documents("runs/literature.json") if flat(d["experiment"])["start"] == "initialised")
     lines = []
     for d in (first, *documents("runs/starts.json")):
         (trial,) = trials(d)
         shown = [*(f"{trial['test_error'][n - 1]:.2f}" for n in EARLY), f"{trial['residual_mean'][EARLY[-1] - 1]:.0e}"]
-        lines.append([d["experiment"]["start"], d["experiment"]["T"], *shown])
+        e = flat(d["experiment"])
+        lines.append([e["start"], e["T"], *shown])
     return table(["start", "T", *(f"test % after {epoch}" for epoch in EARLY), "mean residual, then"], lines)
 
 
@@ -84,11 +85,11 @@ def tuned_block() -> str:
     recipe, (tuned,) = documents("tune/recipe.json")[0], documents("runs/tuned.json")
     paper = documents("runs/nudge-site.json")[0]
     lines = []
-    for label, d, values in (("tuned", tuned, recipe["experiment"]), ("paper", paper, recipe["paper"])):
+    for label, d, values in (("tuned", tuned, flat(recipe["experiment"])), ("paper", paper, recipe["paper"])):
         (trial,) = trials(d)
         tests = trial["test_error"]
         errors = [f"{tests[-1]:.2f}", f"{fmean(tests[-5:]):.2f}", f"{trial['train_error'][-1]:.2f}"]
         steps = f"{values['T']}, {values['K']}, {values['beta']:g}"
-        lines.append([label, steps, by_name(values["learning_rates"]), len(tests), *errors])
+        lines.append([label, steps, by_name(values["rates"]), len(tests), *errors])
     heads = ["experiment", "T, K, beta", "rates", "epochs", "test error, %", "mean of the last five", "train error, %"]
     return table(heads, lines, words=3)

@@ -23,7 +23,7 @@ Every experiment that comes with the package: what the paper reports, what came 
 and the command that trains it.
 
 Errors are test errors in percent after the last epoch; several trials are given as mean ± standard deviation. **Bold**:
-reproduced, that is within two of the paper's standard deviations of its mean, or better. A dash: the paper's number is
+reproduced, that is within two of the paper's standard deviations of its mean. A dash: the paper's number is
 not known to us, or it has not been trained here yet. "Both" is the time of EP and BPTT together, "busy" that of a
 processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
 All numbers are read from the files under `results/`, which hold seeds, versions and commits.
@@ -169,7 +169,7 @@ def _of_runs(e: Spec) -> Iterator[Entry]:
         yield Entry(
             e,
             estimator,
-            e.paper_results.get(estimator),
+            e.results.get(estimator),
             f"{fmean(errors):.2f}" + (f" ± {std:.2f}" if std is not None else ""),
             fmean(errors),
             len(each),

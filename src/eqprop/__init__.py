@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from eqprop.functional import from_energy, from_primitive, from_transition
     from eqprop.gdu.doctor import doctor
+    from eqprop.gdu.stability import stability
     from eqprop.models import CrossEntropy
     from eqprop.physical import spice as spice
     from eqprop.plugins import register
@@ -54,6 +55,7 @@ _NAMES = {
     ),
     "functional": ("from_energy", "from_primitive", "from_transition"),
     "gdu.doctor": ("doctor",),
+    "gdu.stability": ("stability",),
     "models": ("CrossEntropy",),
     "plugins": ("register",),
     "provenance": ("__version__",),
@@ -135,6 +137,7 @@ __all__ = [
     "relax",
     "report",
     "resume",
+    "stability",
     "starts",
     "train",
 ]

@@ -141,6 +141,25 @@ class SquaredError(Cost):
         check_kind("target y", y, s0)
 
 
+class PhaseError(Cost):
+    """l = 1/2 |cos phi_0 - (2 y - 1)|^2: outputs in phase with 1, in antiphase with 0."""
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (torch.cos(s[0]) - (2.0 * y - 1.0)).square().sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (-(torch.cos(s[0]) - (2.0 * y - 1.0)) * torch.sin(s[0]), *(None for _ in s[1:]))
+
+    def scores(self, s: State) -> Tensor:
+        return torch.cos(s[0])
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        if y.shape != s[0].shape:
+            raise ValueError(f"The target y has shape {tuple(y.shape)}; expected {tuple(s[0].shape)}, like the output.")
+        check_kind("target y", y, s[0])
+
+
 class FunctionCost(Cost):
     """A cost from a function l(s, y), or l(s, y, theta) with `parametric=True`."""
 

@@ -177,6 +177,10 @@ class Dynamics(nn.Module):
         """Whether phases are the system's own, so that there are no steps to replace."""
         return type(self).relaxation is not Dynamics.relaxation
 
+    def examined(self, problem: Any, ep: Any, voice: Any) -> Any:
+        """The `Diagnosis` of a system that settles by itself (see `eqprop.doctor`)."""
+        raise NotImplementedError(f"{self.title} settles by itself, and must say how it is examined.")
+
     def check_nudge(self, beta: float) -> None:
         """Raise ValueError if the nudged phase of strength beta, or of -beta, has no rest. By default all have."""
 

@@ -22,13 +22,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from eqprop import EP, SquaredError, gdu
+from eqprop.cli import figures as figures_module
 from eqprop.cli import load_commands, main
-from eqprop.cli import reproduce as reproduce_module
 from eqprop.cli.gdu import Asked, lost_in, setup, show
 from eqprop.cost import Problem
 from eqprop.data import Normalisation, one_hot
 from eqprop.engines.eager import compare_precision
 from eqprop.gdu import NeverSettlesError, Options
+from eqprop.report.paper import FIGURES
 from eqprop.run import Settings, load, train
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
@@ -303,16 +304,16 @@ def small() -> dict[str, Any]:
 
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files as files, without drawing, which takes most of the time and has tests of its own."""
-    for module in ("gdu",):
+    for module in ("gdu", "paper"):
         monkeypatch.setattr(f"eqprop.report.{module}.save", lambda figure: {"png": b"png", "pdf": b"pdf"})
 
 
 def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": small()})
+    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": small()})
     quick_figures(monkeypatch)
     runner, out = CliRunner(), tmp_path / "figures of the paper"
     made: list[str] = []
-    whole = reproduce_module.run
+    whole = figures_module.run
 
     def stop_once(setup: Any, **rest: Any) -> Any:
         made.append(setup.name)
@@ -327,7 +328,7 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
         begun = len(made) - made[::-1].index("|")
         return done.exit_code, made[begun:]
 
-    monkeypatch.setattr(reproduce_module, "run", stop_once)
+    monkeypatch.setattr(figures_module, "run", stop_once)
     code, computed = again()
     assert code != 0
     assert computed == ["toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h"]
@@ -335,44 +336,35 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert not (out / "figures").exists()
 
     assert again() == (0, ["P-2h", "P-3h", "P-conv"])
-    names = {
-        "toy-model",
-        "th-conv",
-        "eb-1h",
-        "eb-2h",
-        "eb-3h",
-        "p-1h",
-        "p-2h",
-        "p-3h",
-        "rmse",
-        "rmse-conv",
-        "saw-teeth",
-    }
+    names = [f"fig-{n:02d}-{figure.name}" for n, figure in enumerate(FIGURES, start=1)]
+    assert len(names) == 22
     assert {p.name for p in (out / "figures").iterdir()} == {f"{n}.{end}" for n in names for end in ("png", "pdf")}
 
     assert again() == (0, [])
     # Other settings are another experiment.
     changed = small()["toy"].override(T=77)
-    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {**small(), "toy": changed}})
+    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": {**small(), "toy": changed}})
     assert again() == (0, ["toy"])
     assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
 
 
 def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce_module, "GDU_EXPERIMENTS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
+    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
     quick_figures(monkeypatch)
-    whole = reproduce_module.run
+    whole = figures_module.run
 
     def never(setup: Any, **rest: Any) -> Any:
         if setup.name == "toy":
             raise NeverSettlesError("None of the 2 samples settles.")
         return whole(setup, **rest)
 
-    monkeypatch.setattr(reproduce_module, "run", never)
+    monkeypatch.setattr(figures_module, "run", never)
     done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
     assert isinstance(done.exception, NeverSettlesError)
     assert "toy: None of the 2 samples" in str(done.exception)
-    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"p-1h.png", "p-1h.pdf"}
+    drawn = {p.stem for p in (tmp_path / "figures").iterdir()}
+    assert drawn == {f"fig-{n:02d}-{f.name}" for n, f in enumerate(FIGURES, start=1) if set(f.needs) <= {"P-1h"}}
+    assert "fig-11-p-1h" in drawn
 
 
 @pytest.mark.parametrize("settled", [True, False])

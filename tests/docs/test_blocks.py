@@ -42,25 +42,44 @@ def test_rows_are_judged_by_the_papers_spread_and_its_epochs() -> None:
     assert rows[0].reproduced("bptt") is None
 
 
-def test_one_preset_for_both_estimators_comes_first() -> None:
-    def both(preset: str, test: float) -> dict[str, Any]:
-        row = table1_row(preset, "P-1h", test=test, epochs=30)
-        return {**row, "estimators": {"ep": row["estimators"]["ep"], "bptt": row["estimators"]["ep"]}}
+def both(preset: str, name: str, epochs: int, ep: float, bptt: float, **more: Any) -> dict[str, Any]:
+    row = table1_row(preset, name, test=ep, epochs=epochs, **more)
+    row["estimators"]["bptt"] = table1_row(preset, name, test=bptt, epochs=epochs)["estimators"]["ep"]
+    return row
 
-    only_ep = table1_row("paper", "P-1h", test=2.0, epochs=30)
-    only_ep["estimators"]["bptt"] = both("paper", 9.0)["estimators"]["bptt"]
-    head, _, line, _, counted = lines_of(only_ep, both("authors", 2.1))
-    assert head == "| network | EP | paper | BPTT | paper | time |"
-    assert line.startswith("| P-1h | **2.10 ± 0.10** `authors` | 2.00 ± 0.13 | **2.10 ± 0.10** `authors` |")
+
+def test_a_row_has_one_preset_and_schedule_for_both_estimators() -> None:
+    better = both("paper", "P-2h", 50, ep=2.0, bptt=2.0)
+    mixed = both("tuned", "P-2h", 50, ep=1.9, bptt=2.4, schedule="alternating")
+    head, _, line = lines_of(better, mixed)
+    assert head == "| network | preset | steps | T | K | EP | paper | BPTT | paper | time |"
+    assert line.startswith("| P-2h | `tuned` | alternating | 100 | 20 | **1.90 ± 0.10** | 1.95 ± 0.10 | 2.40 ± 0.10 |")
     assert line.endswith("| 90 s |")
-    assert counted == "1 of 12 cells come out as printed (`paper`), 2 under some preset."
 
 
-def test_what_does_not_come_out_is_shown_as_it_is() -> None:
-    row = table1_row("paper", "P-conv", test=1.5, epochs=40, seconds_by_estimator={"ep": 30.0, "bptt": 60.0})
-    row["estimators"]["bptt"] = row["estimators"]["ep"]
-    line = lines_of(row)[2]
-    assert line.startswith("| P-conv | 1.50 ± 0.10 `paper` | 1.02 ± 0.04 | 1.50 ± 0.10 `paper` |")
+def test_bold_looks_at_both_sides_of_the_interval() -> None:
+    for test, bold in ((1.74, True), (1.73, False), (2.26, True), (2.27, False)):
+        line = lines_of(both("paper", "P-1h", 30, ep=test, bptt=9.0))[2]
+        assert (f"| **{test:.2f} ± 0.10** |" in line) == bold
+        assert "| 9.00 ± 0.10 |" in line
+
+
+def test_a_row_that_stopped_early_says_so_and_is_not_bold() -> None:
+    line = lines_of(both("tuned", "EB-2h", 49, ep=2.0, bptt=2.0))[2]
+    assert "| 2.00 ± 0.10, epoch 49 of 50 |" in line
+    assert "**" not in line
+
+
+def test_a_train_error_is_named_if_it_differs_by_more_than_three_deviations() -> None:
+    row = both("tuned", "P-conv", 40, ep=1.0, bptt=0.9, schedule="alternating")
+    for trial, error in zip(row["estimators"]["ep"]["trials"], (0.53, 0.54, 0.55, 0.54, 0.54), strict=True):
+        trial["train_error"][-1] = error
+    (found,) = table1.rows([row])
+    assert "by EP" not in table1.differences({"P-conv": found})
+    assert "P-conv by BPTT 0.50 ± 0.00 (paper 0.12)" in table1.differences({"P-conv": found})
+    for trial in row["estimators"]["ep"]["trials"]:
+        trial["train_error"][-1] += 0.03
+    assert "P-conv by EP 0.57 ± 0.01 (paper 0.54)" in table1.differences({"P-conv": found})
 
 
 def test_alternating_rows_are_no_presets_of_their_own() -> None:
@@ -68,9 +87,7 @@ def test_alternating_rows_are_no_presets_of_their_own() -> None:
     plain = table1_row("paper", "P-1h", test=2.26, epochs=30)
     first, second = table1.rows([alternating, plain])
     assert (first.label, second.label) == ("`paper`", "`paper`, alternating")
-    assert (
-        table1.chosen([first, second, *table1.rows()], "P-1h")["ep"].found["estimators"]["ep"]["test_error_mean"] != 1.0
-    )
+    assert table1.as_printed([second, first]) == {"P-1h": first}
 
 
 def bench(**fields: Any) -> list[dict[str, Any]]:

@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eqprop.experiments.experiment import ESTIMATORS
+from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
+from eqprop.experiments.paper import named_experiment
 from helpers.nets import batch, prototypical, toy
 from matplotlib import image
 
 import eqprop
 from eqprop import SquaredError, gdu
 from eqprop.cost import Problem
-from eqprop.experiments.experiment import ESTIMATORS
-from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
-from eqprop.experiments.paper import named_experiment
 from eqprop.report.figures import COLOURS, Panel, error_curves, save
-from eqprop.report.gdu import processes, rmse_panels, rmse_single, saw_teeth, shown_rmse, symbol
+from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, symbol
+from eqprop.report.paper import FIGURES, curves
 from eqprop.report.runs import Point
+from eqprop.report.schematics import saw_teeth
 
 K = 6
 
@@ -99,7 +101,7 @@ def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any)
 
 def test_saw_teeth_draws_what_was_measured(compared: Any) -> None:
     figure = saw_teeth(compared["P-1h"][1], compared["toy"][1])
-    _, saw, smooth = figure.axes
+    _, saw, smooth, *_ = figure.axes
     teeth, leak = ([line.get_ydata() for line in ax.get_lines()] for ax in (saw, smooth))
     # BPTT of s0, on the prototypical net zero at every odd t; the leak of the energy-based one leaves no zero.
     assert not any(teeth[0][1::2])
@@ -173,12 +175,13 @@ def test_records_are_the_rows_of_the_table() -> None:
         found = {n: (r.activation, r.T, r.K, r.beta, r.eps) for n, r in GDU_EXPERIMENTS[preset].items()}
         assert found == table
         assert all(r.init == "default" for r in GDU_EXPERIMENTS[preset].values())
-    assert all(r.batch == 20 and r.output_slope for r in GDU_EXPERIMENTS["paper"].values())
+    assert {n: r.batch for n, r in GDU_EXPERIMENTS["paper"].items() if r.batch != 20} == {"toy": 1}
+    assert all(r.output_slope for r in GDU_EXPERIMENTS["paper"].values())
 
 
 def test_the_authors_preset_says_what_it_changes() -> None:
     paper, authors = GDU_EXPERIMENTS["paper"], GDU_EXPERIMENTS["authors"]
-    assert {n for n in paper if authors[n].batch != paper[n].batch} == {"toy", "P-2h", "P-3h"}
+    assert {n for n in paper if authors[n].batch != paper[n].batch} == {"P-2h", "P-3h"}
     assert {n for n in paper if not authors[n].output_slope} == {"EB-1h", "EB-2h", "EB-3h"}
     assert PRESETS["authors"] == gdu.AUTHORS == authors["toy"].convention
     assert PRESETS["paper"] == gdu.PAPER == paper["toy"].convention
@@ -213,7 +216,7 @@ def test_same_settings_notices_every_setting() -> None:
         "format": FORMAT,
     }
     assert same_settings(base, experiment, "float64", False)
-    for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 1), ("format", 0)):
+    for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 20), ("format", 0)):
         assert not same_settings({**base, name: other}, experiment, "float64", False)
     assert not same_settings(base, experiment, "float32", False)
     assert not same_settings(base, experiment, "float64", True)
@@ -237,3 +240,21 @@ def test_a_comparison_made_in_python_is_written_like_that_of_the_command(tmp_pat
     assert "mine" in eqprop.report(tmp_path, tmp_path / "page").page.read_text()
     with pytest.raises(ValueError, match="Say where to write"):
         eqprop.report(found)  # type: ignore[call-overload]
+
+
+def test_the_train_error_has_a_band_too() -> None:
+    points = [Point(n, 5.0 - n, 0.5, 5) for n in (1, 2, 3)]
+    (ax,) = error_curves([Panel("one", {("ep", "test"): points, ("ep", "train"): points}, {})]).axes
+    assert len(ax.collections) == 2
+    (ax,) = error_curves([Panel("one", {("ep", "train"): [Point(1, 5.0, None, 1)]}, {})]).axes
+    assert not ax.collections
+
+
+def test_training_curves_are_drawn_as_stored() -> None:
+    (figure,) = (f for f in FIGURES if f.name == "curves-p-conv")
+    (ax,) = figure.draw({}).axes
+    stored = curves()["P-conv"]["errors"]
+    drawn = [list(line.get_ydata()) for line in ax.get_lines()]
+    for estimator, kind in (("ep", "test"), ("ep", "train"), ("bptt", "test"), ("bptt", "train")):
+        assert [mean for mean, _ in stored[estimator][kind]] in drawn
+    assert "stored: NVIDIA H200" in ax.get_xlabel()

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from eqprop.report.figures import Panel, decisions, error_curves, percent_ticks
 from eqprop.report.gdu import processes, rmse_single
 from eqprop.report.page import Series, axes, draw, write_report
+from eqprop.report.paper import FIGURES
 from eqprop.report.runs import Point
 from eqprop.run import train
 from eqprop.run.published import PaperResult
@@ -157,3 +158,8 @@ def test_estimators_have_colours_of_their_own_in_light_and_dark(browser: Browser
         strokes = browser.run("[...document.querySelectorAll('.curve.test path')].map(p => getComputedStyle(p).stroke)")
         assert len(set(strokes)) == len(strokes) == 3
     browser.dark(False)
+
+
+@pytest.mark.parametrize("figure", [f for f in FIGURES if not f.needs], ids=lambda figure: figure.name)
+def test_no_text_of_a_schematic_figure_is_cut(figure: Any) -> None:
+    assert outside(figure.draw({})) == []

@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from functools import cache
 
+from docs.build.claims.gallery import gallery
 from docs.build.claims.rules import FOLDER, HOLDS, NOT, UNDER, UNMEASURED, WORDS, Row, rows, shown, verdict
 from docs.build.text import duration, table
 
@@ -30,7 +31,8 @@ INTRODUCTION = """
 Read *Updates of Equilibrium Prop Match Gradients of Backprop Through Time in an RNN with Static Input* (Ernoult et al.,
 NeurIPS 2019, [arXiv:1905.13633](https://arxiv.org/abs/1905.13633)) beside this page: every labelled item and every
 sentence that says what was found has a row, with the command that shows it, our number and a verdict.
-[Table 1](table1.md) has a page of its own; symbols and conventions are under [notation](notation.md).
+[Table 1](table1.md) and the [figures](figures.md) have pages of their own; symbols and conventions are under
+[notation](notation.md).
 
 A verdict is computed from `results/` by the rule that stands beside it. Rules were written before the numbers that they
 judge, except where numbers were there before this page.
@@ -107,4 +109,6 @@ def _judged(row: Row) -> str:
 
 def pages() -> dict[str, str]:
     """Every page by its path from the root of the repository."""
-    return {"docs/paper.md": overview(), **{f"docs/paper/{page}.md": section(page) for page in SECTIONS}}
+    figures = [row for page in SECTIONS for row in rows(page, "figure")]
+    sections = {f"docs/paper/{page}.md": section(page) for page in SECTIONS}
+    return {"docs/paper.md": overview(), "docs/figures.md": gallery(figures), **sections}

@@ -45,7 +45,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ours        what to show of the numbers: text with expressions in braces
     note        what else a reader should know
     settings    of a figure: the experiment behind it
-    picture     of a figure: the name of its file
+    picture     of a figure: its name in `eqprop.report.paper.FIGURES`
+    seen        of a figure: what agrees with the paper's caption and what differs, looked at
     check       a kind of `CHECKS`, which gives the fields from `show` to `ours` of an equation
     """
 
@@ -65,6 +66,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
     settings: str = ""
     picture: str = ""
+    seen: str = ""
     check: str = ""
 
 

@@ -12,38 +12,39 @@ from typing import Any
 import torch
 
 from docs.build.gdu import compared, traces
-from docs.build.results import RESULTS, Document, documents
+from docs.build.results import RESULTS, Document, documents, flat
 from eqprop import papers
 from eqprop.dynamics import Dynamics
 from eqprop.run.session import build_model
+from eqprop.run.spec import Spec
 
 
 @cache
 def settings(name: str, preset: str = "paper", **_: Any) -> Document:
     """A training experiment and its published numbers; rates from the input to the output, as the paper lists them."""
-    e = papers.find(name, preset)
-    published = {estimator: asdict(result) for estimator, result in e.paper_results.items()}
-    found = {
-        **{field: getattr(e, field) for field in ("T", "K", "beta", "epochs", "init", "start", "schedule")},
-        "batch": e.batch,
-        "rates": list(e.learning_rates.values()),
-        "published": published,
-        "architecture": asdict(e.architecture),
-        "samples": [papers.TRAINING_SAMPLES, papers.TEST_SAMPLES],
-    }
-    return dict(json.loads(json.dumps(found)))
+    spec = papers.find(name, preset)
+    published = {estimator: asdict(result) for estimator, result in spec.results.items()}
+    samples = [papers.TRAINING_SAMPLES, papers.TEST_SAMPLES]
+    more = {"rates": list(spec.optimizer.rates.values()), "published": published, "samples": samples}
+    return {**_flat(spec), **more}
 
 
 @cache
 def gdu_settings(name: str, preset: str = "paper") -> Document:
     """An experiment of the laboratory."""
-    return papers.find(name, "gdu" if preset == "paper" else f"gdu-{preset}").to_dict()
+    return _flat(papers.find(name, "gdu" if preset == "paper" else f"gdu-{preset}"))
+
+
+def _flat(spec: Spec) -> Document:
+    """A spec as it is read from JSON, which knows no tuples."""
+    return flat(json.loads(json.dumps(spec.to_dict())))
 
 
 @cache
 def literature(name: str) -> Document:
     """A row below the double rule of Table 1, by the name of its source."""
-    return next(asdict(row) for row in papers.literature() if row.source == name)
+    row = next(row for row in papers.literature() if row.source == name)
+    return {**row._asdict(), "result": asdict(row.result)}
 
 
 PREPARED: dict[str, Callable[..., Document]] = {
@@ -85,9 +86,9 @@ def _field(document: Document, name: str) -> Any:
 
 def training_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
     """The network of a training experiment at its first weights."""
-    return papers.find(name).override(init=init).build(seed, dtype)
+    return build_model(papers.find(name).override(init=init, seed=seed), 0, dtype)
 
 
 def gdu_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
     """The network of an experiment of the laboratory at its first weights."""
-    return build_model(papers.find(name, "gdu").override(init=init, seed=seed), dtype)
+    return build_model(papers.find(name, "gdu").override(init=init, seed=seed), 0, dtype)

@@ -13,21 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.markup import escape
-from rich.progress import Progress as Bars
-from rich.progress import TaskID
 from rich.table import Table
 
 from eqprop import papers
 from eqprop.cli import app, command
-from eqprop.cli.common import Quiet, bars, check_out, new_console, one_process, spread, stopping, watcher
+from eqprop.cli.common import Quiet, new_console, one_process, spread, stopping, watcher
+from eqprop.cli.figures import figures
 from eqprop.cli.options import with_settings
 from eqprop.estimators.named import BACKPROP, label
 from eqprop.files import write_json
-from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.models.layered import LayeredNet
 from eqprop.papers import CifarRow
@@ -38,7 +35,6 @@ from eqprop.run.api import begin_or_resume
 from eqprop.run.dataset import describe
 from eqprop.run.distributed import rank, world_size
 from eqprop.run.folder import is_run, read_json
-from eqprop.run.laboratory import Subject, compare, is_same
 from eqprop.run.log import Line, cosines
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import (
@@ -62,62 +58,10 @@ reproduce = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(reproduce, name="reproduce")
+command("figures", "eqprop reproduce figures --out figures", of=reproduce)(figures)
 
 MACHINE = ("data", "engine", "device", "threads")
 """Settings that every command of training takes."""
-
-
-@command("figures", "eqprop reproduce figures --out figures", of=reproduce)
-@with_settings("seed", "threads", "device")
-def figures(
-    settings: dict[str, Any],
-    out: Annotated[Path, typer.Option(help="Folder for the figures and their data.")],
-    preset: Annotated[str, typer.Option(help="gdu: as printed. gdu-authors: as in their code.")] = "gdu",
-) -> None:
-    """Draw every figure about the GDU property. Run it again to continue where it stopped."""
-    from eqprop.report.gdu import write_gallery
-
-    one_process("reproduce figures")
-    check_out(out)
-    if preset not in papers.COMPARED:
-        raise ValueError(unknown("preset", preset, papers.COMPARED))
-    specs = [spec.override(**settings) for spec in papers.specs(preset).values()]
-    failed = []
-    with bars() as progress:
-        task = progress.add_task("", total=sum(weight(spec) for spec in specs))
-        for spec in specs:
-            try:
-                _compare(spec, out / spec.name, (progress, task))
-            except NeverSettlesError as error:
-                failed.append(f"{spec.name}: {error}")
-    for path in write_gallery(out):
-        typer.echo(path)
-    if failed:
-        raise NeverSettlesError("Some figures are missing. " + " ".join(failed) + " Try another --seed.")
-
-
-def weight(spec: Spec) -> float:
-    """Rough cost of a comparison, in free steps of a small net, for the progress bar."""
-    hidden = len(spec.model.sizes) - 2 if isinstance(spec.model, LayeredNet) else 0
-    return spec.phases.T * max(hidden, 0.1) + 25 * spec.phases.K
-
-
-def _compare(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
-    """Compare and write the folder, unless it exists with the same settings."""
-    from eqprop.report.gdu import read_document, write_folder
-
-    progress, task = shown
-    done, share = progress.tasks[task].completed, weight(spec)
-    before = read_document(folder)
-    if before is None or not is_same(before, spec, torch.float64):
-        progress.update(task, description=spec.name)
-        session = bind(spec, dtype=torch.float64, trains=False)
-        subject = Subject(session, session.problem())
-        document, traces = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
-        write_folder(folder, document, traces)
-        said = f"{spec.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
-        progress.console.print(said, markup=False, soft_wrap=True)
-    progress.update(task, completed=done + share)
 
 
 @command("table1", "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1", of=reproduce)

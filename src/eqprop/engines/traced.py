@@ -9,12 +9,14 @@ compared with the reference.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import sys
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -124,8 +126,24 @@ def _traced(
         fakes = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in inputs]
     tracer = make_fx(function, dict(table or {}), tracing_mode="fake", _allow_non_fake_inputs=True)
     # Attention as products and a softmax: the derivative of torch's own kernel is one operation that nothing else has.
-    with _NoReading(), torch.autocast(fakes[0].device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+    with (
+        _NoReading(),
+        _quiet(),
+        torch.autocast(fakes[0].device.type, enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         return tracer(*fakes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let torch not log what fails: the error says it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _without_mutations(function: Traceable) -> Traceable:

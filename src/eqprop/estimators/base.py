@@ -74,6 +74,9 @@ class Estimator(ABC):
     orientation: ClassVar[int] = 1
     """+1 if the process sums to dL/dtheta, -1 if it sums to the negative."""
 
+    reads_only: ClassVar[bool] = False
+    """Whether states at rest, free and nudged, are all that it needs of a system."""
+
     T: int
     K: int
     _: KW_ONLY
@@ -134,6 +137,11 @@ class Estimator(ABC):
     @in_own_precision
     def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
         """The same for arguments that `begin` has checked and an estimator made by `for_call`."""
+        if problem.model.settles_itself and not self.reads_only:
+            raise TypeError(
+                f"{type(self).__name__} needs the steps of a model, and {problem.model.title} can only be read at "
+                "rest. Train it by EP."
+            )
         if self.checked:
             self._check_values(problem, start)
         free = relax(problem.model, problem.x, self.free_phase(self.free_steps), start)

@@ -141,6 +141,7 @@ class EP(Estimator):
     """
 
     orientation: ClassVar[int] = -1
+    reads_only: ClassVar[bool] = True
 
     beta: float | Tensor = 0.1
     nudging: Nudging = "one-sided"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
-from eqprop.dynamics import Dynamics
+from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP
 from eqprop.estimators.base import trainable
 from eqprop.gdu.examination import Examination, Rates
@@ -63,7 +63,11 @@ def doctor(
     if voice not in get_args(Voice):
         raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()
-    p = Examination(Problem(model, cost, x, y), _one_sign(ep or EP(T=1000, K=20, beta=0.01)), state, rates, voice)
+    ep = _one_sign(ep or EP(T=1000, K=20, beta=0.01))
+    if isinstance(model, PrimitiveDynamics) and model.settles_itself:
+        diagnosis: Diagnosis = model.examined(Problem(model, cost, x, y), ep, voice)
+        return replace(diagnosis, seconds=time.perf_counter() - began)
+    p = Examination(Problem(model, cost, x, y), ep, state, rates, voice)
     return replace(examine(p), seconds=time.perf_counter() - began)
 
 

@@ -113,7 +113,7 @@ class Examination:
 
     @cached_property
     def in_float64(self) -> Grads:
-        return self.at_rest if self.wide is self.problem else nudged(self.wide, self.ep, self.rest)
+        return nudged(self.wide, replace(self.ep, form="difference"), self.rest)  # 1e-16 of a state drowns updates too
 
     @cached_property
     def around(self) -> Linearised:
@@ -309,6 +309,21 @@ def difference(a: Grads, b: Grads, beside: Grads) -> float:
     if not math.isfinite(size):
         return math.inf
     return _norm(a[name] - b[name] for name in a) / size if size else 0.0
+
+
+def off_by_layer(found: Grads, exact: Grads) -> str:
+    """By which share each weight's gradient is off, the worst first, in words."""
+    shares = {n: float((found[n] - g).norm() / g.norm()) for n, g in exact.items() if g.dim() > 1 and float(g.norm())}
+    worst = sorted(shares, key=lambda n: -shares[n])
+    many = [n for n in worst if not shares[n] <= GAP]
+    text = ", ".join(f"{n} by {_times(shares[n])}" for n in worst[:4])
+    return (
+        f"{len(many)} of {len(worst)} weights are off by more than {GAP:.0%}: {text}{', ...' if len(worst) > 4 else ''}"
+    )
+
+
+def _times(share: float) -> str:
+    return f"{share:.0%}" if share < 10.0 else f"{share:.1e} times itself"
 
 
 def _norm(values: Iterable[Tensor]) -> float:

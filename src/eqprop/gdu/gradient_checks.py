@@ -17,6 +17,7 @@ from eqprop.gdu.examination import (
     least_cosine,
     march,
     nudged,
+    off_by_layer,
     size_of,
     whole_cosine,
 )
@@ -227,6 +228,10 @@ def _rounding(p: Examination) -> Finding | str:
         gap = max(gap, p.harm(nudged(p.problem, p.ep, p.free.state), p.in_float64))
     if gap <= GAP and not _refused(p):
         return f"rounding moves the gradient by {gap:.1e}"
+    moved = nudged(p.problem, replace(p.ep, form="difference"), tuple(v.to(p.problem.x.dtype) for v in p.rest))
+    if p.harm(moved, p.in_float64) < NEAR / 4:
+        shown = f"{_off(p, gap)}; {off_by_layer(p.at_rest, p.in_float64)}"
+        return Finding("rounding", shown, {"form": "difference"}, "Or use float64.")
     for factor in (10.0, 100.0, 1e3, 1e4, 1e5, 1e6):
         beta = nice(abs(float(p.ep.beta)) * factor)
         ep = replace(p.ep, beta=beta)
@@ -282,6 +287,38 @@ def _reaches(p: Examination) -> Finding | str:
     return Finding("K", shown, {"K": int(nice(K))})
 
 
+def _epsilon(p: Examination) -> Finding | str:
+    """Adam and its kin divide an update by its size plus epsilon: where epsilon is the larger, they hardly move it."""
+    if not isinstance(p.rates, torch.optim.Optimizer):
+        return "no optimizer given"
+    names = {id(v): name for name, v in p.problem.theta.items()}
+    sizes = {name: float(g.square().mean().sqrt()) for name, g in p.as_it_is.items()}
+    found = {
+        names[id(v)]: (float(group["eps"]), sizes[names[id(v)]])
+        for group in p.rates.param_groups
+        for v in group["params"]
+        if group.get("eps") and names.get(id(v)) in sizes and sizes[names[id(v)]] > 0.0
+    }
+    drowned = sorted((size, name, eps) for name, (eps, size) in found.items() if eps > SHARE_OF_EPSILON * size)
+    if not found:
+        return "the optimizer has no epsilon"
+    if not drowned:
+        return "the optimizer's epsilon is far below every update"
+    size, _name, eps = drowned[0]
+    layers = ", ".join(f"{name} {size:.1e}" for size, name, _ in drowned[:6])
+    return Finding(
+        "epsilon",
+        f"epsilon is {eps:.0e}, above a tenth of the gradients' size in {len(drowned)} of {len(found)} parameters: "
+        f"{layers}{', ...' if len(drowned) > 6 else ''}",
+        advice=f"Give it eps={nice(0.01 * size, up=False):.0e}, scale the cost, or use an optimizer of signs "
+        "(eqprop.Lion).",
+    )
+
+
+SHARE_OF_EPSILON = 0.1
+"""An epsilon above this share of the root mean square of a gradient holds its parameter back."""
+
+
 def _gradient(p: Examination) -> Finding | str:
     """All together, with the estimator as it is."""
     value = whole_cosine(p.as_it_is, p.exact)
@@ -315,6 +352,7 @@ AFTER: Checks = {
     "K": _reaches,
     "nudge": _nudge_site,
     "gradient": _gradient,
+    "epsilon": _epsilon,
     "rates": rates_at_work,
 }
 """In turn, once the free phase is known to settle; the first that fails is the cause."""

@@ -331,25 +331,31 @@ def spectral_radius(around: Linearised, seed: int = 0) -> float:
 
     Below 1 the steady state attracts; the closer to 1, the slower.
     """
-    source, rows, product = torch.Generator().manual_seed(seed), flat(around.s), around.on_rows
-    size = min(KRYLOV, rows.shape[1])
-    q = torch.randn(rows.shape, generator=source, dtype=torch.float64).to(rows)
-    basis = [q / q.norm(dim=1, keepdim=True)]
-    hessenberg = torch.zeros(rows.shape[0], size, size, dtype=torch.float64)
+    source, rows = torch.Generator().manual_seed(seed), flat(around.s)
+    start = torch.randn(rows.shape, generator=source, dtype=torch.float64).to(rows)
+    return float(torch.linalg.eigvals(krylov(around.on_rows, start, KRYLOV)[1][:, :-1].cpu()).abs().max())
+
+
+def krylov(product: Callable[[Tensor], Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Arnoldi's iteration, each sample its own: an orthonormal basis (B, m, N), and h (B, m + 1, m) with J V = V h."""
+    size = min(most, start.shape[1])
+    basis = [start / start.norm(dim=1, keepdim=True).clamp_min(torch.finfo(start.dtype).tiny)]
+    h = torch.zeros(start.shape[0], size + 1, size, dtype=torch.float64, device=start.device)
     for k in range(size):
         w = product(basis[k])
         # Two passes are enough: the second removes the rounding error of the first.
         for _ in range(2):
             for j, q in enumerate(basis):
-                h = (q * w).sum(1, keepdim=True)
-                w = w - h * q
-                hessenberg[:, j, k] += h[:, 0].double().cpu()
+                part = (q * w).sum(1, keepdim=True)
+                w = w - part * q
+                h[:, j, k] += part[:, 0].double()
         norm = w.norm(dim=1, keepdim=True)
-        if k + 1 == size or not bool((norm > 0).any()):
-            break
-        hessenberg[:, k + 1, k] = norm[:, 0].double().cpu()
-        basis.append(w / norm.clamp_min(torch.finfo(w.dtype).tiny))
-    return float(torch.linalg.eigvals(hessenberg).abs().max())
+        if k + 1 == start.shape[1] or not bool((norm > 0).any()):
+            return torch.stack(basis, 1), h[:, : k + 2, : k + 1]
+        h[:, k + 1, k] = norm[:, 0].double()
+        if k + 1 < size:
+            basis.append(w / norm.clamp_min(torch.finfo(w.dtype).tiny))
+    return torch.stack(basis, 1), h
 
 
 @torch.no_grad()

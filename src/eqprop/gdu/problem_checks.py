@@ -121,6 +121,8 @@ def _formulas(p: Examination) -> Finding | str:
     model = p.wide.model
     if not isinstance(model, PrimitiveDynamics):
         return "no Phi to check formulas against"
+    if not model.conservative:
+        return "its ways back are its own, so F is the gradient of no Phi: updates are one-sided"
     if not model.by_hand:
         return "Phi is differentiated automatically"
     source = torch.Generator().manual_seed(0)

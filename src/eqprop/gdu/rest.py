@@ -10,8 +10,19 @@ from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
-from eqprop.gdu.examination import EXPLODED, GAP, Examination, difference, march, size_of
+from eqprop.gdu.examination import (
+    EXPLODED,
+    GAP,
+    NEAR,
+    Examination,
+    difference,
+    march,
+    nudged,
+    off_by_layer,
+    size_of,
+)
 from eqprop.gdu.lockstep import Linearised, asymmetry
+from eqprop.gdu.stability import stability
 from eqprop.gdu.verdict import Finding, nice, percent
 from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import State, distance, first_bad_layer, layer_name
@@ -55,7 +66,23 @@ def _restless(p: Examination, found: Finding) -> Finding | Settled:
         residual = float(p.free.residual.max())
         note = f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
         return Settled(note, p, found)
+    if (drift := _drift(p)) is not None:
+        return drift
     return replace(found, shown_by=f"{found.shown_by}, and the gradient is off by {percent(gap)}")
+
+
+def _drift(p: Examination) -> Finding | None:
+    """Whether all that is wrong is what the state still moves by itself during the nudged phase."""
+    if p.ep.form != "plain":
+        return None
+    moved = nudged(p.problem, replace(p.ep, form="difference"), p.free.state)
+    if not p.harm(moved, p.in_float64) < NEAR:
+        return None
+    shown = (
+        f"the free phase ends with a residual of {float(p.free.residual.max()):.1e}, and what still moves enters the "
+        f"update; {off_by_layer(p.as_it_is, moved)}"
+    )
+    return Finding("drift", shown, {"form": "difference"}, "Or raise T until the state is at rest.")
 
 
 def _few_restless(p: Examination, found: Finding) -> Finding | Settled:
@@ -96,9 +123,23 @@ def _no_rest(p: Examination) -> Finding:
     shown = f" and after {min(LONGER[-1] * p.ep.T, p.most_steps)}, with smaller steps too"
     around = Linearised(p.problem.model, p.problem.x, p.free.state)
     odd = asymmetry(around)
+    if (turns := _oscillates(p)) is not None:
+        return replace(turns, shown_by=f"{shown}; {turns.shown_by}")
     if not isinstance(p.problem.model, PrimitiveDynamics) and odd > 0.05:
         return Finding("asymmetric", f"{shown}; asymmetry {odd:.2f} (0 symmetric, 1 antisymmetric)", advice=TIE)
     return Finding("never-settles", shown, advice="Lower the weights (a smaller initial scale).")
+
+
+def _oscillates(p: Examination) -> Finding | None:
+    """Whether the state turns round a state of rest that no step of the flow would reach."""
+    if p.problem.model.nudge_scale == 1.0 and isinstance(p.problem.model, PrimitiveDynamics):
+        return None  # a symmetric Jacobian has no complex eigenvalues
+    found = stability(p.problem.model, p.problem.x, max(p.ep.T, SHORTEST), p.free.state)
+    if found.verdict != "oscillates":
+        return None
+    a, b = found.worst.real, abs(found.worst.imag)
+    shown = f"the flow has the eigenvalue {a:+.2g} ± {b:.2g}i, above 0"
+    return Finding("oscillates", shown, advice=f"Lower the weights, or their asymmetry. {TIE}")
 
 
 def _returns(p: Examination) -> bool:

@@ -100,7 +100,7 @@ def _error(found: Grads, exact: Grads) -> float:
 
 def applied(p: Examination, change: Mapping[str, Any]) -> Examination:
     """The same with some settings changed, on a copy of the model. Raises ValueError or TypeError where it refuses."""
-    phases = {name: value for name, value in change.items() if name in ("T", "K", "beta", "schedule")}
+    phases = {name: value for name, value in change.items() if name in ("T", "K", "beta", "schedule", "form")}
     problem, state = replace(p.problem, model=copy.deepcopy(p.problem.model)), p.state
     if "dtype" in change:
         problem = problem.double()

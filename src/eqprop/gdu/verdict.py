@@ -24,7 +24,9 @@ CAUSES = {
     "diverges": "The state grows without bound",
     "eps": "The step is too large",
     "two-cycle": "The state goes back and forth",
+    "drift": "The state still drifts while it is nudged",
     "T": "The free phase is too short",
+    "oscillates": "The state oscillates at any step",
     "never-settles": "The free phase does not settle",
     "no-pull": "The cost does not pull on any neuron",
     "inputs": "The input makes no difference",
@@ -38,13 +40,25 @@ CAUSES = {
     "beta": "The nudge is too strong",
     "K": "The second phase is too short",
     "gradient": "EP's gradient is not the exact one",
+    "machine-rest": "The machine reads states that are not at rest",
+    "machine-weights": "The machine cuts its weights in silence",
+    "machine-nudge": "The machine's nudge is not what it was asked for",
+    "machine-other": "The machine runs another network",
     "rate-large": "The learning rate is too large",
     "rate-small": "The learning rate is too small",
+    "epsilon": "The optimizer's epsilon drowns an update",
 }
 """Every cause by its key, in a few words."""
 
-OF_EP = ("T", "K", "beta", "schedule", "nudging")
-OPTIONS = {"T": "--T", "K": "--K", "beta": "--beta", "schedule": "--schedule", "nudge_site": "--nudge-site"}
+OF_EP = ("T", "K", "beta", "schedule", "nudging", "form")
+OPTIONS = {
+    "T": "--T",
+    "K": "--K",
+    "beta": "--beta",
+    "schedule": "--schedule",
+    "nudge_site": "--nudge-site",
+    "form": "--form",
+}
 IN_PYTHON = {
     "eps": "eps={} in the model",
     "lr": "lr={}",

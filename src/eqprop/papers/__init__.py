@@ -38,6 +38,7 @@ PAPERS = (
     "scellier-2023",
     "scellier-2024",
     "laborieux-2024",
+    "gower-2025",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""

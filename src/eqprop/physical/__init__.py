@@ -2,6 +2,7 @@
 
 from eqprop.physical.imperfect import Imperfections, Simulated
 from eqprop.physical.machine import Abilities, Machine, Reading, Recorded, Replay, Work
+from eqprop.physical.oscillators import Oscillators
 from eqprop.physical.resistive import Resistive
 from eqprop.physical.spice import Spice, SpiceError
 
@@ -9,6 +10,7 @@ __all__ = [
     "Abilities",
     "Imperfections",
     "Machine",
+    "Oscillators",
     "Reading",
     "Recorded",
     "Replay",

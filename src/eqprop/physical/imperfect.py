@@ -217,6 +217,11 @@ class Simulated(Machine):
     def __repr__(self) -> str:
         return f"Simulated({self._inner[0]!r}, {self.imperfections})"
 
+    @property
+    def held(self) -> PrimitiveDynamics:
+        """The model or machine inside, with the weights that the device made of those it was given."""
+        return self._inner[0]
+
     @torch.no_grad()
     def write(self, theta: Mapping[str, Tensor]) -> None:
         device, inner, own = self._device, self._inner[0], dict(self.named_parameters())
@@ -265,6 +270,3 @@ class Simulated(Machine):
         super()._apply(fn, recurse)
         self._inner[0]._apply(fn, recurse)
         return self
-
-
-FIELDS: Sequence[str] = tuple(f.name for f in fields(Imperfections))

@@ -9,14 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from eqprop.cost import Nudge
+from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
+from eqprop.estimators import EP
+from eqprop.gdu.verdict import Diagnosis, Voice
 from eqprop.messages import shown
+from eqprop.physical.examination import examine_machine
 from eqprop.relax import Phase, Relaxation, settled_below
 from eqprop.state import State, distance
 
@@ -197,6 +201,9 @@ class Machine(PrimitiveDynamics):
         """How far a step of the model would move what was read; no work of the machine."""
         return distance(one_step(self.model, x, s, nudge), s, self.sample_dims(x))
 
+    def examined(self, problem: Problem, ep: EP, voice: Voice) -> Diagnosis:
+        return examine_machine(self, problem, ep, voice)
+
     def init_state(self, x: Tensor) -> State:
         return self.model.init_state(x)
 
@@ -298,7 +305,7 @@ class Replay(Machine):
             with np.load(path, allow_pickle=False) as file:
                 self.questions = list(json.loads(str(file["questions"])))
                 self.arrays = {name: torch.from_numpy(file[name]) for name in file.files if name != "questions"}
-        except (ValueError, KeyError, EOFError, OSError) as error:
+        except (ValueError, KeyError, EOFError, OSError, BadZipFile) as error:
             raise ValueError(
                 f"{path} is no recorded session ({error}); expected a file that Recorded.save wrote."
             ) from error

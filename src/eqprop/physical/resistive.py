@@ -250,6 +250,9 @@ class ResistiveNet(ModelSettings, frozen=True):
     sizes: Annotated[tuple[Positive, ...], about("Nodes per layer, from the output to the input.")] = (10, 100, 784)
     gain: Annotated[float, about("Volts per unit of the input.", gt=0, le=1e9)] = 100.0
     bias: Annotated[bool, about("Whether layers have biases.")] = True
+    nudge_site: Annotated[NudgeSite, about("Where the nudge enters: implicit, a conductance to the target.")] = (
+        "implicit"
+    )
     kind: Literal["resistive"] = "resistive"
 
     @property

@@ -123,6 +123,8 @@ def save(figure: Figure) -> dict[str, bytes]:
 
 
 STYLES: dict[str, Literal["-", "--"]] = {"test": "-", "train": "--"}
+BAND = {"test": 0.2, "train": 0.1}
+"""How dense the band of one deviation is."""
 LADDERS = ((1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
 """Ticks of a logarithmic axis within a power of ten; the second where the first gives fewer than three."""
 WIDTH, HEIGHT = 3.4, 2.5
@@ -150,7 +152,7 @@ def panel_of(run: Run) -> Panel:
 
 @drawn
 def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
-    """One panel per network: test errors with a band of one deviation, train errors dashed, the paper's dotted."""
+    """One panel per network: test errors, train errors dashed, bands of one deviation, the paper's dotted."""
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
     width = ALONE if columns == 1 else WIDTH
@@ -174,9 +176,9 @@ def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str], inches: float) -> 
         dot = "." if len(points) == 1 else None
         width = 1.2 if kind == "test" else 0.9
         ax.plot(epochs, means, STYLES[kind], marker=dot, color=colours[estimator], linewidth=width)
-        if kind == "test" and all(p.std is not None for p in points):
+        if all(p.std is not None for p in points):
             below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
-            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=0.2, linewidth=0)
+            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=BAND[kind], linewidth=0)
     for estimator, paper in panel.paper_results.items():
         if estimator in colours:
             ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)

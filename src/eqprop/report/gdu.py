@@ -1,12 +1,12 @@
 """Figures of the GDU property, and the folder of a comparison: gdu.json, traces.json, figures/.
 
-Figures are drawn from these documents only  [fig:toy-model, RMSE, th-conv, RMSE:conv, saw_teeth].
+Figures are drawn from these documents only  [fig:toy-model, RMSE, th-conv, RMSE:conv].
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,8 @@ from eqprop.provenance import provenance
 from eqprop.report.figures import (
     BLUE,
     COLOURS,
-    GREY,
     MARGIN,
     ORANGE,
-    as_text,
     drawn,
     fit_legend,
     new_figure,
@@ -52,12 +50,18 @@ def symbol(name: str) -> str:
 
 
 @drawn
-def processes(document: Document, traces: Document) -> Figure:
-    """Processes of a few neurons and synapses for one sample: EP dashed, BPTT solid  [fig:toy-model, th-conv]."""
+def processes(document: Document, traces: Document, beside: Callable[[Axes], None] | None = None) -> Figure:
+    """Processes of a few neurons and synapses for one sample: EP dashed, BPTT solid  [fig:toy-model, th-conv].
+
+    beside  draws a panel on the right, such as the net
+    """
     columns = [traces["neurons"], traces["synapses"]]
     rows = max(len(named) for named in columns)
-    figure = new_figure(7.2, 1.5 * rows + 0.9)
-    for part, named in zip(figure.subfigures(1, 2, squeeze=False)[0], columns, strict=True):
+    figure = new_figure(7.2 + 3.0 * bool(beside), 1.5 * rows + 0.9)
+    parts = list(figure.subfigures(1, 2 + bool(beside), squeeze=False)[0])
+    if beside:
+        beside(parts.pop().subplots())
+    for part, named in zip(parts, columns, strict=True):
         panels = part.subplots(len(named), 1, squeeze=False)[:, 0]
         for ax, (name, trace) in zip(panels, named.items(), strict=True):
             _draw_trace(ax, trace, len(trace["rms_ep"]))
@@ -216,98 +220,3 @@ def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(v) for key, v in value.items()}
     return [_short(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-STEPS = 4
-"""Time steps drawn in the graph."""
-SHOWN = 10
-"""Time steps drawn of the measured processes."""
-
-
-@drawn
-def saw_teeth(prototypical: Mapping[str, Any], energy_based: Mapping[str, Any]) -> Figure:
-    """The unfolded graph of a two-layer net, and one sample's processes for each kind of net, from their traces."""
-    figure = new_figure(10.0, 2.9)
-    graph, saw, smooth = figure.subplots(1, 3, width_ratios=(1.35, 1.0, 1.0))
-    _draw_graph(graph)
-    _draw_processes(saw, prototypical, "every other step is zero")
-    _draw_processes(smooth, energy_based, "the leak fills the gaps")
-    saw.set_ylabel("root mean square over the layer,\nrelative to its largest")
-    saw.legend(loc="upper right", fontsize=8)
-    return figure
-
-
-def _draw_graph(ax: Axes) -> None:
-    """s^0 and s^1 unfolded in time; grey nodes do not reach the loss."""
-    ax.set_xlim(-0.5, STEPS + 0.4)
-    ax.set_ylim(-0.8, 1.6)
-    ax.set_axis_off()
-    for t in range(STEPS):
-        for layer in (0, 1):
-            counts = (STEPS - 1 - t) % 2 == layer
-            _draw_node(ax, t, layer, counts)
-            if t + 1 < STEPS:
-                _draw_arrow(ax, (t, 1 - layer), (t + 1, layer), counts)
-    _draw_arrow(ax, (STEPS - 1, 1), (STEPS, 1), True)
-    ax.text(STEPS + 0.05, 1, r"$\mathcal{L}$", ha="center", va="center", fontsize=12)
-    ax.set_title("P: grey nodes do not reach the loss", fontsize=9)
-
-
-def _draw_node(ax: Axes, t: int, layer: int, counts: bool) -> None:
-    face, edge = (BLUE if layer == 0 else ORANGE, "black") if counts else ("#eeeeee", GREY)
-    ink = "#777777" if not counts else "white" if layer == 0 else "black"
-    when = "T" if t == STEPS - 1 else f"T-{STEPS - 1 - t}"
-    ax.scatter([t], [1 - layer], s=620, facecolor=face, edgecolor=edge, zorder=3)
-    ax.text(t, 1 - layer, f"$s^{layer}_{{{when}}}$", ha="center", va="center", fontsize=8, color=ink, zorder=4)
-
-
-def _draw_arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], counts: bool) -> None:
-    look = {"color": "black" if counts else "#cccccc", "linewidth": 1.3 if counts else 0.8}
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "shrinkA": 13, "shrinkB": 13, **look})
-
-
-def _draw_processes(ax: Axes, traces: Mapping[str, Any], remark: str) -> None:
-    layers = list(traces["neurons"].items())[:2]
-    for (name, trace), colour in zip(layers, (BLUE, ORANGE), strict=False):
-        for key, label, line in (("rms_bptt", r"$-\nabla$", "-"), ("rms_ep", r"$\Delta$", "--")):
-            values = trace[key][:SHOWN]
-            largest = max(trace["rms_bptt"][:SHOWN]) or 1.0
-            solid = line == "-"
-            ax.plot(
-                range(len(values)),
-                [v / largest for v in values],
-                line,
-                color=colour,
-                linewidth=2.6 if solid else 1.1,
-                alpha=0.4 if solid else 1.0,
-                marker=None if solid else "o",
-                markersize=3,
-                label=f"{label[:-1]}_{{{symbol(name)}}}$",
-            )
-    ax.set_xlabel("t")
-    ax.set_ylim(-0.05, 1.1)
-    ax.set_title(f"{as_text(traces['name'])}: {remark}", fontsize=9)
-
-
-PROCESSES = {
-    "toy-model": "toy",
-    "th-conv": "P-conv",
-    **{name.lower(): name for name in ("EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h")},
-}
-PANELS = ("EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h")
-
-
-def write_gallery(folder: Path) -> list[Path]:
-    """Draw every figure whose data exists to folder/figures/*.png and *.pdf; return the PNG files."""
-    documents = {name: d for name in PROCESSES.values() if (d := read_document(folder / name))}
-    traces = {name: t for name in documents if (t := read_traces(folder / name))}
-    drawn = {figure: processes(documents[name], traces[name]) for figure, name in PROCESSES.items() if name in traces}
-    if all(name in documents for name in PANELS):
-        drawn["rmse"] = rmse_panels([documents[name] for name in PANELS])
-    if "P-conv" in documents:
-        drawn["rmse-conv"] = rmse_single(documents["P-conv"])
-    if "P-1h" in traces and "EB-1h" in traces:
-        drawn["saw-teeth"] = saw_teeth(traces["P-1h"], traces["EB-1h"])
-    for name, figure in drawn.items():
-        write_figure(folder / FIGURES / name, save(figure))
-    return [folder / FIGURES / f"{name}.png" for name in drawn]

@@ -190,6 +190,7 @@ def hover_data(curves: Sequence[Series], frame: Axes) -> dict[str, object]:
 PAGE, CSV, LATEX, CURVES = "report.html", "table.csv", "table.tex", "curves"
 VERDICTS = {
     "yes": "reproduced",
+    "lower": "lower than published",
     "no": "not reproduced",
     "unfinished": "unfinished",
     "other data": "other data",
@@ -279,7 +280,7 @@ def _table(table: list[Row]) -> str:
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
         "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if every trial "
-        "ended, none diverged, and their mean is at most two of the paper’s standard deviations above the paper’s. The "
+        "ended, none diverged, and their mean is at most two of the paper’s standard deviations from the paper’s. The "
         "paper’s number stands only "
         "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'

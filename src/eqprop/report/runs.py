@@ -270,7 +270,7 @@ def _mean(values: Sequence[float]) -> float:
     return found
 
 
-Verdict = Literal["yes", "no", "unfinished", "other data", "other settings", "none"]
+Verdict = Literal["yes", "lower", "no", "unfinished", "other data", "other settings", "none"]
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,11 @@ class Row:
             return "unfinished"
         if self.test.trials + self.diverged < self.run.spec.run.trials:
             return "unfinished"
-        return "yes" if not self.diverged and reproduces(self.test.mean, self.paper_result) else "no"
+        if self.diverged:
+            return "no"
+        if reproduces(self.test.mean, self.paper_result):
+            return "yes"
+        return "lower" if self.test.mean < self.paper_result.test else "no"
 
 
 def rows(runs: list[Run]) -> list[Row]:

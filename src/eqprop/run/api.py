@@ -18,6 +18,7 @@ from eqprop.engines import using_threads
 from eqprop.estimators.named import CONTINUAL
 from eqprop.files import write_bytes, write_json
 from eqprop.messages import command, unknown
+from eqprop.models.settings import ModelSettings
 from eqprop.provenance import __version__, commit, provenance
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
@@ -90,7 +91,7 @@ def train(
     out: str | Path | None = None,
     *,
     data: Data = None,
-    model: Factory | None = None,
+    model: Factory | ModelSettings | None = None,
     watch: Watch | str | None = None,
     only: Sequence[str] | None = None,
     **options: Any,
@@ -104,7 +105,7 @@ def train(
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
                 or DataLoaders (see `eqprop.data.from_arrays`)
-    model       your own function, to train its network with the settings of an experiment
+    model       another net: settings such as `LayeredNet`, or your own function
     watch       receives progress and warnings (see `eqprop.run.watch`): "lines" prints a line per epoch; silent
                 by default
     only        train only these estimators now; `resume` trains the others

@@ -160,6 +160,8 @@ class Loop:
                     note_session(self.folder, before, entry)
             self.watch.begin_leg(leg, trainer.engine.name, trainer.position.epoch)
             trainer.engine.notice = self.watch.note
+            for sentence in trainer.model.notices():
+                self.watch.note(sentence)
             if trainer.engine.remark:
                 self.watch.note(trainer.engine.remark)
             self._tell_whether_bits_repeat(trainer)

@@ -25,6 +25,7 @@ from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import CrossEntropy, stack, stack_readouts
 from eqprop.models.readout import COSTS, OWN_COST, READOUT_SEED
+from eqprop.models.settings import ModelSettings
 from eqprop.relax import SWEEPS, Phase, relax
 from eqprop.run.checkpoint import digest
 from eqprop.run.dataset import describe, given_data, read_images, source_fields, where_from
@@ -217,6 +218,11 @@ class Session:
             self.built[leg] = found = found.by(engine)
         return found
 
+    def alone(self) -> Parts:
+        """What the first trial is trained with by itself, whether or not it will be stacked."""
+        name = self.spec.estimators[0]
+        return self.parts(Leg(name, (0,), name if self.spec.run.trials == 1 else f"{name}-0"))
+
     def take(self, leg: Leg, engine: str | None = None) -> Parts:
         """The same, handed over: training changes them, and who asks again gets new ones."""
         found = self.parts(leg, engine)
@@ -228,7 +234,7 @@ class Session:
 
         samples     how many; by default a mini-batch, or all that your own function returned
         """
-        parts, images = self.parts(), self.images
+        parts, images = self.alone(), self.images
         brings_samples = self.source is None and _own_samples(self.own, self.spec.run.seed) is not None
         if brings_samples or isinstance(images, Streamed):
             default = images.train_samples if brings_samples else self.spec.optimizer.batch
@@ -472,7 +478,7 @@ def bind(
     data: Data | Streamed = None,
     ranks: Ranks = ALONE,
     *,
-    model: Factory | None = None,
+    model: Factory | ModelSettings | None = None,
     dtype: torch.dtype | None = None,
     trains: bool = True,
     **options: Any,
@@ -485,7 +491,7 @@ def bind(
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
-    model       your own function, to bind its network with the settings of an experiment
+    model       another net: settings such as `LayeredNet`, or your own function
     dtype       of the network; None: that of the data, float32 where it is read from files
     trains      False for what only looks at gradients: what training alone needs is not built and not checked
     options     any setting by its flat name (T, K, beta, epochs, rates, trials, engine, ...) and `preset`
@@ -508,11 +514,13 @@ def bind(
 
 
 def chosen(
-    what: str | Path | Spec | Factory, model: Factory | None, options: Mapping[str, Any]
+    what: str | Path | Spec | Factory, model: Factory | ModelSettings | None, options: Mapping[str, Any]
 ) -> tuple[Spec, Own | None]:
     """The spec of an experiment with flat options, and your own function if there is one."""
-    found, own = papers.find_own(what, model)
     given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(model, ModelSettings | Mapping):
+        given["model"], model = model, None
+    found, own = papers.find_own(what, model)
     spec = papers.find(found, given.pop("preset", None))
     if given.get("validation") and "test_samples" not in given and spec.data.test_samples:
         # Held-out samples replace the test set, all of them.
@@ -580,7 +588,7 @@ def _named_set(data: DataSettings) -> Any:
 
 def _check(session: Session) -> None:
     """Check that spec, data, network and estimator fit together. What is built on the way is kept for the first leg."""
-    spec, parts = session.spec, session.parts()
+    spec, parts = session.spec, session.alone()
     site = getattr(parts.model, "nudge_site", spec.model.nudge_site)
     if site != spec.model.nudge_site:
         # The user's own network declares its nudge site.
@@ -592,7 +600,7 @@ def _check(session: Session) -> None:
 
 def check_training(session: Session) -> None:
     """Check what training needs beyond that; decide whether to stack trials, and on how many threads."""
-    spec, images, parts = session.spec, session.images, session.parts()
+    spec, images, parts = session.spec, session.images, session.alone()
     check_lines(spec)
     check_divides(spec.optimizer.batch, session.ranks.size)
     if spec.optimizer.label_smoothing and not images.labelled:
@@ -697,7 +705,7 @@ def _brings_few_labels(session: Session, outputs: int) -> bool:
 
 def _check_serves(session: Session, estimator: Estimator) -> None:
     """Try one sample, to fail early if the network does not support the estimator."""
-    parts, (stored, answers) = session.parts(), session.images.first(1)
+    parts, (stored, answers) = session.alone(), session.images.first(1)
     x, y = session.inputs(stored, parts.model), session.images.targets(answers, session.dtype)
     with of_field("estimator"):
         estimator.check_serves(parts.model, parts.cost, x, y)
@@ -705,7 +713,7 @@ def _check_serves(session: Session, estimator: Estimator) -> None:
 
 def _decide_stacking(session: Session, engines: Sequence[str]) -> bool:
     """Stack if the networks allow it and a stack gets the same engine as a single network."""
-    run, spec, model = session.spec.run, session.spec, session.parts().model
+    run, spec, model = session.spec.run, session.spec, session.alone().model
     reason = _against_stacking(model, spec)
     if run.stacked and reason:
         raise ValueError(f"The trials cannot be stacked: {reason}. Omit stacked, or set stacked=False.")
@@ -723,7 +731,7 @@ def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
     if set(engines) == {"cpu"}:
         return torch.get_num_threads()
     # As many networks as are trained together make as many times the work.
-    model, networks = session.parts().model, session.spec.run.trials if stacked else 1
+    model, networks = session.alone().model, session.spec.run.trials if stacked else 1
     rows = min(session.spec.optimizer.batch * networks, session.images.train_samples)
     return threads_for(model, session.inputs(session.images.first(rows)[0], model))
 

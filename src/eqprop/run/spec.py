@@ -22,6 +22,7 @@ from eqprop.models.network import GraphNet
 from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
@@ -198,6 +199,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "predictive": PredictiveNet,
     "toy": ToyNet,
     "resistive": ResistiveNet,
+    "oscillators": OscillatorNet,
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -413,16 +415,14 @@ def _merged(start: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]
             continue
         new = _plain(name, value)
         other = new.get("kind", out.get(name, {}).get("kind")) != out.get(name, {}).get("kind")
-        keeps = not isinstance(value, msgspec.Struct) and not (other and name == "model")
-        was = out.get(name, {})
-        if other and name == "estimator":  # what both kinds have stays
-            shared = section_type(name, new).__struct_fields__
-            was = {leaf: setting for leaf, setting in was.items() if leaf in shared}
-        out[name] = _joined(name, was, new) if keeps else new
+        keeps = not isinstance(value, msgspec.Struct) and not (other and name in ("model", "estimator", "cost"))
+        out[name] = _joined(name, out.get(name, {}), new) if keeps else new
     places = _places(out)
     for name, value in given.items():
         if name not in places:
-            raise ValueError(unknown("option", name, [*places, *(n for n in SECTIONS if n not in places)]))
+            raise ValueError(
+                unknown("option", name, [*places, "estimators", *(n for n in SECTIONS if n not in places)])
+            )
         section, leaf = places[name]
         out[section] = _joined(section, out.get(section, {}), {leaf: value})
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Task
-from eqprop.estimators import EP, Grads
+from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Grads, HolomorphicEP
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State
 
@@ -40,7 +40,7 @@ class Xla(Engine):
     device = "cpu"
     computes = True
     reference = True
-    estimators = (EP,)
+    estimators = (EP, BPTT, RBP, ContinualEP, HolomorphicEP)
     starts = ("zero", "persistent", "initialised", "carried")
 
     def __init__(self, falls_back: bool = False) -> None:
@@ -60,7 +60,7 @@ class Xla(Engine):
 
     def gradient(self, task: Task, x: Tensor, y: Tensor, state: State) -> tuple[Relaxation, Grads]:
         assert task.cost is not None
-        assert isinstance(task.estimator, EP)
+        assert task.estimator is not None
         if task.estimator.checked:
             task.estimator.check_nudge(task.model, state[0].dtype)
         problem = Problem(task.model, task.cost, x, y)

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, size_of
+from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, first_line, size_of
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.program import Gradient, Inputs, Kind, Pieces, as_array, as_tensor
-from eqprop.estimators import EP, Grads
+from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
+from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
+from eqprop.estimators import EP, ContinualEP, Estimator, Grads, HolomorphicEP
+from eqprop.estimators.holomorphic import check_analytic
 from eqprop.relax import Relaxation, settled_below
 from eqprop.state import State
 
@@ -32,46 +34,81 @@ NOISE = 100.0
 """How many times what the last bits of a state change in the result is the work of rounding."""
 
 
+class Call(NamedTuple):
+    """What a gradient is asked for: all that `Estimator.computed` takes."""
+
+    problem: Problem
+    estimator: Estimator
+    s: State
+
+    def reference(self) -> tuple[Relaxation, Grads]:
+        """The reference's gradient."""
+        return self.estimator.computed(self.problem, self.s)
+
+
 class Known:
     """A program and what keeps it true."""
 
-    def __init__(self, problem: Problem, estimator: EP, s: State, kind: Kind) -> None:
-        model, cost = problem.model, problem.cost
+    def __init__(self, call: Call, kind: Kind) -> None:
+        model, cost = call.problem.model, call.problem.cost
         self.watch = Watch(model, type(cost) if is_plain(cost) else cost)
         if self.watch.refusal is not None:
             raise CannotTrace(self.watch.refusal)
-        pieces = Pieces(problem, s, *strength(estimator, model))
-        self.program = Gradient(pieces, kind)
+        beta, unit = strength(call.estimator, model)
+        one = (beta[0], unit[0]) if isinstance(call.estimator, HolomorphicEP) else (beta, unit)
+        pieces = Derivatives(call.problem, call.s, *one)
+        self.program = PROGRAMS[type(call.estimator)](pieces, kind)
         self.held, self.constants = pieces.held, pieces.constants
         self.cost = weakref.ref(cost)
         self.checks = Checks()
         self.calls = 0
 
-    def __call__(self, problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads, bool]:
+    def __call__(self, call: Call) -> tuple[Relaxation, Grads, bool]:
         """The free phase, the gradients, and whether all numbers are finite."""
-        program = self.program
+        problem, estimator, s = call
+        program, kind = self.program, self.program.kind
         beta, unit = strength(estimator, problem.model)
+        tensors = [place.tensor for held in self.held for place in held.values()]
         given = Inputs(
-            [as_array(place.tensor) for held in self.held for place in held.values()],
+            [as_array(v) for v in tensors],
             [as_array(v) for v in self.constants],
             as_array(problem.x),
             as_array(problem.y),
             tuple([as_array(layer) for layer in s]),
             as_array(beta),
             as_array(unit),
-            np.array([program.kind.free.periods(estimator.T), program.kind.second.periods(estimator.K)], np.int32),
+            np.array([kind.free.periods(estimator.free_steps), kind.second.periods(estimator.K)], np.int32),
+            self._rates(estimator, problem.model),
         )
-        with running(first=self.calls == 0):
-            found = program.run(given)
-            state, residual = tuple(map(as_tensor, found.state)), as_tensor(found.residual)
-            values = [as_tensor(g) for g in found.grads]
-        self.calls += 1
+        found = self._run(given)
+        state, residual = tuple(map(as_tensor, found.state)), as_tensor(found.residual)
+        values = taken_over(found.grads, (*tensors, *self.constants, problem.x, problem.y, *s))
         grads: Grads = {}
         for (k, name), value in zip(program.names, values, strict=True):
             p: Any = self.held[k][name].tensor
             grads[p] = grads[p] + value if p in grads else value
         settled = residual < settled_below(state[0].dtype, estimator.tolerance)
-        return Relaxation(state, int(found.steps), residual, settled), grads, bool(found.fine)
+        adjoint = None if found.adjoint is None else as_tensor(found.adjoint)
+        free = Relaxation(state, int(found.steps), residual, settled, adjoint_residual=adjoint)
+        return free, grads, bool(found.fine)
+
+    def _run(self, given: Inputs) -> Outputs:
+        """Run the program; what jax says against compiling it is a reason to leave it."""
+        first, self.calls = self.calls == 0, self.calls + 1
+        try:
+            with running(first):
+                found: Outputs = self.program.run(given)
+                return found
+        except Exception as error:
+            if not first:
+                raise
+            raise CannotTrace(f"XLA cannot compile it ({first_line(error)})") from error
+
+    def _rates(self, estimator: Estimator, model: Dynamics) -> list[np.ndarray[Any, Any]]:
+        if not isinstance(estimator, ContinualEP):
+            return []
+        rates = estimator.rates_of(model)
+        return [np.asarray(rates[name]) for _, name in self.program.moved]
 
     def fits(self, cost: Cost) -> bool:
         """Whether the program is of this cost."""
@@ -86,24 +123,57 @@ def is_plain(cost: Cost) -> bool:
     return type(cost) is SquaredError and vars(cost).keys() == _BARE
 
 
-def strength(estimator: EP, model: Dynamics) -> tuple[Tensor, Tensor]:
-    """beta and the factor of the updates in float64, one each or one per network."""
-    beta = torch.as_tensor(estimator.beta, dtype=torch.float64)
-    phases = 2.0 if estimator.nudging == "symmetric" else 1.0
+def strength(estimator: Estimator, model: Dynamics) -> tuple[Tensor, Tensor]:
+    """beta and the factor of the updates in float64, one each, or one per network, or one per point on a circle."""
+    if isinstance(estimator, HolomorphicEP):
+        betas, weights = zip(*estimator.circle(), strict=True)
+        beta, weight = (torch.tensor(v, dtype=torch.complex128) for v in (betas, weights))
+        return beta, weight / model.nudge_scale
+    beta = torch.as_tensor(getattr(estimator, "beta", 1.0), dtype=torch.float64)
+    phases = 2.0 if isinstance(estimator, EP) and estimator.nudging == "symmetric" else 1.0
     unit = 1.0 / (phases * beta * model.nudge_scale)
     return (beta.unsqueeze(-1) if beta.dim() else beta), unit
+
+
+class Refusal:
+    """Why a model has no program, and what would have to change for that to be asked again.
+
+    watch   of the model as it was refused; None: it cannot be watched, so it is asked at every call
+    """
+
+    def __init__(self, reason: str, call: Call, forever: bool) -> None:
+        watch = Watch(call.problem.model, call.problem.cost)
+        self.reason, self.forever = reason, forever
+        self.watch = watch if watch.refusal is None else None
+
+    def stands(self) -> bool:
+        """Whether nothing has changed."""
+        return self.forever or (self.watch is not None and not self.watch.changed())
 
 
 @dataclass
 class Memory:
     """What is known of a model: its programs, and why it has none.
 
+    kinds       of estimators that were asked for
     changes     in a row, without a call between that found all as it was
+    warned      the reasons that were given as warnings
     """
 
     programs: dict[object, Known] = field(default_factory=dict)
-    refused: dict[object, str] = field(default_factory=dict)
+    refused: dict[object, Refusal] = field(default_factory=dict)
+    kinds: dict[Estimator, Kind] = field(default_factory=dict)
     changes: int = 0
+    warned: set[str] = field(default_factory=set)
+
+    def kind(self, call: Call) -> Kind:
+        """What program an estimator needs."""
+        known = self.kinds.get(call.estimator)
+        if known is None:
+            if len(self.kinds) >= MOST:
+                self.kinds.clear()
+            known = self.kinds[call.estimator] = Kind.of(call.problem.model, len(call.s), call.estimator)
+        return known
 
 
 class Programs:
@@ -112,87 +182,110 @@ class Programs:
     def __init__(self) -> None:
         self._memories: WeakKeyDictionary[Dynamics, Memory] = WeakKeyDictionary()
 
-    def gradient(self, problem: Problem, estimator: EP, s: State, falls_back: bool = True) -> tuple[Relaxation, Grads]:
+    def gradient(
+        self, problem: Problem, estimator: Estimator, s: State, falls_back: bool = True
+    ) -> tuple[Relaxation, Grads]:
         """The free phase from s and dL/dtheta by parameter, as the estimator's own; all arguments checked before.
 
         falls_back      whether a model that has no program is left to the reference with a warning, or else raises
         """
-        memory = self._memories.setdefault(problem.model, Memory())
-        kind = Kind.of(problem.model, len(s), estimator)
-        key = _key(problem, estimator, s, kind)
+        memory = self._memories.get(problem.model)
+        if memory is None:
+            memory = self._memories[problem.model] = Memory()
+        call = Call(problem, estimator, s)
+        kind = memory.kind(call)
+        key = _key(call, kind)
         try:
-            known = self._known(memory, key, problem, estimator, s, kind)
-            free, grads, fine = known(problem, estimator, s)
+            known = self._known(memory, key, call, kind)
+            free, grads, fine = known(call)
             if estimator.checked and not fine:
-                return reference(problem, estimator, s)  # which says where a number was first not finite
-            if known.checks.due():
-                self._verify(memory, key, known, problem, estimator, free.state)
-                if key not in memory.programs:  # it was stale
-                    return self.gradient(problem, estimator, s, falls_back)
+                return call.reference()  # which says where a number was first not finite
+            if known.checks.due() and not self._is_true(memory, known, call._replace(s=free.state)):
+                del memory.programs[key]
+                return self.gradient(problem, estimator, s, falls_back)
         except CannotTrace as error:
+            memory.programs.pop(key, None)
             if not falls_back:
                 title = problem.model.title
                 raise ValueError(f"The engine 'xla' cannot serve {title}: {error}. Use 'eager'.") from error
-            return self._left(memory, key, problem, estimator, s, str(error))
+            return self._left(memory, key, call, str(error))
         return free, grads
 
-    def _known(self, memory: Memory, key: object, problem: Problem, estimator: EP, s: State, kind: Kind) -> Known:
+    def _known(self, memory: Memory, key: object, call: Call, kind: Kind) -> Known:
         """The program of this kind, made anew if anything changed."""
-        if key in memory.refused:
-            raise CannotTrace(memory.refused[key])
+        refusal = memory.refused.get(key)
+        if refusal is not None:
+            if refusal.stands():
+                raise CannotTrace(refusal.reason)
+            del memory.refused[key]
         known = memory.programs.get(key)
-        if known is not None and known.fits(problem.cost) and not known.watch.changed():
+        if known is not None and known.fits(call.problem.cost) and not known.watch.changed():
             memory.changes = 0
             return known
         if known is not None:
-            memory.changes += 1
-            if memory.changes > RESTLESS:
-                raise CannotTrace("what it reads beside tensors changes at every call")
+            memory.kinds.clear()
+            self._count(memory, "what it reads beside tensors changes at every call")
         if len(memory.programs) >= MOST:
             memory.programs.clear()
-        memory.programs[key] = Known(problem, estimator, s, kind)
+        memory.programs[key] = Known(call, kind)
         return memory.programs[key]
 
-    def _left(
-        self, memory: Memory, key: object, problem: Problem, estimator: EP, s: State, reason: str
-    ) -> tuple[Relaxation, Grads]:
+    def _count(self, memory: Memory, reason: str) -> None:
+        memory.changes += 1
+        if memory.changes > RESTLESS:
+            raise CannotTrace(reason)
+
+    def _left(self, memory: Memory, key: object, call: Call, reason: str) -> tuple[Relaxation, Grads]:
         """Leave it to the reference, with a warning once."""
-        title = problem.model.title
-        found = reference(problem, estimator, s)  # an error of the model's own says more than a warning
+        title = call.problem.model.title
+        found = call.reference()  # an error of the model's own says more than a warning
         if key not in memory.refused:
-            memory.refused[key] = reason
-            memory.programs.pop(key, None)
-            warnings.warn(f"{title} runs on the eager engine, which is slower: {reason}.", stacklevel=4)
+            memory.refused[key] = Refusal(reason, call, memory.changes > RESTLESS)
+        if reason not in memory.warned:
+            memory.warned.add(reason)
+            warnings.warn(f"{title} runs on the eager engine, which is slower: {reason}.", stacklevel=6)
         return found
 
-    def _verify(self, memory: Memory, key: object, known: Known, problem: Problem, estimator: EP, s: State) -> None:
-        """Compare short phases from this state with the reference's; forget a program that has gone stale.
+    def _is_true(self, memory: Memory, known: Known, call: Call) -> bool:
+        """Compare short phases from this state with the reference's: False where the program has gone stale.
 
-        The nudge is as strong as the cost itself, so that rounding does not hide a difference.
+        The nudge is as strong as the cost itself, so that rounding does not hide a difference. Raises CannotTrace if it
+        was never right, or changes all the time.
         """
-        kind, ones = known.program.kind, torch.ones_like(torch.as_tensor(estimator.beta))
-        T, K = (min(n, len(t.pattern) + t.rest) for n, t in ((estimator.T, kind.free), (estimator.K, kind.second)))
-        short = replace(estimator, T=T, K=K, stop="never", checked=False, beta=ones if ones.dim() else 1.0)
-        free, grads, _ = known(problem, short, s)
+        problem, estimator, s = call
+        if isinstance(estimator, HolomorphicEP) and estimator.checked:
+            check_analytic(problem.model, problem.cost, problem.x, problem.y, s)
+        short = call._replace(estimator=shortened(estimator, known.program.kind))
+        free, grads, _ = known(short)
         order = list(grads)
-        ours, theirs = _numbers(free, grads, order), _numbers(*reference(problem, short, s), order)
+        ours, theirs = _numbers(free, grads, order), _numbers(*short.reference(), order)
         # A layer that the nudge has not reached yet has a gradient of rounding alone, hence the largest of all.
         most = 0.1 * max(map(size_of, theirs), default=0.0)
         allowed = [AGREE[s[0].dtype] * max(size_of(v), most) for v in theirs]
         if not apart(ours, theirs, allowed):
-            return
+            return True
         nearby = tuple(layer * (1.0 + 2.0 * torch.finfo(layer.dtype).eps) for layer in s)
-        shaken = _numbers(*reference(problem, short, nearby), order)
+        shaken = _numbers(*short._replace(s=nearby).reference(), order)
         noise = [NOISE * size_of(a - b) + least for a, b, least in zip(theirs, shaken, allowed, strict=True)]
         if not apart(ours, theirs, noise):
-            return
-        del memory.programs[key]
-        if known.calls <= 2:  # the first call and its check: it was never right
+            return True
+        if known.calls <= 2:  # the first call and its check
             raise CannotTrace("its compiled step differs from the reference's")
-        memory.changes += 1
-        if memory.changes > RESTLESS:
-            raise CannotTrace("its step changes from call to call")
-        warnings.warn(f"The step of {problem.model.title} had changed unseen; it was compiled again.", stacklevel=5)
+        self._count(memory, "its step changes from call to call")
+        warnings.warn(f"The step of {problem.model.title} had changed unseen; it was compiled again.", stacklevel=6)
+        return False
+
+
+def shortened(estimator: Estimator, kind: Kind) -> Estimator:
+    """The estimator with the shortest phases that have the same rests, and where beta is free, the strongest nudge."""
+    unrolled = estimator.T - estimator.free_steps
+    T = unrolled + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
+    K = estimator.K if unrolled else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
+    short = replace(estimator, T=T, K=K, stop="never", checked=False)
+    if not isinstance(short, EP):
+        return short
+    ones = torch.ones_like(torch.as_tensor(short.beta))
+    return replace(short, beta=ones if ones.dim() else 1.0)
 
 
 def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -200,15 +293,14 @@ def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> l
     return [*free.state, *(grads[p] for p in order)] if set(grads) == set(order) else []
 
 
-def reference(problem: Problem, estimator: EP, s: State) -> tuple[Relaxation, Grads]:
+def reference(problem: Problem, estimator: Estimator, s: State) -> tuple[Relaxation, Grads]:
     """The reference's gradient."""
-    return estimator.computed(problem, s)
+    return Call(problem, estimator, s).reference()
 
 
-def _key(problem: Problem, estimator: EP, s: State, kind: Kind) -> object:
-    model, cost = problem.model, problem.cost
-    tensors = (problem.x, problem.y, *s)
-    layouts = tuple([(v.shape, v.dtype) for v in tensors])
-    beta = estimator.beta.shape if isinstance(estimator.beta, Tensor) else None
+def _key(call: Call, kind: Kind) -> object:
+    problem, estimator, s = call
+    layouts = tuple([(v.shape, v.dtype) for v in (problem.x, problem.y, *s)])
+    beta, cost = getattr(estimator, "beta", None), problem.cost
     held = SquaredError if is_plain(cost) else id(cost)
-    return kind, layouts, beta, held, model.nudge_scale, torch.get_default_dtype()
+    return kind, layouts, beta.shape if isinstance(beta, Tensor) else None, held, torch.get_default_dtype()

@@ -2,13 +2,17 @@
 
 The pieces, a step of each kind and the contrast, are traced from the model's own methods, with parameters, buffers, x,
 y, the nudge's strength and the state as inputs, and joined by XLA's loops. How many steps are taken and how strong the
-nudge is are inputs too, so a program of other lengths is no new one.
+nudge is are inputs too, so a program of other lengths is no new one. `Program.whole` is a function of arrays without
+side effects, to be traced into larger programs: it may stand in a loop or a scan. `estimators` has those of other
+estimators than EP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +28,12 @@ from eqprop.cost import Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.traced import CannotTrace, trace
 from eqprop.engines.xla.lowering import Lowered, operations
+from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
-from eqprop.estimators import EP, Estimator
-from eqprop.estimators.base import by_network, trainable, update
-from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, turn
-from eqprop.state import State, distance
+from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
+from eqprop.estimators.base import by_network, difference_update, trainable, update
+from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, difference_stepper, turn
+from eqprop.state import State
 
 Arrays = tuple[Array, ...]
 Name = tuple[int, str]
@@ -78,6 +83,11 @@ class Turns:
         period = len(groups) or 1
         return cls(tuple(turn(groups, first + t, schedule) for t in range(period)), T % period)
 
+    @classmethod
+    def every(cls) -> Turns:
+        """Updates of all layers."""
+        return cls((None,), 0)
+
     def periods(self, T: int) -> int:
         """How many whole periods T updates have."""
         return T // len(self.pattern)
@@ -85,18 +95,40 @@ class Turns:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a program depends on besides the model, the cost and the shapes."""
+    """What a program depends on besides the model, the cost and the shapes.
+
+    form        the estimator's class
+    fixed       what else of it is part of the program: K where a loop is differentiated, the points on a circle
+    difference  whether nudged phases run on how far they are from the free state
+    held        whether the nudge keeps its force of the free state
+    """
 
     free: Turns
     second: Turns
     symmetric: bool
     settles: bool
+    form: type[Estimator] = EP
+    fixed: int = 0
+    difference: bool = False
+    held: bool = False
 
     @classmethod
-    def of(cls, model: Dynamics, layers: int, estimator: EP) -> Kind:
-        free = Turns.of(model, layers, estimator, estimator.T, -estimator.T)
+    def of(cls, model: Dynamics, layers: int, estimator: Estimator) -> Kind:
+        steps, form, settles = estimator.free_steps, type(estimator), estimator.stop == "settled"
+        if isinstance(estimator, BPTT):  # the steps that are differentiated are the end of the free phase
+            in_turn = estimator.schedule in SWEEPS
+            free = Turns.of(model, layers, estimator, steps, -estimator.T if in_turn else -steps)
+            last = Turns.of(model, layers, estimator, estimator.K, -estimator.K) if in_turn else Turns.every()
+            return cls(free, last, False, settles, form, estimator.K)
+        free = Turns.of(model, layers, estimator, steps, -steps)
+        if isinstance(estimator, RBP):
+            return cls(free, Turns.every(), False, settles, form)
         second = Turns.of(model, layers, estimator, estimator.K, 0)
-        return cls(free, second, estimator.nudging == "symmetric", estimator.stop == "settled")
+        if isinstance(estimator, EP):
+            symmetric, difference = estimator.nudging == "symmetric", estimator.form == "difference"
+            return cls(free, second, symmetric, settles, form, 0, difference, estimator.held)
+        points = estimator.points if isinstance(estimator, HolomorphicEP) else 0
+        return cls(free, second, False, settles, form, points)
 
 
 class Pieces:
@@ -110,7 +142,8 @@ class Pieces:
         self.modules: tuple[nn.Module, ...] = (problem.model, problem.cost)
         self.held = [held_by(module) for module in self.modules]
         theta = [place.tensor.detach() for held in self.held for place in held.values()]
-        self.given, self.s = (*theta, problem.x, problem.y, beta, unit), s
+        self.x, self.s = problem.x, s
+        self.given = (*theta, problem.x, problem.y, beta, unit)
         self.constants: list[Tensor] = []
         self._known: dict[object, Piece] = {}
 
@@ -119,49 +152,68 @@ class Pieces:
 
         def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
             with torch.no_grad():
-                return Stepper(self.model, self.model.drive(x), nudge if nudged else None)(s, update)
+                return _unchanged(Stepper(self.model, self.model.drive(x), nudge if nudged else None)(s, update), s)
 
         return self._piece(("step", nudged, update), run, self.s)
 
-    def residual(self) -> Piece:
-        """s -> how far a free step would move each sample."""
+    def nudged(self, update: Update, kind: Kind) -> Piece:
+        """s -> the next nudged state, in an own form (see `Kind`) around a fixed state."""
 
-        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
-            with torch.no_grad():
-                new = Stepper(self.model, self.model.drive(x), None)(s)
-                return (distance(new, s, self.model.sample_dims(x)),)
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
+            at, s = both[: self.layers], both[self.layers :]
+            return _unchanged(self._stepper(x, nudge, at, kind)(s, update), s)
 
-        return self._piece("residual", run, self.s)
+        return self._piece(("nudged", update), torch.no_grad()(run), self.start(kind), self.s)
 
-    def contrast(self) -> tuple[Piece, list[Name]]:
-        """s_plus, s_minus -> the gradient of each parameter of Phi."""
-        model = self.model
+    def start(self, kind: Kind) -> State:
+        """What a nudged phase begins from where the free one ends in `s`."""
+        if not kind.difference:
+            return self.s
+        nudge = Nudge(self.cost, self.given[-3], 1.0)
+        return difference_stepper(self.model, self.x, nudge, self.s).start(self.s)
+
+    def _stepper(self, x: Tensor, nudge: Nudge, at: State, kind: Kind) -> Stepper:
+        nudge = replace(nudge, at=at) if kind.held else nudge
+        if kind.difference:
+            return difference_stepper(self.model, x, nudge, at)
+        return Stepper(self.model, self.model.drive(x), nudge)
+
+    def contrast(self, kind: Kind) -> tuple[Piece, list[Name]]:
+        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state in the difference form."""
+        model, L = self.model, self.layers
         assert isinstance(model, PrimitiveDynamics)
         names: list[Name] = []
 
-        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
-            found = model.contrast(x, both[: self.layers], both[self.layers :])
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, states: State) -> State:
+            ends = [states[n : n + L] for n in range(0, len(states), L)]
+            found = model.difference_contrast(x, *ends) if kind.difference else model.contrast(x, *ends)
             learned = [name for name in trainable(model) if name in found]
             names[:] = [(0, name) for name in learned]
             lost = next((name for name in found if name not in dict(model.named_parameters())), None)
             if lost is not None:
                 raise CannotTrace(f"it computes a gradient for {lost}, which is no longer one of its parameters")
-            return tuple(by_network(-unit, found[name]) * found[name].detach() for name in learned)
+            return tuple([by_network(-unit, found[name]) * found[name].detach() for name in learned])
 
-        return self._piece("contrast", run, (*self.s, *self.s)), names
+        end = self.start(kind)
+        moving = end if kind.difference and not kind.symmetric else (*end, *end)
+        return self._piece("contrast", run, moving, self.s if kind.difference else ()), names
 
-    def update(self, update_of: Update) -> tuple[Piece, list[Name]]:
+    def update(self, update_of: Update, kind: Kind) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
         names: list[Name] = []
 
-        def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
+        def run(x: Tensor, nudge: Nudge, unit: Tensor, both: State) -> State:
+            at, s = both[: self.layers], both[self.layers :]
             with torch.no_grad():
-                new = Stepper(self.model, self.model.drive(x), nudge)(s, update_of)
-            step = update(self.model, x, s, new, -unit)
+                new = _unchanged(self._stepper(x, nudge, at, kind)(s, update_of), s)
+            if kind.difference:
+                step = difference_update(self.model, x, at, s, new, -unit)
+            else:
+                step = update(self.model, x, s, new, -unit)
             names[:] = [(0, name) for name in step.synapses]
             return (*new, *step.synapses.values())
 
-        return self._piece(("update", update_of), run, self.s), names
+        return self._piece(("update", update_of), run, self.start(kind), self.s), names
 
     def direct(self) -> tuple[Piece, list[Name]]:
         """s -> the gradient of the cost at that state, for parameters it depends on."""
@@ -180,10 +232,11 @@ class Pieces:
         k, path = name
         return k * len(self.held[0]) + list(self.held[k]).index(path)
 
-    def _piece(self, key: object, run: Callable[..., State], moving: State) -> Piece:
+    def _piece(self, key: object, run: Callable[..., State], moving: State, fixed: State = ()) -> Piece:
+        """run(x, nudge, unit, (*fixed, *moving)) as a piece; what `fixed` alone decides is computed once per phase."""
         if key not in self._known:
             function = partial(self._with_given, run)
-            lowered = Lowered(trace(function, (*self.given, *moving), operations()), len(moving))
+            lowered = Lowered(trace(function, (*self.given, *fixed, *moving), operations()), len(moving))
             self._known[key] = Piece(lowered, self._places(list(lowered.constants.values())))
         return self._known[key]
 
@@ -206,6 +259,12 @@ class Pieces:
         return [known[_memory(v)] for v in tensors]
 
 
+def _unchanged(new: State, s: State) -> State:
+    if [(v.shape, v.dtype) for v in new] != [(v.shape, v.dtype) for v in s]:
+        raise CannotTrace("its step changes the shapes or the types of layers")
+    return new
+
+
 def _leaf(like: Tensor, value: Tensor) -> Tensor:
     return nn.Parameter(value, requires_grad=like.requires_grad) if isinstance(like, nn.Parameter) else value
 
@@ -220,10 +279,12 @@ class Piece(NamedTuple):
     lowered: Lowered
     places: list[int]
 
-    def at(self, inputs: Inputs) -> Callable[..., Arrays]:
+    def at(self, inputs: Inputs, fixed: Arrays = ()) -> Callable[..., Arrays]:
         """The piece as a function of what moves, all else computed."""
         constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
-        prepared = self.lowered.prepare((*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit), constants)
+        prepared = self.lowered.prepare(
+            (*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit, *fixed), constants
+        )
         return lambda *moving: self.lowered(prepared, moving)
 
 
@@ -231,8 +292,9 @@ class Inputs(NamedTuple):
     """What a program takes.
 
     theta, constants    parameters and buffers, and other tensors that the model or the cost reads
-    beta, unit          of the nudge, and the factor of its updates
+    beta, unit          of the nudge, and the factor of its updates; of each point on the circle
     periods             whole periods of the free and of the second phase
+    rates               of the parameters, where they move within the second phase, in the order of the program's names
     """
 
     theta: Sequence[Array]
@@ -243,89 +305,138 @@ class Inputs(NamedTuple):
     beta: Array
     unit: Array
     periods: Array
+    rates: Sequence[Array] = ()
 
 
 class Outputs(NamedTuple):
-    """What a program returns: the free phase, the gradients, and whether all numbers in it are finite."""
+    """What a program returns: the free phase, the gradients, and whether all numbers in it are finite.
+
+    adjoint     the remainder of recurrent backprop's adjoint, per sample
+    """
 
     state: Arrays
     steps: Array
     residual: Array
     grads: Arrays
     fine: Array
+    adjoint: Array | None = None
 
 
-class Gradient:
-    """EP's gradient as one jitted program for one model, cost and kind of estimator.
+class Second(NamedTuple):
+    """What a second phase makes.
+
+    state       the end of the free phase
+    steps       of the free phase that it took itself
+    seen        what is not finite if anything in it was not
+    """
+
+    state: Arrays
+    steps: int
+    grads: Arrays
+    seen: Arrays
+    adjoint: Array | None = None
+
+
+class Program(ABC):
+    """An estimator's gradient as one jitted program for one model, cost and kind of estimator.
 
     names   the parameters of its gradients, in order; one may come twice, for the sum of both
+    moved   those of them that the second phase gives
     """
 
     def __init__(self, pieces: Pieces, kind: Kind) -> None:
         self.kind = kind
         self._free = {u: pieces.step(False, u) for u in kind.free.pattern}
-        self._residual = pieces.residual()
-        telescoped = isinstance(pieces.model, PrimitiveDynamics)
-        self._nudged = {u: pieces.step(True, u) for u in kind.second.pattern} if telescoped else {}
-        self._contrast: Piece | None = None
-        names: list[Name] = []
-        if telescoped:
-            self._contrast, names = pieces.contrast()
-        self._updates: dict[Update, Piece] = {}
-        for u in () if telescoped else kind.second.pattern:
-            self._updates[u], names = pieces.update(u)
+        self._step = pieces.step(False)
+        self._dims = pieces.model.sample_dims(pieces.x)
+        self.moved = self.prepare(pieces)
         self._direct, direct = pieces.direct()
-        self.names: list[Name] = [*names, *direct]
-        self._places = [pieces.place(name) for name in names]
+        self.names: list[Name] = [*self.moved, *direct]
+        self._places = [pieces.place(name) for name in self.moved]
         self.run = jax.jit(self.whole)
+
+    @abstractmethod
+    def prepare(self, pieces: Pieces) -> list[Name]:
+        """Trace what the second phase needs; the parameters of its gradients."""
+
+    @abstractmethod
+    def second(self, given: Inputs, s: Arrays) -> Second:
+        """The second phase from the state that the free steps lead to."""
 
     def whole(self, given: Inputs) -> Outputs:
         """The free phase and the gradient, to be traced."""
-        free, steps = self._relaxed(given)
-        (residual,) = self._residual.at(given)(*free)
-        grads, ends = self._telescoped(given, free) if self._contrast else self._summed(given, free)
-        direct = self._direct.at(given)(*free)
-        fine = _finite((given.x, given.y, *free, *ends))
-        return Outputs(free, steps, residual, (*grads, *direct), fine)
+        s, steps = self._relaxed(given)
+        found = self.second(given, s)
+        residual = apart(self._step.at(given)(*found.state), found.state, self._dims)
+        direct = self._direct.at(given)(*found.state)
+        fine = _finite((given.x, given.y, *found.state, *found.seen))
+        return Outputs(found.state, steps + found.steps, residual, (*found.grads, *direct), fine, found.adjoint)
 
     def _relaxed(self, given: Inputs) -> tuple[Arrays, Array]:
-        """The free phase, and how many steps it took."""
+        """The free steps, and how many there were."""
         steps = {update: piece.at(given) for update, piece in self._free.items()}
         count, period = given.periods[0], len(self.kind.free.pattern)
         total = count * period + self.kind.free.rest
         if not self.kind.settles:
-            return _phase(steps, self.kind.free, count, given.s), total
+            return run_phase(steps, self.kind.free, count, given.s), total
         return _until_still(steps, self.kind.free, count, given.s)
 
-    def _telescoped(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
-        """The gradient from the two ends of the second phase, or of both  [eq:ep-grad]."""
-
-        def end(inputs: Inputs) -> Arrays:
-            steps = {u: piece.at(inputs) for u, piece in self._nudged.items()}
-            return _phase(steps, self.kind.second, inputs.periods[1], free)
-
-        assert self._contrast is not None
-        plus = end(given)
-        minus = end(given._replace(beta=-given.beta)) if self.kind.symmetric else free
-        return self._contrast.at(given)(*plus, *minus), (*plus, *minus)
-
-    def _summed(self, given: Inputs, free: Arrays) -> tuple[Arrays, Arrays]:
-        """The gradient as the sum of the updates of all steps  [eq:ep-weight-update]."""
-
-        def total(inputs: Inputs) -> Arrays:
-            steps = {u: _adding(piece.at(inputs), len(free)) for u, piece in self._updates.items()}
-            zeros = tuple(jnp.zeros_like(inputs.theta[n]) for n in self._places)
-            return _phase(steps, self.kind.second, inputs.periods[1], (*free, *zeros))
-
-        plus = total(given)
-        if not self.kind.symmetric:
-            return plus[len(free) :], plus[: len(free)]
-        minus = total(given._replace(beta=-given.beta))
-        grads = tuple(a - b for a, b in zip(plus[len(free) :], minus[len(free) :], strict=True))
-        return grads, (*plus[: len(free)], *minus[: len(free)])
+    def _zeros(self, given: Inputs) -> Arrays:
+        """A sum of gradients to begin with."""
+        return tuple(jnp.zeros_like(given.theta[n]) for n in self._places)
 
 
-def _adding(step: Callable[..., Arrays], layers: int) -> Callable[..., Arrays]:
+class Gradient(Program):
+    """EP's gradient."""
+
+    def prepare(self, pieces: Pieces) -> list[Name]:
+        kind, names = self.kind, list[Name]()
+        self._start = [dtype_of(v.dtype) for v in pieces.start(kind)]
+        self._contrast: Piece | None = None
+        self._steps: dict[Update, Piece] = {}
+        for u in kind.second.pattern:
+            if not isinstance(pieces.model, PrimitiveDynamics):
+                self._steps[u], names = pieces.update(u, kind)
+            else:
+                self._steps[u] = pieces.nudged(u, kind) if kind.difference or kind.held else pieces.step(True, u)
+        if isinstance(pieces.model, PrimitiveDynamics):
+            self._contrast, names = pieces.contrast(kind)
+        return names
+
+    def second(self, given: Inputs, s: Arrays) -> Second:
+        start = tuple(jnp.zeros_like(v, dtype=d) for v, d in zip(s, self._start, strict=True))
+        start = start if self.kind.difference else s
+        ends = [self._end(given, start, s)]
+        if self.kind.symmetric:
+            ends.append(self._end(given._replace(beta=-given.beta), start, s))
+        layers = len(s)
+        seen = tuple(v for end in ends for v in end[:layers])
+        if self._contrast is None:
+            plus, *minus = [end[layers:] for end in ends]  # the updates of all steps  [eq:ep-weight-update]
+            grads = tuple(map(operator.sub, plus, minus[0])) if minus else plus
+        elif self.kind.difference:
+            grads = self._contrast.at(given, s)(*seen)
+        else:  # from the two ends of the second phase, or of both  [eq:ep-grad]
+            grads = self._contrast.at(given)(*(seen if self.kind.symmetric else (*seen, *s)))
+        return Second(s, 0, grads, seen)
+
+    def _end(self, given: Inputs, start: Arrays, s: Arrays) -> Arrays:
+        """The end of a nudged phase, and the sum of its updates where there is no Phi."""
+        around = s if self._contrast is None or self.kind.difference or self.kind.held else ()
+        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        if self._contrast is None:
+            steps = {u: adding(step, len(s)) for u, step in steps.items()}
+            start = (*start, *self._zeros(given))
+        return run_phase(steps, self.kind.second, given.periods[1], start)
+
+
+def apart(a: Arrays, b: Arrays, dims: int) -> Array:
+    """max |a - b| over the neurons of each sample."""
+    layers = [jnp.abs(p - q).reshape(*p.shape[:dims], -1).max(-1) for p, q in zip(a, b, strict=True)]
+    return jnp.stack(layers).max(0)
+
+
+def adding(step: Callable[..., Arrays], layers: int) -> Callable[..., Arrays]:
     """A step that adds its updates to those before."""
 
     def run(*carried: Array) -> Arrays:
@@ -335,19 +446,19 @@ def _adding(step: Callable[..., Arrays], layers: int) -> Callable[..., Arrays]:
     return run
 
 
-Steps = dict[Update, Callable[..., Arrays]]
+Steps = Mapping[Update, Callable[..., Arrays]]
 
 
-def _period(steps: Steps, pattern: Sequence[Update], s: Arrays) -> Arrays:
+def run_period(steps: Steps, pattern: Sequence[Update], s: Arrays) -> Arrays:
     for kind in pattern:
         s = tuple(steps[kind](*s))
     return s
 
 
-def _phase(steps: Steps, turns: Turns, count: Array, s: Arrays) -> Arrays:
+def run_phase(steps: Steps, turns: Turns, count: Array, s: Arrays) -> Arrays:
     """`count` whole periods, and the rest."""
-    s = lax.fori_loop(0, count, lambda _, s: _period(steps, turns.pattern, s), tuple(s))
-    return _period(steps, turns.pattern[: turns.rest], s)
+    s = lax.fori_loop(0, count, lambda _, s: run_period(steps, turns.pattern, s), tuple(s))
+    return run_period(steps, turns.pattern[: turns.rest], s)
 
 
 def _until_still(steps: Steps, turns: Turns, count: Array, s: Arrays) -> tuple[Arrays, Array]:
@@ -357,8 +468,8 @@ def _until_still(steps: Steps, turns: Turns, count: Array, s: Arrays) -> tuple[A
 
     def go(carried: tuple[Array, Array, Arrays]) -> tuple[Array, Array, Arrays]:
         done, _, s = carried
-        before = lax.fori_loop(0, stride - 1, lambda _, s: _period(steps, pattern, s), s)
-        after = _period(steps, pattern, before)
+        before = lax.fori_loop(0, stride - 1, lambda _, s: run_period(steps, pattern, s), s)
+        after = run_period(steps, pattern, before)
         still = jnp.all(jnp.stack([jnp.all(a == b) for a, b in zip(before, after, strict=True)]))
         return done + stride, still, after
 
@@ -369,8 +480,8 @@ def _until_still(steps: Steps, turns: Turns, count: Array, s: Arrays) -> tuple[A
     start = (jnp.zeros((), count.dtype), jnp.asarray(False), tuple(s))
     done, still, s = lax.while_loop(more, go, start)
     left = jnp.where(still, 0, count - done)
-    s = lax.fori_loop(0, left, lambda _, s: _period(steps, pattern, s), s)
-    s = lax.cond(still, lambda s: s, lambda s: _period(steps, pattern[: turns.rest], s), s)
+    s = lax.fori_loop(0, left, lambda _, s: run_period(steps, pattern, s), s)
+    s = lax.cond(still, lambda s: s, lambda s: run_period(steps, pattern[: turns.rest], s), s)
     return s, jnp.where(still, done * period, count * period + turns.rest)
 
 
@@ -388,3 +499,31 @@ def as_array(v: Tensor) -> np.ndarray[Any, Any]:
 def as_tensor(v: Array) -> Tensor:
     """A copy, which may be written to."""
     return torch.from_numpy(np.array(v))
+
+
+LARGE = 1 << 16
+"""Bytes from which the memory of a result is taken over instead of copied."""
+
+
+class _Memory:
+    """A result's memory as numpy may write to it, kept as long as numpy keeps this."""
+
+    def __init__(self, v: Array) -> None:
+        self.owner = v
+        self.__array_interface__ = np.asarray(v).__array_interface__ | {"data": (v.unsafe_buffer_pointer(), False)}
+
+
+def taken_over(values: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Results as tensors that may be written to: large ones where they lie, unless they share memory.
+
+    inputs      what the program was given: jax may return one of them as it is
+    """
+    seen = {v.data_ptr() for v in inputs}
+    found = []
+    for v in values:
+        if v.nbytes < LARGE or (place := v.unsafe_buffer_pointer()) in seen:
+            found.append(as_tensor(v))
+        else:
+            seen.add(place)
+            found.append(torch.from_numpy(np.asarray(_Memory(v))))
+    return found

@@ -25,9 +25,9 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
-from eqprop.engines.traced import CannotTrace, Checks, Watch
+from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, size_of
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, apart, reference, size_of, strength
+from eqprop.engines.xla.engine import AGREE, NOISE, reference, strength
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
     Arrays,

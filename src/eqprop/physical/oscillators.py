@@ -1,0 +1,181 @@
+"""Oscillator nets: phases coupled by cosines, with second harmonics that pull them to 0 or pi."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from eqprop.dynamics import PrimitiveDynamics, check_eps
+from eqprop.models.connections import Init, Weight, add_parameters
+from eqprop.models.settings import ModelSettings
+from eqprop.settings import Finite, Positive, about
+from eqprop.state import LayerParameters, State
+
+
+class Fields(NamedTuple):
+    """What does not change during a phase: the field h on each layer, (n,) or (B, n)."""
+
+    fields: tuple[Tensor, ...]
+
+
+@final
+class Oscillators(PrimitiveDynamics):
+    """Layers of oscillators with phases phi; the input x enters as a field, x cos(phi):
+
+        E = -sum_ij J_ij cos(phi_i - phi_j) - sum_i h_i cos(phi_i) - 1/2 sum_i K_i cos(2 phi_i)
+        phi <- phi - eps dE/dphi,   Phi = 1/2 |phi|^2 - eps E,   phi_0 = pi/2
+
+    sizes       from the output to the input, such as (10, 120, 784)
+    eps         the step
+    harmonic    whether the second harmonics K are trained (see the parameters K0, K1, ...); they begin at 0
+
+    Parameters W01 (n0, n1), W12, ... and biases b0, b1, ...: the couplings J, those from the input being fields on the
+    layer next to it, h = W x + b.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        eps: float = 0.1,
+        *,
+        bias: bool = True,
+        harmonic: bool = False,
+        init: Init = "glorot",
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = tuple(sizes)
+        if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
+            raise ValueError(f"sizes is {sizes}; expected two or more numbers, from the output to the input.")
+        self.sizes, self.depth, self.input_shape = sizes, len(sizes) - 1, (sizes[-1],)
+        self.nudge_scale = check_eps(eps)
+        wanted = {f"W{n}{n + 1}": Weight((a, b), b, a) for n, (a, b) in enumerate(pairwise(sizes))}
+        if bias:
+            wanted |= {f"b{n}": Weight((a,), b, a) for n, (a, b) in enumerate(pairwise(sizes))}
+        add_parameters(self, wanted, init, seed, dtype)
+        self.harmonic = harmonic
+        if harmonic:
+            for n in range(self.depth):
+                zero = torch.zeros(sizes[n], dtype=dtype or torch.get_default_dtype())
+                self.register_parameter(f"K{n}", torch.nn.Parameter(zero))
+
+    def __repr__(self) -> str:
+        return f"Oscillators {'-'.join(map(str, reversed(self.sizes)))}, eps {self.nudge_scale:g}"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return _parameters(self.depth, hasattr(self, "b0"))
+
+    def weight(self, n: int) -> Tensor:
+        return getattr(self, f"W{n}{n + 1}")
+
+    def init_state(self, x: Tensor) -> State:
+        return tuple(x.new_full((*x.shape[:1], n), math.pi / 2) for n in self.sizes[:-1])
+
+    def energy(self, x: Tensor, s: State) -> Tensor:
+        """E per sample."""
+        total = x.new_zeros(x.shape[:1])
+        for n in range(self.depth - 1):
+            J = self.weight(n)
+            for f in (torch.cos, torch.sin):  # cos(a - b) = cos a cos b + sin a sin b
+                total = total - ((f(s[n]) @ J) * f(s[n + 1])).sum(-1)
+        for h, phi in zip(self.drive(x).fields, s, strict=True):
+            total = total - (h * torch.cos(phi)).sum(-1)
+        if self.harmonic:
+            for n, phi in enumerate(s):
+                total = total - 0.5 * (getattr(self, f"K{n}") * torch.cos(2.0 * phi)).sum(-1)
+        return total
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        squares = torch.stack([phi.square().sum(-1) for phi in s]).sum(0)
+        return 0.5 * squares - self.nudge_scale * self.energy(x, s)
+
+    def drive(self, x: Tensor) -> Fields:
+        fed = [x.new_zeros(())] * (self.depth - 1) + [x @ self.weight(self.depth - 1).mT]
+        biases = [getattr(self, f"b{n}", None) for n in range(self.depth)]
+        return Fields(tuple(h if b is None else h + b for h, b in zip(fed, biases, strict=True)))
+
+    def gradient(self, drive: Fields | Tensor, s: State) -> State:
+        return self.group_gradient(drive, s, range(len(s)))
+
+    def group_gradient(self, drive: Fields | Tensor, s: State, layers: Collection[int]) -> State:
+        """phi - eps dE/dphi for these layers: dE/dphi_i = cos(phi_i) B_i - sin(phi_i) A_i, summed fields A and B."""
+        drive = drive if isinstance(drive, Fields) else self.drive(drive)
+        cos, sin = [torch.cos(v) for v in s], [torch.sin(v) for v in s]
+        return tuple(
+            [self._turned(drive.fields[n], cos, sin, n, phi) if n in layers else phi for n, phi in enumerate(s)]
+        )
+
+    def _turned(self, along: Tensor, cos: list[Tensor], sin: list[Tensor], n: int, phi: Tensor) -> Tensor:
+        across: Tensor | None = None
+        if n > 0:
+            J = self.weight(n - 1)
+            along, across = along + cos[n - 1] @ J, sin[n - 1] @ J
+        if n < self.depth - 1:
+            J = self.weight(n).mT
+            along, more = along + cos[n + 1] @ J, sin[n + 1] @ J
+            across = more if across is None else across + more
+        slope = along * sin[n] if across is None else along * sin[n] - across * cos[n]
+        if self.harmonic:
+            slope = slope + 2.0 * getattr(self, f"K{n}") * sin[n] * cos[n]
+        return phi - self.nudge_scale * slope
+
+    def contrast(self, x: Tensor, s_plus: State, s_minus: State) -> dict[str, Tensor]:
+        """-eps (dE/dtheta at s_plus minus at s_minus), the batch mean; differences of cosines come before products."""
+        scale, out = self.nudge_scale / len(x), dict[str, Tensor]()
+        ends = [([f(v) for v in s_plus], [f(v) for v in s_minus]) for f in (torch.cos, torch.sin)]
+        moved = [[a - b for a, b in zip(plus, minus, strict=True)] for plus, minus in ends]
+        for n in range(self.depth):
+            if n == self.depth - 1:
+                out[f"W{n}{n + 1}"] = scale * (moved[0][n].mT @ x)
+            else:
+                parts = [
+                    d[n].mT @ plus[n + 1] + minus[n].mT @ d[n + 1] for d, (plus, minus) in zip(moved, ends, strict=True)
+                ]
+                out[f"W{n}{n + 1}"] = scale * (parts[0] + parts[1])
+            out[f"b{n}"] = scale * moved[0][n].sum(0)
+            if self.harmonic:  # cos 2a - cos 2b = 2 (cos a - cos b) (cos a + cos b)
+                out[f"K{n}"] = scale * (moved[0][n] * (ends[0][0][n] + ends[0][1][n])).sum(0)
+        return {name: out[name] for name, p in self.named_parameters() if p.requires_grad}
+
+    def operations(self) -> int:
+        return sum(8 * a * b for a, b in pairwise(self.sizes[:-1]))
+
+
+def _parameters(depth: int, bias: bool) -> tuple[LayerParameters, ...]:
+    return tuple(LayerParameters((f"W{n}{n + 1}",), f"b{n}" if bias else None) for n in range(depth))
+
+
+@final
+class OscillatorNet(ModelSettings, frozen=True):
+    """`Oscillators` as data; sizes go from the output to the input. Their cost is "phase"."""
+
+    sizes: Annotated[tuple[Positive, ...], about("Oscillators per layer, from the output to the input.")] = (
+        *(10, 120, 784),
+    )
+    eps: Annotated[Finite, about("Step of the phases.")] = 0.1
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    harmonic: Annotated[bool, about("Whether second harmonics are trained.")] = False
+    kind: Literal["oscillators"] = "oscillators"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return _parameters(len(self.sizes) - 1, self.bias)
+
+    @property
+    def weights(self) -> int:
+        return sum(a * b for a, b in pairwise(self.sizes))
+
+    def build(self, seed: int, dtype: torch.dtype) -> Oscillators:
+        return Oscillators(
+            self.sizes, self.eps, bias=self.bias, harmonic=self.harmonic, init=self.init, seed=seed, dtype=dtype
+        )
+
+    def __str__(self) -> str:
+        return f"oscillators {'-'.join(str(n) for n in reversed(self.sizes))}"
