@@ -68,7 +68,7 @@ def networks(name: str) -> dict[str, Dynamics]:
     with tempfile.TemporaryDirectory() as folder:
         eqprop.train(experiment, Path(folder) / "run", epochs=1, trials=1, seed=SEED)
         trained = eqprop.load(Path(folder) / "run").model
-    default = experiment.override(init="default").build(SEED)
+    default = build_model(experiment.override(init="default"), SEED)
     return {"printed": build_model(experiment, SEED), "PyTorch's": default, "after an epoch by EP": trained}
 
 

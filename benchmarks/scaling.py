@@ -92,7 +92,9 @@ class ConvCurves(Curves):
         ]
         shapes: list[tuple[str, int | tuple[int, ...]]] = [(name, (at["width"], 14, 14)) for name in reversed(names)]
         net = GraphNet(
-            (1, 28, 28), (("out", 10), *shapes), (*joints, {"kind": "dense", "pre": names[-1], "post": "out"})
+            input_shape=(1, 28, 28),
+            layers={"out": 10, **dict(shapes)},
+            connections=(*joints, {"kind": "dense", "pre": names[-1], "post": "out"}),
         )
         experiment = Spec.of(
             optimizer="SGD",

@@ -169,7 +169,7 @@ def _of_runs(e: Spec) -> Iterator[Entry]:
         yield Entry(
             e,
             estimator,
-            e.paper_results.get(estimator),
+            e.results.get(estimator),
             f"{fmean(errors):.2f}" + (f" ± {std:.2f}" if std is not None else ""),
             fmean(errors),
             len(each),

@@ -15,6 +15,7 @@
 # Every experiment is a named set of settings. The two large ones have four convolutions and hundreds of steps:
 
 # %%
+from eqprop.run.session import build_model
 import json
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from eqprop import papers
 torch.set_num_threads(1)
 for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023", "cifar10-small"):
     e = papers.find(name)
-    weights = sum(p.numel() for p in e.build(0).parameters())
-    print(f"{name}: {e.architecture}, {weights / 1e6:.2f} million parameters")
-    print(f"    {e.estimator}, T = {e.T}, K = {e.K}, beta = {e.beta:g}; {e.schedule}, nudge {e.nudge_site}")
+    weights = sum(p.numel() for p in build_model(e, 0).parameters())
+    print(f"{name}: {e.model}, {weights / 1e6:.2f} million parameters")
+    phases, nudge = e.phases, e.model.nudge_site
+    about = f"T = {phases.T}, K = {phases.K}, beta = {phases.beta:g}; {phases.schedule}, nudge {nudge}"
+    print(f"    {e.estimator.kind}, {about}")
 
 # %% [markdown]
 # All of them nudge symmetrically, once towards the target and once away from it: one-sided nudging fails on such nets,
@@ -40,27 +43,27 @@ for name in ("cifar10-laborieux-2021", "cifar10-scellier-2023", "cifar10-small")
 
 # %%
 small = papers.find("cifar10-small")
-net = small.build(0).double()
+net = build_model(small, 0).double()
 source = torch.Generator().manual_seed(0)
 x = torch.randn(2, 3, 32, 32, generator=source, dtype=torch.float64) / 3
 y = eqprop.data.one_hot(torch.tensor([3, 5]), 10).double()
 cost = eqprop.SquaredError()
-exact = eqprop.RBP(T=200, K=200, schedule=small.schedule).gradient(net, cost, x, y)[1]
+exact = eqprop.RBP(T=200, K=200, schedule=small.phases.schedule).gradient(net, cost, x, y)[1]
 
 
 def cosines(beta):
-    ep = eqprop.EP(small.T, small.K, schedule=small.schedule, beta=beta, nudging="symmetric")
+    ep = eqprop.EP(small.phases.T, small.phases.K, schedule=small.phases.schedule, beta=beta, nudging="symmetric")
     free, found = ep.gradient(net, cost, x, y)
     pairs = {name: (found[p].flatten(), exact[p].flatten()) for name, p in net.named_parameters()}
     return free, {name: float(torch.cosine_similarity(*pair, 0)) for name, pair in pairs.items()}
 
 
-free, trained = cosines(small.beta)
+free, trained = cosines(small.phases.beta)
 _, careful = cosines(0.01)
-print(f"largest residual after T = {small.T}: {float(free.residual.max()):.0e}")
+print(f"largest residual after T = {small.phases.T}: {float(free.residual.max()):.0e}")
 print("cosine of EP's gradient with the exact one, from the output to the input:")
 for name in ("W01", "W12", "W23", "W3x"):
-    print(f"    {name}: {trained[name]:.4f} at beta = {small.beta}, {careful[name]:.4f} at beta = 0.01")
+    print(f"    {name}: {trained[name]:.4f} at beta = {small.phases.beta}, {careful[name]:.4f} at beta = 0.01")
 
 # %%
 assert float(free.residual.max()) < 1e-5
@@ -106,8 +109,8 @@ fig, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for (name, own), style in zip(curves.items(), ("C0o-", "C1s--"), strict=True):
     for trial in own["trials"]:
         label = name if trial["seed"] == 0 else None
-        axes.plot(range(1, small.epochs + 1), trial["test_error"], style, label=label)
-axes.set(xlabel="epoch", ylabel="test error, %", xticks=range(1, small.epochs + 1))
+        axes.plot(range(1, small.optimizer.epochs + 1), trial["test_error"], style, label=label)
+axes.set(xlabel="epoch", ylabel="test error, %", xticks=range(1, small.optimizer.epochs + 1))
 axes.legend()
 for name, own in curves.items():
     print(f"stored: {name}: test error {own['test_error_mean']:.2f} ± {own['test_error_std']:.2f} %, three seeds")

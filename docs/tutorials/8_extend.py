@@ -109,7 +109,7 @@ assert 3.2 < ratios[Richardson] < 5.0
 # point of the group `eqprop.estimator`. The function receives the experiment and takes from it what it needs.
 
 # %%
-eqprop.register("estimator", "richardson", lambda e: Richardson(e.T, e.K, beta=e.beta))
+eqprop.register("estimator", "richardson", lambda e: Richardson(e.phases.T, e.phases.K, beta=e.phases.beta))
 
 # %% [markdown]
 # ## A logger

@@ -138,8 +138,8 @@ class Place:
         self.folder = folder
         _write_data(folder / "data")
         (folder / "small.toml").write_text(
-            "T = 4\nK = 2\nbeta = 0.2\nepochs = 6\nbatch = 10\n[architecture]\nsizes = [10, 16, 784]\n"
-            '[learning_rates]\n"*" = 0.1\n'
+            "T = 4\nK = 2\nbeta = 0.2\nepochs = 6\nbatch = 10\n[model]\nsizes = [10, 16, 784]\n"
+            '[optimizer.rates]\n"*" = 0.1\n'
         )
         self.whole = folder / "whole"
         # Here, so that the processes forked later have everything imported.

@@ -44,7 +44,7 @@ def test_a_model_of_ones_own(words: list[str], code: int, text: str) -> None:
 def test_a_run_brings_its_own_settings_and_rates(tmp_path: Path) -> None:
     """Rates that no net learns with are the cause; the same net at its own rates is healthy."""
     found = {}
-    for name, options in {"slow": {"learning_rates": {"*": 1e-9}}, "healthy": {}}.items():
+    for name, options in {"slow": {"rates": {"*": 1e-9}}, "healthy": {}}.items():
         train(SMALL.override(epochs=1, T=30, K=10, **options), tmp_path / name, samples=200, engine="eager")
         code, _ = ask(str(tmp_path / name), "--json", str(tmp_path / f"{name}.json"))
         found[name] = (code, json.loads((tmp_path / f"{name}.json").read_text()))

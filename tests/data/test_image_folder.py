@@ -72,9 +72,7 @@ def test_one_level_has_no_test_set_of_its_own(
     images = data.open_set(folder)
     assert (len(images.train_x), len(images.test_x), images.shape) == (30, 0, (5, 6))
     toml = tmp_path / "tiny.toml"
-    toml.write_text(
-        "T = 2\nK = 1\nepochs = 1\nbatch = 5\n[architecture]\nsizes = [3, 4, 30]\n[learning_rates]\n'*' = 0.1"
-    )
+    toml.write_text("T = 2\nK = 1\nepochs = 1\nbatch = 5\n[model]\nsizes = [3, 4, 30]\n[optimizer.rates]\n'*' = 0.1")
     words = ("train", toml, "--data", folder, "--out", tmp_path / "run", "--quiet")
     assert call_main(monkeypatch, *words) == 2
     assert "insects has no test images. Hold out training images: --validation N" in capsys.readouterr().err

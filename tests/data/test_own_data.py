@@ -312,9 +312,7 @@ def test_an_npz_file_and_fewer_test_samples_on_the_command_line(
     x, y, x_test, y_test = arrays()
     np.savez(tmp_path / "mine.npz", x=x, y=y, x_test=x_test, y_test=y_test)
     toml = tmp_path / "tiny.toml"
-    toml.write_text(
-        "T = 4\nK = 2\nepochs = 1\nbatch = 5\n[architecture]\nsizes = [3, 6, 8]\n[learning_rates]\n'*' = 0.1"
-    )
+    toml.write_text("T = 4\nK = 2\nepochs = 1\nbatch = 5\n[model]\nsizes = [3, 6, 8]\n[optimizer.rates]\n'*' = 0.1")
     words = ("train", toml, "--data", tmp_path / "mine.npz", "--out", tmp_path / "run", "--test-samples", 5, "--quiet")
     assert call_main(monkeypatch, *words) == 0, capsys.readouterr().err
     assert call_main(monkeypatch, "evaluate", tmp_path / "run") == 0

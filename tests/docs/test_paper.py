@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from helpers.pages import ROOT, run_here
 
+from docs.build.claims.gallery import COMMAND, PLACE, file_name
 from docs.build.claims.pages import KINDS, SECTIONS, every, pages, seconds
 from docs.build.claims.rules import UNMEASURED, Leaf, Row, judge, leaves, rows, verdict
+from eqprop.report.paper import FIGURES
 
 PAPER = Path(os.environ.get("EQPROP_PAPER", ROOT.parent / "shared" / "paper"))
 QUICK = 5.0
@@ -63,6 +65,20 @@ def test_a_sentence_is_found_by_its_anchor() -> None:
     found = [row for kind in ("claim", "figure") for row in of_kind(kind)]
     assert [row.says for row in found if not row.anchor] == []
     assert [row.anchor for row in found if row.anchor not in text()] == []
+
+
+def test_every_figure_is_drawn_and_has_its_sentence() -> None:
+    found = of_kind("figure")
+    assert [row.picture for row in found] == [figure.name for figure in FIGURES]
+    for number, row in enumerate(found, start=1):
+        assert row.makes == f"figures/figures/{file_name(number)}.png"
+        assert (ROOT / "docs" / PLACE / f"{file_name(number)}.svg").is_file()
+        assert row.seen.endswith(".")
+        assert row.settings
+        assert row.show == COMMAND
+        assert f"({PLACE}/{file_name(number)}.svg)" in pages()["docs/figures.md"]
+    made = {row.makes for page in SECTIONS for row in every(page) if row.makes.startswith("figures/figures/fig")}
+    assert made <= {row.makes for row in found}
 
 
 def test_claims_are_in_the_order_of_the_paper() -> None:

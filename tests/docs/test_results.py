@@ -11,7 +11,7 @@ import pytest
 from docs.build import cifar10, table1
 from docs.build.estimators import slope
 from docs.build.gdu import BETAS, NAMES, compared, errors, mean_error, traces
-from docs.build.results import RESULTS, documents, only, pick
+from docs.build.results import RESULTS, documents, flat, only, pick
 from docs.build.runs import trials
 from eqprop import papers
 from eqprop.run.metrics import stored_trials
@@ -54,7 +54,7 @@ def test_traces_have_four_digits() -> None:
 
 def test_published_trials_are_read_with_their_schedule() -> None:
     found = {
-        (t.experiment.name, t.experiment.preset, t.experiment.phases.schedule)
+        (t.spec.name, t.spec.preset, t.spec.phases.schedule)
         for t in stored_trials(RESULTS / "table1")
     }
     assert ("P-2h", "paper", "alternating") in found
@@ -75,7 +75,7 @@ def test_results_carry_no_path_of_a_machine() -> None:
 def test_rows_of_cifar10_are_those_of_the_package_and_were_made_by_clean_commits() -> None:
     for name, d in cifar10.rows().items():
         row = papers.cifar_rows()[name]
-        assert Spec(**d["experiment"]) == row.experiment
+        assert Spec(**d["experiment"]).changes(row.spec) == []
         assert list(d["estimators"]) == [row.estimator]
         assert d["data"]["set"] == "cifar10", "the published files, by checksum"
         trials = d["estimators"][row.estimator]["trials"]
@@ -142,20 +142,29 @@ def test_the_measured_bias_has_the_order_it_should(at: int) -> None:
         assert slope(found, form) == pytest.approx(order, rel=0.1), form
 
 
+def settings(found: dict[str, Any]) -> dict[str, Any]:
+    """What a stored run was trained with, by the names of the settings."""
+    experiment = flat(found["experiment"])
+    more = {name: experiment[name] for name in ("name", "estimator", "cost", "data")}
+    sections = [experiment[name] for name in ("model", "phases", "optimizer", "run")]
+    return {**{k: v for section in sections for k, v in section.items()}, **more}
+
+
 def test_runs_compared_for_the_nudge_site_differ_in_nothing_else() -> None:
     found = documents("runs/nudge-site.json")
-    first = found[0]["experiment"]
+    first, seeds = settings(found[0]), {d["experiment"]["run"]["seed"] for d in found}
+    assert len(seeds) > 1
     for d in found:
-        assert {k for k, v in d["experiment"].items() if first[k] != v} <= {"nudge_site", "seed"}
+        assert {k for k, v in settings(d).items() if first[k] != v} <= {"nudge_site", "seed"}
     assert sorted(t["seed"] for d in found for t in trials(d)) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_runs_compared_for_their_start_differ_in_nothing_else() -> None:
-    first = next(d for d in documents("runs/literature.json") if d["experiment"]["start"] == "initialised")
+    first = next(d for d in documents("runs/literature.json") if settings(d)["start"] == "initialised")
     others = documents("runs/starts.json")
     assert len(others) >= 2
     for d in others:
-        differing = {k for k, v in first["experiment"].items() if d["experiment"][k] != v}
+        differing = {k for k, v in settings(first).items() if settings(d)[k] != v}
         assert differing <= {"start", "T", "epochs", "evaluation_T"}
         assert d["data"]["sha256"] == first["data"]["sha256"]
 
@@ -164,8 +173,8 @@ def test_the_tuned_experiment_is_the_one_decided_and_trained() -> None:
     recipe = documents("tune/recipe.json")[0]
     experiment = Spec(**recipe["experiment"])
     for decision in recipe["decisions"]:
-        assert getattr(experiment, decision["name"]) == decision["value"]
-    assert documents("runs/tuned.json")[0]["experiment"]["learning_rates"] == experiment.optimizer.rates
+        assert settings(recipe)[decision["name"]] == decision["value"]
+    assert settings(documents("runs/tuned.json")[0])["rates"] == experiment.optimizer.rates
     assert not recipe["provenance"]["commit"].endswith("-dirty")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from helpers.nets import F64, asymmetric, batch, named, prototypical, random_like
 from torch.testing import assert_close
 
 from eqprop import EP, RBP, SquaredError, relax
-from eqprop.estimators.homeostasis import Homeostasis, asymmetric_part
+from eqprop.estimators.homeostasis import Homeostasis, asymmetric_part, relative_asymmetry
 from eqprop.models import Layered
 
 COST = SquaredError()
@@ -35,6 +37,10 @@ def test_symmetric_weights_have_no_penalty_and_their_transition_has() -> None:
     s = relax(net, x, 50).state
     penalty = Homeostasis(base=EP(1, 1))
     assert penalty.penalty_gradient(net, x, s)[0] < 1e-28
+    assert relative_asymmetry(net, x, s) < 1e-14
+    apart = untied()
+    # Independent weights: |W - B|^2 is twice |W|^2, for each pair of layers.
+    assert relative_asymmetry(apart, x, relax(apart, x, 50).state) == pytest.approx(math.sqrt(2.0), rel=0.4)
     other = asymmetric()
     assert penalty.penalty_gradient(other, batch(other)[0], relax(other, batch(other)[0], 50).state)[0] > 1e-3
 

@@ -144,9 +144,9 @@ def at_rest(free: Relaxation, K: int) -> Relaxation:
 def pooled_net(input_shape: tuple[int, int, int], sides: int) -> GraphNet:
     """Four maps, pooled by 4, and ten linear outputs, in two groups."""
     return GraphNet(
-        input_shape,
-        (("s0", 10), ("s1", (4, sides, sides))),
-        (
+        input_shape=input_shape,
+        layers={"s0": 10, "s1": (4, sides, sides)},
+        connections=(
             {"kind": "dense", "pre": "s1", "post": "s0"},
             {"kind": "conv", "pre": "x", "post": "s1", "kernel": 3, "padding": 1, "pool": 4},
         ),

@@ -24,7 +24,6 @@ from helpers.nets import (
 )
 from helpers.tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
 from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx, write_small_toml
-from TODO.eqprop.experiments.gdu import Setup, run, same_settings
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -46,7 +45,7 @@ from eqprop import (
     predict,
     train,
 )
-from eqprop.cli.gdu import Asked, setup
+from eqprop.run.laboratory import find_subject
 from eqprop.data import one_hot
 from eqprop.engines import Task
 from eqprop.engines.cpu.engine import Cpu
@@ -54,8 +53,9 @@ from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
+from eqprop.run.laboratory import Subject, compare, is_same
 from eqprop.run.own import OwnNet
-from eqprop.run.session import build_model
+from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec
 from eqprop.state import State
 
@@ -261,13 +261,13 @@ def test_the_readout_takes_the_place_of_the_output_layer() -> None:
     changes = [change.field for change in experiment.changes(papers.find("P-2h"))]
     assert changes == ["sizes", "rates", "cost"]
     conv = papers.find("P-conv").override(cost="cross-entropy")
-    assert conv.architecture == ConvolutionalNet(flat=())
-    assert dict(conv.learning_rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
+    assert conv.model == ConvolutionalNet(flat=())
+    assert dict(conv.optimizer.rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
     assert Spec(**experiment.to_dict()) == experiment
     # What is cross-entropy already stays as it is, and a network of one's own has no layer to spare.
-    assert experiment.override(cost="cross-entropy", T=7).architecture == experiment.model
+    assert experiment.override(cost="cross-entropy", T=7).model == experiment.model
     mine = papers.find("P-1h").override(model=OwnNet(), rates={"*": 0.1}).override(cost="cross-entropy")
-    assert mine.architecture == OwnNet()
+    assert mine.model == OwnNet()
     with pytest.raises(ValueError, match="Unknown cost 'entropy'"):
         papers.find("P-1h").override(cost="entropy")
 
@@ -335,13 +335,14 @@ def test_one_network_built_with_and_without_the_option() -> None:
 
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
     experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
-    document, _ = run(Setup.of_experiment(experiment, F64))
+    session = bind(experiment, dtype=F64, trains=False)
+    document, _ = compare(Subject(session, session.problem()))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
-    assert same_settings(document, experiment, "float64", drop_unsettled=False)
-    assert not same_settings(document, experiment.override(cost="squared-error"), "float64", drop_unsettled=False)
-    assert build_model(papers.find("P-2h", "gdu").override(cost="cross-entropy"), F64).layer_names == ("s0", "s1")
-    assert build_model(papers.find("P-conv", "gdu").override(cost="cross-entropy"), F64).layer_names == ("h0", "h1")
+    assert is_same(document, session.spec, F64)
+    assert not is_same(document, session.spec.override(cost="squared-error"), F64)
+    assert build_model(papers.find("P-2h", "gdu").override(cost="cross-entropy"), 0, F64).layer_names == ("s0", "s1")
+    assert build_model(papers.find("P-conv", "gdu").override(cost="cross-entropy"), 0, F64).layer_names == ("h0", "h1")
 
 
 def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path) -> None:
@@ -359,12 +360,11 @@ def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path)
 def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
     images = write_idx(tmp_path / "data", few_images())
     train(small(epochs=1), tmp_path / "run", data=images)
-    cost, saved = setup(str(tmp_path / "run"), Asked(batch=4)).problem.cost, load(tmp_path / "run").cost
+    found = find_subject(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
+    cost, saved = found.problem.cost, load(tmp_path / "run").cost
     assert isinstance(cost, CrossEntropy)
     assert isinstance(saved, CrossEntropy)
     assert torch.equal(cost.Wout.float(), saved.Wout)
-    with pytest.raises(ValueError, match="has its own cost"):
-        setup(str(tmp_path / "run"), Asked(batch=4, cost="cross-entropy"))
 
 
 def test_the_command_line_trains_with_it(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from eqprop.run.trainer import Trainer
 
 NET = GraphNet(
     input_shape=(3, 32, 32),
-    layers=(("out", 10), ("h", (4, 8, 8))),
+    layers={"out": 10, "h": (4, 8, 8)},
     connections=(
         {"kind": "conv", "pre": "x", "post": "h", "kernel": 3, "padding": 1, "pool": 4},
         {"kind": "dense", "pre": "h", "post": "out"},

@@ -134,13 +134,25 @@ def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_d
 
 def test_the_experiments_of_continual_ep_have_the_published_settings() -> None:
     one, two = papers.find("continual-ep-1h"), papers.find("continual-ep-2h")
-    assert (one.T, one.K, one.beta, one.epochs, one.batch) == (40, 15, 0.2, 100, 20)
-    assert (two.T, two.K, two.beta, two.epochs, two.batch) == (100, 20, 0.5, 150, 20)
-    assert dict(one.learning_rates) == {"W12": 0.0056, "W01": 0.0028}
-    assert dict(two.learning_rates) == {"W23": 0.01, "W12": 0.0018, "W01": 0.00018}
-    assert (str(one.architecture), str(two.architecture)) == ("784-512-10", "784-512-512-10")
-    assert one.estimator == two.estimator == "ep-continual"
-    assert not one.paper_results, "no error is known that could be set beside a run"
+    assert (one.phases.T, one.phases.K, one.phases.beta, one.optimizer.epochs, one.optimizer.batch) == (
+        40,
+        15,
+        0.2,
+        100,
+        20,
+    )
+    assert (two.phases.T, two.phases.K, two.phases.beta, two.optimizer.epochs, two.optimizer.batch) == (
+        100,
+        20,
+        0.5,
+        150,
+        20,
+    )
+    assert dict(one.optimizer.rates) == {"W12": 0.0056, "W01": 0.0028}
+    assert dict(two.optimizer.rates) == {"W23": 0.01, "W12": 0.0018, "W01": 0.00018}
+    assert (str(one.model), str(two.model)) == ("784-512-10", "784-512-512-10")
+    assert one.estimator.kind == two.estimator.kind == "ep-continual"
+    assert not one.published, "no error is known that could be set beside a run"
 
 
 @pytest.mark.parametrize("form", FORMS[1:])
@@ -162,7 +174,7 @@ def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> 
 def test_a_record_of_before_the_forms_is_one_sided(runs: Path) -> None:
     plain = SMALL.to_dict()
     del plain["estimator"], plain["points"]
-    assert Spec(**plain).make_estimator("ep") == EP(8, 4, beta=0.2)
+    assert make_estimator(Spec(**plain), "ep") == EP(8, 4, beta=0.2)
 
 
 def test_records_make_each_form() -> None:

@@ -12,11 +12,9 @@ import torch
 from helpers.nets import F64, batch, prototypical
 from helpers.pages import ROOT, code_blocks
 from helpers.training_runs import Asking, assert_same_bits, few_images, write_idx
-from TODO.eqprop.experiments.gdu import run
 from torch.testing import assert_close
 
 from eqprop import EP, SquaredError, load, papers, relax
-from eqprop.cli.gdu import Asked, setup
 from eqprop.data import Images
 from eqprop.engines import Task, choose
 from eqprop.models import Network, stack
@@ -24,6 +22,7 @@ from eqprop.models.network import GraphNet
 from eqprop.report.page import write_report
 from eqprop.run import Stopped, resume, train
 from eqprop.run.checkpoint import read_checkpoint
+from eqprop.run.laboratory import compare, find_subject
 from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
 from eqprop.run.toml import to_toml
@@ -42,11 +41,11 @@ start = "carried"
 estimator = "ep-symmetric"
 batch = 30
 
-[learning_rates]
+[optimizer.rates]
 "*" = 0.05
 W_out_h2 = 0.02
 
-[architecture]
+[model]
 kind = "graph"
 input_shape = [1, 28, 28]
 activation = { out = "identity", "*" = "hard-sigmoid" }
@@ -57,7 +56,7 @@ connections = [
     { kind = "dense", pre = "h2", post = "out" },
 ]
 
-[architecture.layers]
+[model.layers]
 out = 10
 h2 = [4, 7, 7]
 h1 = [4, 7, 7]
@@ -118,10 +117,10 @@ def test_it_is_written_back_as_it_was_read(file: Path, tmp_path: Path) -> None:
 
 def test_a_readout_takes_the_place_of_the_output(file: Path) -> None:
     read_out = papers.find(file).override(cost="cross-entropy", nudge_site="inside")
-    net = read_out.build(0, F64)
+    net = build_model(read_out, 0, F64)
     assert isinstance(net, Network)
     assert net.names == ("h2", "h1")
-    assert read_out.learning_rates["Wout"] == 0.02
+    assert read_out.optimizer.rates["Wout"] == 0.02
 
 
 @pytest.mark.parametrize(
@@ -211,9 +210,9 @@ def test_engines_that_know_the_start_are_asked() -> None:
 
 def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
     net = GraphNet(
-        (1, 28, 28),
-        (("out", 10), ("h", 20)),
-        ({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
+        input_shape=(1, 28, 28),
+        layers={"out": 10, "h": 20},
+        connections=({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
         groups=(("h",), ("out",)),
     )
     experiment = Spec.of(
@@ -226,10 +225,10 @@ def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
 
 def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
     data = write_idx(tmp_path / "idx", images)
-    asked = Asked(T=400, K=8, beta=1e-5, batch=3, data=str(data))
-    found = setup(str(file), asked)
-    assert (found.schedule, found.name, found.init) == ("sweeps", "my_net", "default")
-    document, _ = run(found)
+    options = {"T": 400, "K": 8, "beta": 1e-5, "batch": 3, "data": str(data)}
+    found = find_subject(str(file), options, dtype=F64, trains=False)
+    assert (found.spec.phases.schedule, found.spec.name, found.spec.model.init) == ("sweeps", "my_net", "default")
+    document, _ = compare(found)
     assert document["nudge_site"] == "implicit"
     assert max(group["rmse"] for group in document["synapses"].values()) < 1e-2
     assert document["budget"]["outcome"] == "holds"

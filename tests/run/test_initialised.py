@@ -249,8 +249,14 @@ def test_a_rate_that_cannot_work_is_told(rate: float) -> None:
 def test_the_records_are_those_of_the_literature() -> None:
     """Their numbers; beta and the rates of their codes are twice that here, where the cost has a half."""
     sb = papers.find("scellier-bengio-2017")
-    assert (sb.T, sb.K, sb.epochs, sb.start, sb.estimator) == (100, 6, 60, "persistent", "ep-random-sign")
-    assert (sb.beta / 2, [*sb.learning_rates.values()]) == (1.0, [0.4, 0.1, 0.01])
+    assert (sb.phases.T, sb.phases.K, sb.optimizer.epochs, sb.phases.start, sb.estimator.kind) == (
+        100,
+        6,
+        60,
+        "persistent",
+        "ep-random-sign",
+    )
+    assert (sb.phases.beta / 2, [*sb.optimizer.rates.values()]) == (1.0, [0.4, 0.1, 0.01])
     assert sb.model == LayeredNet((10, 500, 500, 784), "energy-based", "hard-sigmoid", eps=0.5, clip=True)
     code = papers.find("scellier-bengio-2017", "authors")
     assert (code.phases.T, code.phases.beta / 2, [rate / 2 for rate in code.optimizer.rates.values()]) == (

@@ -104,7 +104,7 @@ def test_patience_best_and_every_are_settings(tmp_path: Path) -> None:
     run = tmp_path / "run"
     # A rate of zero: the first epoch is the best, and nothing falls after it.
     eqprop.train(
-        SMALL, run, data=few_images(), epochs=6, learning_rates={"*": 0.0}, optimizer="Adam", patience=2,
+        SMALL, run, data=few_images(), epochs=6, rates={"*": 0.0}, optimizer="Adam", patience=2,
         keep_best=True, keep_every=2,
     )  # fmt: skip
     assert [entry["epoch"] for entry in read_metrics(run)] == [1, 2, 3]

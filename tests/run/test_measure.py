@@ -94,7 +94,9 @@ def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Imag
     rates = []
     for seed in range(3):
         with torch.no_grad():
-            for p, q in zip(ours.model.parameters(), EXPERIMENTS["layered"].build(seed).parameters(), strict=True):
+            for p, q in zip(
+                ours.model.parameters(), build_model(EXPERIMENTS["layered"], seed).parameters(), strict=True
+            ):
                 p[0].copy_(q)
         rates.append(ours.error_rates())
         assert rates[-1] == replace(ours, engine=Eager()).error_rates()

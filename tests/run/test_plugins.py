@@ -123,7 +123,7 @@ def register_all() -> None:
     eqprop.register("data", "few", few)
     eqprop.register("model", "mine", own)
     eqprop.register("logger", "ear", Ear)
-    eqprop.register("estimator", "slow-ep", lambda e: eqprop.EP(2 * e.T, e.K, beta=e.beta))
+    eqprop.register("estimator", "slow-ep", lambda e: eqprop.EP(2 * e.phases.T, e.phases.K, beta=e.phases.beta))
 
 
 def test_every_kind_is_registered_by_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_every_kind_is_registered_by_a_call(tmp_path: Path, monkeypatch: pytest.
     toml = tmp_path / "own.toml"
     toml.write_text(
         'T = 4\nK = 2\nepochs = 1\ncost = "cubic"\nestimator = "slow-ep"\n'
-        '[architecture]\nsizes = [10, 12, 784]\nactivation = "soft"\n[learning_rates]\n"*" = 0.1\n'
+        '[model]\nsizes = [10, 12, 784]\nactivation = "soft"\n[optimizer.rates]\n"*" = 0.1\n'
     )
     words = ("train", toml, "--data", "few", "--out", tmp_path / "run", "--quiet", "--logger", "ear")
     assert call_main(monkeypatch, *words) == 0

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.training_runs import Asking, few_images
 
 import eqprop
-from eqprop.run.session import Session
+from eqprop.cost import SquaredError
+from eqprop.engines.eager import Eager
+from eqprop.models import Layered
+from eqprop.run import Stopped, resume, train
+from eqprop.run.session import Session, make_estimator
 
 FEW: dict[str, Any] = {"samples": 60, "test_samples": 20, "sizes": [10, 8, 784], "T": 4, "K": 2, "threads": 1}
 
@@ -85,3 +93,59 @@ def test_a_bound_session_takes_no_more_options() -> None:
     session: Session = eqprop.bind("toy", trains=False)
     with pytest.raises(ValueError, match="already bound"):
         eqprop.bind(session, T=3)
+
+
+PARTS: dict[str, type] = {"model": Layered, "cost": SquaredError, "optimizer": torch.optim.SGD}
+
+
+@pytest.fixture
+def constructions(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each part was made, whoever made it."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    for name, kind in PARTS.items():
+        monkeypatch.setattr(kind, "__init__", counted(name, kind.__init__))
+    # A runner takes an unchecked copy of its estimator, which is not made from the spec.
+    monkeypatch.setattr("eqprop.run.session.make_estimator", counted("estimator", make_estimator))
+    monkeypatch.setattr("eqprop.run.session.choose", lambda *given: counts.update(["engine"]) or Eager())
+    return counts
+
+
+ONCE = dict.fromkeys((*PARTS, "estimator", "engine"), 1)
+OPTIONS: dict[str, Any] = {"sizes": [10, 8, 784], "T": 4, "K": 2, "threads": 1, "epochs": 2, "engine": "eager"}
+
+
+def test_train_builds_every_part_once_per_leg(constructions: Counter[str], tmp_path: Path) -> None:
+    train("P-1h", tmp_path / "one", data=few_images(60, 20), **OPTIONS)
+    assert constructions == ONCE
+    constructions.clear()
+    train("P-1h", tmp_path / "two", data=few_images(60, 20), trials=2, stacked=False, **OPTIONS)
+    assert constructions == dict.fromkeys(ONCE, 2)
+
+
+def test_resume_builds_every_part_once(
+    constructions: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        train("P-1h", tmp_path / "run", data=few_images(60, 20), watch=Asking(patch, 2), **OPTIONS)
+    constructions.clear()
+    resume(tmp_path / "run", data=few_images(60, 20))
+    assert constructions == ONCE
+    constructions.clear()
+    resume(tmp_path / "run", data=few_images(60, 20))
+    assert not constructions, "a finished run builds nothing"
+
+
+def test_doctor_examines_what_train_would_build(constructions: Counter[str]) -> None:
+    session = eqprop.bind("P-1h", few_images(60, 20), **OPTIONS)
+    problem = session.problem()
+    assert constructions == ONCE
+    eqprop.doctor(problem.model, problem.cost, problem.x, problem.y, session.estimator, rates=session.optimizer)
+    assert constructions["optimizer"] == constructions["cost"] == 1

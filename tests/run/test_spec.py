@@ -119,6 +119,11 @@ def test_results_are_read_as_printed() -> None:
     paper = PaperResult(2.0, 0.1)
     assert reproduces(2.2, paper)
     assert not reproduces(2.21, paper)
+    assert reproduces(1.8, paper)
+    assert not reproduces(1.79, paper), "on both sides"
+    about = PaperResult.parse("~2.2 (~0)")
+    assert about == PaperResult(2.2, train=0.0, about=True)
+    assert str(about) == "~2.2 (~0)"
 
 
 def test_a_preset_names_what_there_is() -> None:

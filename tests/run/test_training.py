@@ -105,7 +105,7 @@ def test_a_stacked_run_equals_single_runs(tmp_path: Path, images: Images, net: s
         for name, value in weights(tmp_path / str(r), estimator).items():
             stacked = together[f"{r}{name[1:]}"]
             assert float((stacked - value).norm() / value.norm()) < 1e-4, (r, name)
-        start = NETS[net].build(r).get_parameter(name[2:]).detach()
+        start = build_model(NETS[net], r).get_parameter(name[2:]).detach()
         assert float((value - start).norm() / value.norm()) > 1e-3, "the weights have moved by far more than that"
 
 
@@ -302,8 +302,8 @@ def test_what_ran_is_written_whole(tmp_path: Path, images: Images) -> None:
     assert described.changes == [
         "T 5 instead of 30",
         "K 2 instead of 10",
-        "epochs 1 instead of 30",
         "rates W12=0.08, W01=0.2 instead of W12=0.08, W01=0.04",
+        "epochs 1 instead of 30",
     ]
     assert spec.run.threads == torch.get_num_threads()
     assert spec.estimators == ("ep",)
@@ -478,8 +478,8 @@ def test_a_run_far_from_rest_points_to_the_doctor_once(tmp_path: Path, images: I
         ({"optimizer_options": {"momentun": 1}}, "does not take the options"),
         ({"rates": {"W99": 1.0}}, "for no known parameter"),
         ({"checkpoint_every": 0.0}, "checkpoint_every"),
-        ({"architecture": LayeredNet((10, 24, 100))}, "784 pixels"),
-        ({"architecture": LayeredNet((7, 24, 784))}, "7 outputs"),
+        ({"model": LayeredNet((10, 24, 100))}, "784 pixels"),
+        ({"model": LayeredNet((7, 24, 784))}, "7 outputs"),
         ({"estimators": "bptt", "T": 2, "K": 4}, "cannot unroll K=4"),
         ({"schedule": "alternating", "model": NETS["energy-based"].model}, "cannot alternate"),
     ],
@@ -500,7 +500,7 @@ def test_only_the_machine_may_change_on_a_resume(tmp_path: Path, images: Images)
         resume(tmp_path / "run", data=few_images(300))
     experiment = tmp_path / "run" / "experiment.json"
     content = json.loads(experiment.read_text())
-    content["experiment"]["T"] = 9
+    content["experiment"]["phases"]["T"] = 9
     experiment.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="does not match experiment.json"):
         resume(tmp_path / "run", data=images)

@@ -174,7 +174,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     write_idx(folder / "data", few_images(240, 50))
     (folder / "small.toml").write_text(
-        "T = 30\nK = 10\nbeta = 0.2\nepochs = 8\n[architecture]\nsizes = [10, 64, 784]\n[learning_rates]\n"
+        "T = 30\nK = 10\nbeta = 0.2\nepochs = 8\n[model]\nsizes = [10, 64, 784]\n[optimizer.rates]\n"
         "W12 = 0.1\nW01 = 0.05\n"
     )
     return folder

@@ -86,9 +86,9 @@ def _field(document: Document, name: str) -> Any:
 
 def training_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
     """The network of a training experiment at its first weights."""
-    return build_model(papers.find(name).override(init=init, seed=seed), dtype)
+    return build_model(papers.find(name).override(init=init, seed=seed), 0, dtype)
 
 
 def gdu_net(name: str, init: str, seed: int, dtype: torch.dtype) -> Dynamics:
     """The network of an experiment of the laboratory at its first weights."""
-    return build_model(papers.find(name, "gdu").override(init=init, seed=seed), dtype)
+    return build_model(papers.find(name, "gdu").override(init=init, seed=seed), 0, dtype)

@@ -499,3 +499,6 @@ def results_table(found: Sequence[Row]) -> Table:
             row.verdict if row.verdict in ("yes", "no") else "--",
         )
     return table
+
+
+import eqprop.cli.field  # noqa: E402, F401 - last, as its command is one of `reproduce` and uses what stands above

@@ -15,7 +15,7 @@ from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import Estimator, Grads, Step, trainable
 from eqprop.relax import Relaxation
-from eqprop.state import State, is_number
+from eqprop.state import State, is_number, subtract
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ class Homeostasis(Estimator):
 
 def asymmetric_part(model: Dynamics, x: Tensor, s: State, e: State) -> State:
     """(J - J^T) e per sample, J as of `Homeostasis`; differentiable by the parameters where gradients are recorded."""
+    return subtract(*products(model, x, s, e))
+
+
+def products(model: Dynamics, x: Tensor, s: State, e: State) -> tuple[State, State]:
+    """J e and J^T e per sample."""
     drive = model.drive(x)
     leaves = tuple(v.detach().requires_grad_() for v in s)
 
@@ -113,4 +118,17 @@ def asymmetric_part(model: Dynamics, x: Tensor, s: State, e: State) -> State:
     with forward_ad.dual_level():
         dual = tuple(forward_ad.make_dual(v.detach(), u) for v, u in zip(s, e, strict=True))
         ahead = [forward_ad.unpack_dual(v).tangent for v in received(dual)]
-    return tuple(-b if a is None else a - b for a, b in zip(ahead, back, strict=True))
+    return tuple(torch.zeros_like(b) if a is None else a for a, b in zip(ahead, back, strict=True)), back
+
+
+@torch.no_grad()
+def relative_asymmetry(model: Dynamics, x: Tensor, s: State, probes: int = 20) -> float:
+    """|J - J^T| / |J| in Frobenius norm at s, J as of `Homeostasis`, estimated by random probes; 0 is symmetric."""
+    source, odd, whole = torch.Generator().manual_seed(0), 0.0, 0.0
+    for _ in range(probes):
+        e = tuple(torch.randn(v.shape, generator=source, dtype=torch.float64).to(v) for v in s)
+        with torch.enable_grad():
+            ahead, back = products(model, x, s, e)
+        odd += sum(float((a - b).detach().square().sum()) for a, b in zip(ahead, back, strict=True))
+        whole += sum(float(a.detach().square().sum()) for a in ahead)
+    return (odd / whole) ** 0.5 if whole else 0.0

@@ -37,6 +37,7 @@ PAPERS = (
     "laborieux-2021",
     "scellier-2023",
     "scellier-2024",
+    "laborieux-2024",
     "gower-2025",
     "ours",
 )
@@ -78,6 +79,24 @@ class CifarRow(NamedTuple):
     def large(self) -> bool:
         """Whether it takes days on a CPU."""
         return not self.name.startswith("small")
+
+
+class FieldRow(NamedTuple):
+    """A row of the table of learning rules: an experiment by one estimator, and what it is held against.
+
+    published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
+    beside      the row of its yardstick, such as the same net by backprop
+    minutes     estimated CPU time of a seed
+    """
+
+    name: str
+    spec: Spec
+    estimator: str
+    about: str
+    minutes: float
+    seeds: int = 3
+    beside: str | None = None
+    published: str | None = None
 
 
 Table = Mapping[str, Any]
@@ -217,6 +236,16 @@ def cifar_rows() -> dict[str, CifarRow]:
         given = dict(row)
         spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
         found[row["name"]] = CifarRow(spec=spec, **given)
+    return found
+
+
+@cache
+def field_rows() -> dict[str, FieldRow]:
+    """What `eqprop reproduce field` trains: the rows that each paper's file lists as `[[field]]`."""
+    found = {}
+    for given in (dict(row) for paper in PAPERS for row in _paper(paper).get("field", ())):
+        spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
+        found[given["name"]] = FieldRow(**{"spec": spec, "estimator": spec.estimator.kind, **given})
     return found
 
 

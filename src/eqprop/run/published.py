@@ -9,6 +9,8 @@ from eqprop.messages import shown
 
 WITHIN = 2.0
 """A result reproduces one if it is at most this many of the paper's standard deviations from the paper's mean."""
+ROUNDING = 1e-9
+"""So that the ends of the interval, which are printed in hundredths, belong to it."""
 USUAL_STD = 0.1
 """Assumed deviation of a published error without one; the paper's own rows have 0.04 to 0.21."""
 
@@ -48,4 +50,4 @@ class PaperResult:
 def reproduces(test_error: float, paper: PaperResult) -> bool:
     """Whether a mean test error in percent is at most two of the paper's deviations from its mean, on either side."""
     deviation = USUAL_STD if paper.test_std is None else paper.test_std
-    return abs(test_error - paper.test) <= WITHIN * deviation
+    return abs(test_error - paper.test) <= WITHIN * deviation + ROUNDING

@@ -1,0 +1,76 @@
+"""What is measured of a trained row of the field: gradients against the exact one, and the Jacobian's asymmetry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eqprop.cost import Problem
+from eqprop.dynamics import Dynamics
+from eqprop.estimators import RBP, Backprop, Estimator
+from eqprop.estimators.homeostasis import Homeostasis, relative_asymmetry
+from eqprop.models import PredictiveCoding
+from eqprop.relax import Phase, relax
+from eqprop.run.evaluate import load
+from eqprop.run.laboratory import find_subject
+from eqprop.run.session import bind
+from eqprop.run.spec import Spec
+
+EXAMINED, STEPS = 100, 2000
+"""Training samples that gradients are compared on, and steps after which a net that settles has settled."""
+
+
+def examine(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Before and after training: the cosine per parameter, the share of unsettled samples, and the asymmetry.
+
+    The asymmetry after each epoch too, of runs that keep their weights.
+
+    The exact gradient is recurrent backprop's at rest, in float64; of a predictive-coding net, whose rest is its
+    forward pass, backprop's. The estimate is that of training, in its precision.
+    """
+    session, trained = bind(spec, trains=False), find_subject(str(folder)).problem
+    first = session.problem(EXAMINED)
+    last = Problem(trained.model, trained.cost, first.x, first.y)
+    found: dict[str, Any] = {n: measured(session.estimator, each) for n, each in (("before", first), ("after", last))}
+    if spec.run.keep_every and found["after"]:
+        kept = range(spec.run.keep_every, spec.optimizer.epochs + 1, spec.run.keep_every)
+        found["asymmetry"] = {n: asymmetry(session.estimator, load(folder, at=n).model, first.x) for n in kept}
+    return found
+
+
+def asymmetry(estimator: Estimator, model: Dynamics, x: Tensor) -> float:
+    """|J - J^T| / |J| where free phases end."""
+    free = relax(model, x, estimator.free_phase())
+    return round(relative_asymmetry(model, x, free.state), 4)
+
+
+def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
+    """The same of one net."""
+    plain = estimator.base if isinstance(estimator, Homeostasis) else estimator
+    if isinstance(plain, Backprop):
+        return {}
+    free = relax(problem.model, problem.x, plain.free_phase())
+    out: dict[str, Any] = {
+        "unsettled": 1.0 - float(free.settled.double().mean()),
+        "residual": float(f"{float(free.residual.mean()):.3g}"),
+    }
+    out["asymmetry"] = asymmetry(plain, problem.model, problem.x)
+    wide = problem.double()
+    predictive = isinstance(problem.model, PredictiveCoding)
+    exact: Estimator = Backprop() if predictive else RBP(0, STEPS, stop="settled")
+    at = None if predictive else relax(wide.model, wide.x, Phase(STEPS, stop="settled", still=1e-12)).state
+    try:
+        wanted = exact.gradient(wide.model, wide.cost, wide.x, wide.y, at)[1]
+    except ArithmeticError as error:  # it does not settle, so there is no gradient at rest
+        return out | {"no_gradient": str(error).split(". ")[0]}
+    got = plain.gradient(problem.model, problem.cost, problem.x, problem.y)[1]
+    pairs = zip(problem.model.named_parameters(), wide.model.parameters(), strict=True)
+    out["cosines"] = {
+        name: round(float(torch.cosine_similarity(got[p].double().flatten(), wanted[q].flatten(), dim=0)), 6)
+        for (name, p), q in pairs
+        if p in got and q in wanted and bool(wanted[q].any())
+    }
+    return out
