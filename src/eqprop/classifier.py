@@ -26,7 +26,7 @@ except ImportError as error:
 Array = np.ndarray[Any, Any]
 
 
-class EqPropClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class EqPropClassifier(ClassifierMixin, BaseEstimator):
     """A prototypical layered net (see `eqprop.models.Layered`) that learns classes from rows of numbers.
 
     hidden          sizes of the hidden layers, from the input to the output

@@ -53,10 +53,7 @@ def test_traces_have_four_digits() -> None:
 
 
 def test_published_trials_are_read_with_their_schedule() -> None:
-    found = {
-        (t.spec.name, t.spec.preset, t.spec.phases.schedule)
-        for t in stored_trials(RESULTS / "table1")
-    }
+    found = {(t.spec.name, t.spec.preset, t.spec.phases.schedule) for t in stored_trials(RESULTS / "table1")}
     assert ("P-2h", "paper", "alternating") in found
     assert ("P-2h", "paper", "synchronous") in found
     assert ("P-2h", "tuned", "alternating") in found

@@ -45,7 +45,6 @@ from eqprop import (
     predict,
     train,
 )
-from eqprop.run.laboratory import find_subject
 from eqprop.data import one_hot
 from eqprop.engines import Task
 from eqprop.engines.cpu.engine import Cpu
@@ -53,7 +52,7 @@ from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
-from eqprop.run.laboratory import Subject, compare, is_same
+from eqprop.run.laboratory import Subject, compare, find_subject, is_same
 from eqprop.run.own import OwnNet
 from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec

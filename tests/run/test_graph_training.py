@@ -212,7 +212,11 @@ def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
     net = GraphNet(
         input_shape=(1, 28, 28),
         layers={"out": 10, "h": 20},
-        connections=({"pre": "x", "post": "h"}, {"pre": "h", "post": "out"}, {"kind": "lateral", "pre": "h", "gain": 0.3}),
+        connections=(
+            {"pre": "x", "post": "h"},
+            {"pre": "h", "post": "out"},
+            {"kind": "lateral", "pre": "h", "gain": 0.3},
+        ),
         groups=(("h",), ("out",)),
     )
     experiment = Spec.of(
