@@ -86,6 +86,11 @@ class Row:
         last = [trial["train_error"][-1] for trial in found["trials"] if not trial["diverged"]]
         return TrainError(fmean(last), stdev(last) if len(last) > 1 else None, paper.train)
 
+    def seconds(self, estimator: str) -> float:
+        """Of one estimator where the file says so, else of both."""
+        by: dict[str, float] = self.found.get("seconds_by_estimator", {})
+        return by.get(estimator, self.found["seconds"])
+
     @property
     def whole_seconds(self) -> float:
         """Of both estimators together."""

@@ -12,9 +12,9 @@ from docs.build.runs import trials
 from docs.build.text import duration, table
 from eqprop import papers
 from eqprop.estimators.named import label
-from eqprop.report.runs import BUSY, machine, reproduced
+from eqprop.report.runs import BUSY, machine
 from eqprop.run.metrics import deviation
-from eqprop.run.published import PaperResult
+from eqprop.run.published import PaperResult, reproduces
 from eqprop.run.spec import Spec
 
 INTRODUCTION = """# Zoo
@@ -43,7 +43,6 @@ SOURCES = dict.fromkeys(papers.of_paper(), ERNOULT) | {
     "cifar10-laborieux-2021": LABORIEUX,
     "cifar10-laborieux-2021-mse": LABORIEUX,
     "cifar10-scellier-2023": SCELLIER,
-    "cifar10-small": "this package",
 }
 TOPICS = ("literature", "continual")
 """Files of results/runs with trainings of whole experiments; others hold variations of them."""
@@ -66,7 +65,7 @@ class Entry:
 
     @property
     def reproduced(self) -> bool:
-        return bool(self.paper and self.mean is not None and not self.short and reproduced(self.mean, self.paper))
+        return bool(self.paper and self.mean is not None and not self.short and reproduces(self.mean, self.paper))
 
     @property
     def shown(self) -> str:
@@ -88,7 +87,11 @@ def _overview(name: str, own: list[Entry]) -> list[str]:
     mine = [e for e in own if e.estimator == papers.find(name).estimator.kind]
     best = min(mine, key=lambda e: (not e.reproduced, e.mean is None, bool(e.short)))
     preset = f"`{best.experiment.preset}`"
-    return [f"[{name}](#{name.lower()})", SOURCES[name], label(best.estimator), _paper(best.paper), best.shown, preset]
+    return [f"[{name}](#{name.lower()})", _source(mine[0].experiment), label(best.estimator), _paper(best.paper), best.shown, preset]
+
+
+def _source(e: Spec) -> str:
+    return SOURCES.get(e.name) or e.source or "this package"
 
 
 def _section(name: str, own: list[Entry]) -> str:
@@ -102,7 +105,7 @@ def _section(name: str, own: list[Entry]) -> str:
     if e.data.samples is not None:
         data = f"{e.data.samples:,} images of {data}"
     about = (
-        f"{e.model}; {steps}; batch {e.optimizer.batch}, {e.optimizer.epochs} epochs of {data}. From {SOURCES[name]}."
+        f"{e.model}; {steps}; batch {e.optimizer.batch}, {e.optimizer.epochs} epochs of {data}. From {_source(e)}."
     )
     commands = "\n".join(dict.fromkeys(_command(o, own) for o in own))
     return f"\n## {name}\n\n{about}\n\n{table(COLUMNS, rows, words=7)}\n\n```bash\n{commands}\n```"
@@ -182,7 +185,7 @@ def _of_runs(e: Spec) -> Iterator[Entry]:
 def _estimator(d: Document) -> str:
     """Runs of version 0.1.0 file every variant of EP under "ep"."""
     name = next(iter(d["estimators"]))
-    return str(d["experiment"]["estimator"] if name == "ep" else name)
+    return Spec(**d["experiment"]).estimator.kind if name == "ep" else str(name)
 
 
 def _shared(d: Document) -> bool:

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from eqprop.experiments.experiment import ESTIMATORS
-from eqprop.experiments.gdu import FORMAT, GDU_EXPERIMENTS, PRESETS, Setup, document, gdu_experiment, same_settings
-from eqprop.experiments.paper import named_experiment
 from helpers.nets import batch, prototypical, toy
 from matplotlib import image
 
 import eqprop
-from eqprop import SquaredError, gdu
-from eqprop.cost import Problem
+from eqprop import SquaredError, gdu, papers
+from eqprop.estimators.named import ESTIMATORS
 from eqprop.report.figures import COLOURS, Panel, error_curves, save
 from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, symbol
 from eqprop.report.paper import FIGURES, curves
 from eqprop.report.runs import Point
 from eqprop.report.schematics import saw_teeth
+from eqprop.run.laboratory import FORMAT, find_subject, is_same
+from eqprop.run.spec import Spec
 
 K = 6
 
@@ -38,10 +37,8 @@ def compared() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     found = {}
     for name, model in (("toy", toy()), ("P-1h", prototypical(2, "sigmoid"))):
         x, y = batch(model)
-        problem = Problem(model, SquaredError(), x, y)
-        setup = Setup(problem, name, "paper", 300, K, 0.01, 0, "default", gdu.PAPER)
         report = gdu.compare(model, SquaredError(), x, y, 300, K, 0.01)
-        found[name] = (document(setup, report, False), {"name": name, **report.traces_to_dict()})
+        found[name] = ({"name": name, **report.to_dict()}, {"name": name, **report.traces_to_dict()})
     return found
 
 
@@ -148,10 +145,10 @@ def test_colours_can_be_told_apart_in_grey_and_by_the_colour_blind() -> None:
     assert len(set(COLOURS)) == len(COLOURS)
 
 
-def test_curves_of_every_estimator_have_a_colour_of_their_own() -> None:
+def test_curves_of_every_estimator_have_a_colour_or_a_mark_of_their_own() -> None:
     points = [Point(1, 5.0, None, 1), Point(2, 4.0, None, 1)]
     (ax,) = error_curves([Panel("all", {(name, "test"): points for name in ESTIMATORS}, {})]).axes
-    assert len({line.get_color() for line in ax.get_lines()}) == len(ESTIMATORS)
+    assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == len(ESTIMATORS)
 
 
 def test_modules_that_draw_load_matplotlib_late() -> None:
@@ -160,7 +157,7 @@ def test_modules_that_draw_load_matplotlib_late() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_records_are_the_rows_of_the_table() -> None:
+def test_presets_are_the_rows_of_the_table() -> None:
     table = {
         "toy": ("tanh", 5000, 80, 0.01, 0.08),
         "EB-1h": ("tanh", 800, 80, 0.001, 0.08),
@@ -171,61 +168,57 @@ def test_records_are_the_rows_of_the_table() -> None:
         "P-3h": ("tanh", 5000, 40, 0.015, None),
         "P-conv": ("hard-sigmoid", 5000, 10, 0.02, None),
     }
-    for preset in ("paper", "authors"):
-        found = {n: (r.activation, r.T, r.K, r.beta, r.eps) for n, r in GDU_EXPERIMENTS[preset].items()}
+    for preset in papers.COMPARED:
+        specs = papers.specs(preset)
+        found = {n: (e.model.activation, e.phases.T, e.phases.K, e.phases.beta, eps(e)) for n, e in specs.items()}
         assert found == table
-        assert all(r.init == "default" for r in GDU_EXPERIMENTS[preset].values())
-    assert {n: r.batch for n, r in GDU_EXPERIMENTS["paper"].items() if r.batch != 20} == {"toy": 1}
-    assert all(r.output_slope for r in GDU_EXPERIMENTS["paper"].values())
+        assert all(e.model.init == "default" for e in specs.values())
+    paper, authors = papers.specs("gdu"), papers.specs("gdu-authors")
+    assert {n: e.optimizer.batch for n, e in paper.items() if e.optimizer.batch != 20} == {"toy": 1}
+    assert [n for n, e in paper.items() if not getattr(e.model, "output_slope", True)] == []
+    assert {n for n in paper if authors[n].optimizer.batch != paper[n].optimizer.batch} == {"P-2h", "P-3h"}
+    assert {n for n in paper if not getattr(authors[n].model, "output_slope", True)} == {"EB-1h", "EB-2h", "EB-3h"}
 
 
-def test_the_authors_preset_says_what_it_changes() -> None:
-    paper, authors = GDU_EXPERIMENTS["paper"], GDU_EXPERIMENTS["authors"]
-    assert {n for n in paper if authors[n].batch != paper[n].batch} == {"P-2h", "P-3h"}
-    assert {n for n in paper if not authors[n].output_slope} == {"EB-1h", "EB-2h", "EB-3h"}
-    assert PRESETS["authors"] == gdu.AUTHORS == authors["toy"].convention
-    assert PRESETS["paper"] == gdu.PAPER == paper["toy"].convention
+def eps(spec: Spec) -> float | None:
+    """The step of an energy-based net's flow; a prototypical one has none."""
+    return None if getattr(spec.model, "setting", "") == "prototypical" else getattr(spec.model, "eps", None)
 
 
-def test_gdu_records_and_training_records_share_names_and_nothing_else() -> None:
-    ours, theirs = gdu_experiment("P-1h"), named_experiment("P-1h", "paper")
-    assert ours.name == theirs.name
+def test_a_preset_of_comparisons_and_one_of_training_share_the_name_and_nothing_else() -> None:
+    ours, theirs = (papers.find("P-1h", preset).phases for preset in ("gdu", "paper"))
     assert (ours.T, ours.K, ours.beta) != (theirs.T, theirs.K, theirs.beta)
 
 
-def test_a_record_builds_what_it_says() -> None:
-    experiment = gdu_experiment("eb-2h").override(batch=3)
-    model = experiment.build(torch.float64)
-    assert [tuple(p.shape) for n, p in model.named_parameters() if n[0] == "W"] == [(10, 512), (512, 512), (512, 784)]
-    assert float(model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
-    glorot = experiment.override(init="glorot").build(torch.float64)
-    assert not glorot.get_parameter("b0").any()
-    _, x, y = experiment.data(torch.float64)
-    assert x.shape == (3, 784)
-    assert y.sum() == 3
-    conv = gdu_experiment("P-conv").override(batch=2)
-    assert conv.data(torch.float64)[1].shape == (2, 1, 28, 28)
+def test_a_comparison_is_of_what_the_preset_says() -> None:
+    problem = find_subject("eb-2h", "gdu", {"batch": 3}, dtype=torch.float64, trains=False).problem
+    assert [tuple(p.shape) for n, p in problem.model.named_parameters() if n[0] == "W"] == [
+        *((10, 512), (512, 512), (512, 784))
+    ]
+    assert float(problem.model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
+    assert problem.x.shape == (3, 784)
+    assert problem.y.sum() == 3
+    glorot = find_subject("eb-2h", "gdu", {"init": "glorot"}, trains=False).problem
+    assert not glorot.model.get_parameter("b0").any()
+    conv = find_subject("P-conv", "gdu", {"batch": 2}, trains=False).problem
+    assert conv.x.shape == (2, 1, 28, 28)
 
 
-def test_same_settings_notices_every_setting() -> None:
-    experiment = gdu_experiment("toy")
-    base = {
-        **{name: getattr(experiment, name) for name in ("name", "preset", "T", "K", "beta", "batch", "seed", "init")},
-        "dtype": "float64",
-        "drop_unsettled": False,
-        "format": FORMAT,
-    }
-    assert same_settings(base, experiment, "float64", False)
-    for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 20), ("format", 0)):
-        assert not same_settings({**base, name: other}, experiment, "float64", False)
-    assert not same_settings(base, experiment, "float32", False)
-    assert not same_settings(base, experiment, "float64", True)
+def test_a_comparison_is_used_again_only_with_every_setting_the_same() -> None:
+    spec = papers.find("toy", "gdu")
+    base = {"spec": spec.to_dict(), "dtype": "float64", "drop_unsettled": False, "format": FORMAT}
+    assert is_same(base, spec, torch.float64)
+    for name, other in (("T", 1), ("beta", 0.5), ("seed", 9), ("init", "glorot"), ("batch", 20)):
+        assert not is_same(base, spec.override(**{name: other}), torch.float64), name
+    for name, other in (("format", 0), ("drop_unsettled", True)):
+        assert not is_same({**base, name: other}, spec, torch.float64)
+    assert not is_same(base, spec, torch.float32)
 
 
 @pytest.mark.parametrize("fields", [{"init": "zeros"}, {"batch": 0}, {"seed": -1}])
-def test_bad_fields_are_told(fields: dict[str, Any]) -> None:
+def test_a_field_that_cannot_be_is_named(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=re.escape(next(iter(fields)))):
-        gdu_experiment("toy").override(**fields)
+        papers.find("toy", "gdu").override(**fields)
 
 
 def test_a_comparison_made_in_python_is_written_like_that_of_the_command(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ P = ParamSpec("P")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
 MANY = (*COLOURS, "#000000", GREY)
-"""As many as there are estimators; more share theirs."""
+MARKS = ("", "o", "s", "^", "D", "v")
+"""Of curves beyond the number of colours, which share theirs."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -159,29 +160,30 @@ def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
     figure = new_figure(width * columns, HEIGHT * lines + 0.3)
     axes = figure.subplots(lines, columns, squeeze=False).flat
     estimators = list(dict.fromkeys(estimator for panel in panels for estimator, _ in panel.curves))
-    colours = {estimator: MANY[n % len(MANY)] for n, estimator in enumerate(estimators)}
+    looks = {e: (MANY[n % len(MANY)], MARKS[n // len(MANY) % len(MARKS)]) for n, e in enumerate(estimators)}
     for ax, panel in zip(axes, panels, strict=False):
-        _draw(ax, panel, colours, width - MARGIN)
+        _draw(ax, panel, looks, width - MARGIN)
     for ax in list(figure.axes)[len(panels) :]:
         ax.set_axis_off()
-    _legend(figure, colours, any(panel.paper_results for panel in panels))
+    _legend(figure, looks, any(panel.paper_results for panel in panels))
     return figure
 
 
-def _draw(ax: Axes, panel: Panel, colours: Mapping[str, str], inches: float) -> None:
+def _draw(ax: Axes, panel: Panel, looks: Mapping[str, tuple[str, str]], inches: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for (estimator, kind), points in panel.curves.items():
         epochs, means = [p.epoch for p in points], [p.mean for p in points]
-        dot = "." if len(points) == 1 else None
+        colour, mark = looks[estimator]
+        mark = mark or ("." if len(points) == 1 else "")
         width = 1.2 if kind == "test" else 0.9
-        ax.plot(epochs, means, STYLES[kind], marker=dot, color=colours[estimator], linewidth=width)
+        ax.plot(epochs, means, STYLES[kind], marker=mark, markersize=3, color=colour, linewidth=width)
         if all(p.std is not None for p in points):
             below, above = ([p.mean + sign * (p.std or 0.0) for p in points] for sign in (-1, 1))
-            ax.fill_between(epochs, below, above, color=colours[estimator], alpha=BAND[kind], linewidth=0)
+            ax.fill_between(epochs, below, above, color=colour, alpha=BAND[kind], linewidth=0)
     for estimator, paper in panel.paper_results.items():
-        if estimator in colours:
-            ax.axhline(paper.test, linestyle=":", color=colours[estimator], linewidth=0.9)
+        if estimator in looks:
+            ax.axhline(paper.test, linestyle=":", color=looks[estimator][0], linewidth=0.9)
     low, high = _limits(panel)
     ax.set(title=wrapped(panel.title, inches, 10.0), xlabel="epoch", ylabel="error, %", yscale="log", ylim=(low, high))
     if panel.note:
@@ -211,10 +213,13 @@ def percent_ticks(low: float, high: float) -> list[float]:
     return found
 
 
-def _legend(figure: Figure, colours: Mapping[str, str], with_paper: bool) -> None:
+def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], with_paper: bool) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, label=label(estimator)) for estimator, colour in colours.items()]
+    handles = [
+        Line2D([], [], color=colour, marker=mark, markersize=3, label=label(estimator))
+        for estimator, (colour, mark) in looks.items()
+    ]
     handles += [Line2D([], [], color=GREY, linestyle=STYLES[kind], label=f"{kind} error") for kind in STYLES]
     if with_paper:
         handles.append(Line2D([], [], color=GREY, linestyle=":", label="the paper's test error"))
