@@ -87,7 +87,14 @@ def _overview(name: str, own: list[Entry]) -> list[str]:
     mine = [e for e in own if e.estimator == papers.find(name).estimator.kind]
     best = min(mine, key=lambda e: (not e.reproduced, e.mean is None, bool(e.short)))
     preset = f"`{best.experiment.preset}`"
-    return [f"[{name}](#{name.lower()})", _source(mine[0].experiment), label(best.estimator), _paper(best.paper), best.shown, preset]
+    return [
+        f"[{name}](#{name.lower()})",
+        _source(mine[0].experiment),
+        label(best.estimator),
+        _paper(best.paper),
+        best.shown,
+        preset,
+    ]
 
 
 def _source(e: Spec) -> str:
@@ -104,9 +111,7 @@ def _section(name: str, own: list[Entry]) -> str:
     data = "CIFAR-10" if e.data.set == "cifar10" else "MNIST"
     if e.data.samples is not None:
         data = f"{e.data.samples:,} images of {data}"
-    about = (
-        f"{e.model}; {steps}; batch {e.optimizer.batch}, {e.optimizer.epochs} epochs of {data}. From {_source(e)}."
-    )
+    about = f"{e.model}; {steps}; batch {e.optimizer.batch}, {e.optimizer.epochs} epochs of {data}. From {_source(e)}."
     commands = "\n".join(dict.fromkeys(_command(o, own) for o in own))
     return f"\n## {name}\n\n{about}\n\n{table(COLUMNS, rows, words=7)}\n\n```bash\n{commands}\n```"
 
