@@ -73,7 +73,7 @@ def test_a_wrong_engine_is_refused(images: Images, name: str, wrong: str, trials
 
 def test_a_check_that_could_not_fail_is_refused(images: Images) -> None:
     """With every rate at zero nothing moves, and any engine would agree."""
-    still = replace(brief(papers.find("P-1h")), rates={"*": 0.0})
+    still = brief(papers.find("P-1h"), rates={"*": 0.0})
     verdict = Checker(images).check(Case(still, "ep"), Eager())
     assert verdict.reason is not None
     assert "is void" in verdict.reason

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 import torch
 from helpers.bench_experiments import EXPERIMENTS, brief, shrunk
@@ -105,13 +104,13 @@ def test_two_flat_layers_padding_and_no_bias() -> None:
 def test_the_authors_output_without_slope() -> None:
     experiment = brief(papers.find("EB-2h"))
     assert isinstance(experiment.model, LayeredNet)
-    authors = experiment.override(model=replace(experiment.model, output_slope=False))
+    authors = experiment.override(model=msgspec.structs.replace(experiment.model, output_slope=False))
     for method in ("ep", "bptt"):
         against_library(authors, method, 2, *inputs(6))
 
 
 def test_there_is_no_twin_of_an_energy_based_net_that_alternates_nor_of_a_net_of_ones_own() -> None:
-    experiment = replace(brief(papers.find("EB-1h")), schedule="alternating")
+    experiment = brief(papers.find("EB-1h"), schedule="alternating")
     with pytest.raises(ValueError, match="does not alternate"):
         free_phase(
             Case(experiment, "ep").recipe(), weights(build_model(experiment, 0), torch.float32), inputs(2)[0].float(), 3

@@ -1,4 +1,4 @@
-"""Augmentation against Pillow and against definitions in Python, and its draws against what random numbers must be."""
+"""Augmentation against definitions in Python, and its draws against what random numbers must be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from eqprop.data import Augmentation, Normalisation
-from eqprop.data.augment import MAGNITUDES, OPERATIONS, draws, operate, philox, whole_number
+from eqprop.data.augment import draws, philox, whole_number
 from eqprop.run.extras import Preparation
 
-EVERYTHING = Augmentation(flip=True, crop=4, padding="reflect", cutout=8, randaugment=2, magnitude=12, fill=120)
+EVERYTHING = Augmentation(flip=True, crop=4, padding="reflect", cutout=8, fill=120)
 SETTINGS = {
     "flip": Augmentation(flip=True),
     "crop, zero": Augmentation(crop=4, padding="zero"),
     "crop, edge": Augmentation(flip=True, crop=4),
     "crop, reflect": Augmentation(flip=True, crop=4, padding="reflect"),
     "cutout": Augmentation(cutout=16),
-    "randaugment": Augmentation(randaugment=2),
     "everything": EVERYTHING,
 }
 
@@ -129,87 +127,6 @@ def test_cutout_fills_a_square_that_is_cut_off_at_the_border() -> None:
     assert int(areas.min()) < 30
 
 
-def by_pillow(image: Tensor, operation: str, sign: int, magnitude: int, fill: int) -> Tensor:
-    """RandAugment's operations as torchvision applies them to pictures of Pillow, bilinear."""
-    level = magnitude / MAGNITUDES
-    held = Image.fromarray(image.permute(1, 2, 0).numpy().squeeze())
-    grey: Any = fill if held.mode == "L" else (fill,) * 3
-
-    def affine(*matrix: float) -> Any:
-        return held.transform(held.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=grey)
-
-    enhance = {
-        "brightness": ImageEnhance.Brightness,
-        "color": ImageEnhance.Color,
-        "contrast": ImageEnhance.Contrast,
-        "sharpness": ImageEnhance.Sharpness,
-    }
-    if operation in enhance:
-        made = enhance[operation](held).enhance(1.0 + sign * 0.9 * level)
-    else:
-        across, down = (sign * int(150 / 331 * size * level) for size in held.size)
-        made = {
-            "identity": lambda: held,
-            "shear-x": lambda: affine(1, sign * 0.3 * level, 0, 0, 1, 0),
-            "shear-y": lambda: affine(1, 0, 0, sign * 0.3 * level, 1, 0),
-            "translate-x": lambda: affine(1, 0, across, 0, 1, 0),
-            "translate-y": lambda: affine(1, 0, 0, 0, 1, down),
-            "rotate": lambda: held.rotate(sign * 30 * level, Image.Resampling.BILINEAR, fillcolor=grey),
-            "posterize": lambda: ImageOps.posterize(held, 8 - round(magnitude / 7.5)),
-            "solarize": lambda: ImageOps.solarize(held, 255 * (1 - level)),
-            "autocontrast": lambda: ImageOps.autocontrast(held),
-            "equalize": lambda: ImageOps.equalize(held),
-        }[operation]()
-    return torch.from_numpy(np.atleast_3d(np.asarray(made)).transpose(2, 0, 1).astype(np.int64))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("size", [(3, 32, 32), (1, 28, 20)])
-def test_each_operation_is_pillows_within_one_grey_level(operation: str, size: tuple[int, ...]) -> None:
-    images = pictures(3, *size)
-    images[1] = images[1] // 3 + 40  # a narrow range, for autocontrast and equalize
-    images[2] = 77  # one grey level
-    number = torch.full((3,), OPERATIONS.index(operation))
-    changed = False
-    for magnitude in (0, 1, 9, 14, 23, 30):
-        for sign in (1, -1):
-            found = operate(images, number, torch.full((3,), sign), magnitude, fill=99).long()
-            expected = torch.stack([by_pillow(image, operation, sign, magnitude, 99) for image in images])
-            assert int((found - expected).abs().max()) <= 1, (magnitude, sign)
-            changed |= bool((expected[:2] - images[:2].long()).abs().float().mean() > 2)
-    assert changed or operation == "identity" or (operation == "color" and size[0] == 1)
-
-
-def test_exact_operations_are_pillows_to_the_bit() -> None:
-    images = pictures(4, seed=5)
-    for operation in ("translate-x", "translate-y", "posterize", "solarize", "equalize", "identity"):
-        found = operate(images, torch.full((4,), OPERATIONS.index(operation)), torch.ones(4, dtype=torch.int64), 17)
-        assert torch.equal(found.long(), torch.stack([by_pillow(image, operation, 1, 17, 0) for image in images]))
-
-
-def test_solarize_begins_at_its_threshold() -> None:
-    """torchvision's thresholds are 255 - 8.5 magnitude; a grey level at the threshold is inverted."""
-    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    solarize, sign = torch.tensor([OPERATIONS.index("solarize")]), torch.ones(1, dtype=torch.int64)
-    for magnitude in range(31):
-        inverted = levels.double() >= 255 - 8.5 * magnitude
-        assert torch.equal(operate(levels, solarize, sign, magnitude), torch.where(inverted, 255 - levels, levels))
-
-
-def test_equalize_of_few_pixels_stays_within_the_grey_levels() -> None:
-    images = pictures(30, 3, 20, 21, seed=2)
-    found = operate(images, torch.full((30,), OPERATIONS.index("equalize")), torch.ones(30, dtype=torch.int64), 5)
-    assert torch.equal(found.long(), torch.stack([by_pillow(image, "equalize", 1, 5, 0) for image in images]))
-
-
-def test_a_batch_of_all_operations_equals_batches_of_one_each() -> None:
-    images = pictures(1).expand(28, 3, 32, 32).contiguous()
-    number, sign = torch.arange(28) % 14, 1 - 2 * (torch.arange(28) // 14)
-    together = operate(images, number, sign, 15)
-    for n in range(28):
-        assert torch.equal(together[n], operate(images[n : n + 1], number[n : n + 1], sign[n : n + 1], 15)[0])
-
-
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_an_image_does_not_depend_on_its_batch(name: str) -> None:
     setting, images, samples = SETTINGS[name], pictures(24), torch.arange(1000, 1024)
@@ -251,7 +168,6 @@ def test_nothing_asked_for_changes_nothing() -> None:
         ({"crop": True}, "crop is True"),
         ({"cutout": 2.0}, "cutout is 2.0"),
         ({"flip": 1}, "flip is 1; expected true or false"),
-        ({"magnitude": 31}, "0 to 30"),
         ({"fill": 256}, "0 to 255"),
     ],
 )
@@ -281,8 +197,6 @@ def test_images_that_cannot_be_augmented_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the samples have shape \(192,\)"):
         setting.check(x, (192,))
     Augmentation().check(x * 300, (192,))
-    with pytest.raises(ValueError, match="1 or 3 channels; the images have 2"):
-        Augmentation(randaugment=1).check(x, (2, 8, 12))
     with pytest.raises(ValueError, match="lower crop to at most 7"):
         Augmentation(crop=8, padding="reflect").check(x, (3, 8, 8))
     with pytest.raises(ValueError, match=r"torch\.int64"):

@@ -152,7 +152,7 @@ def test_engines_that_cannot_do_a_precision_refuse_in_words() -> None:
         choose("cpu", task)
     with pytest.raises(ValueError, match="on a CPU it computes in float32, and the precision is float16, which eager"):
         choose("compiled", task)
-    with pytest.raises(ValueError, match="Unknown precision 'half'; expected one of float32, tf32"):
+    with pytest.raises(ValueError, match="Unknown run.precision 'half'; expected one of float32, tf32"):
         eqprop.train("P-1h", precision="half")
 
 
@@ -187,7 +187,7 @@ def test_every_epoch_of_a_run_records_how_far_its_update_agrees(tmp_path: Path) 
     assert ["float32_with_float64" in line["precision"] for line in lines] == [True, False]
     assert not [said for said in warned.said if "float16" in said]
     described = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert described["experiment"]["precision"] == "float16"
+    assert described["experiment"]["run"]["precision"] == "float16"
     page = write_report(tmp_path / "run", with_curves=False).page.read_text()
     assert "cosine of float16 with float32, ep" in page
     assert "cosine of float32 with float64, ep" in page
@@ -203,13 +203,13 @@ def test_a_run_is_resumed_in_another_precision(tmp_path: Path) -> None:
 
     with pytest.raises(eqprop.run.Stopped):
         eqprop.train("P-1h", tmp_path / "run", beta=0.5, watch=Stop(), **OPTIONS)
-    with pytest.raises(ValueError, match="Unknown precision 'half'"):
+    with pytest.raises(ValueError, match="Unknown run.precision 'half'"):
         eqprop.resume(tmp_path / "run", precision="half")
     eqprop.resume(tmp_path / "run", precision="float16")
     lines = read_metrics(tmp_path / "run")
     assert [line.get("precision", {}).get("declared") for line in lines] == [None, "float16"]
     described = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert described["experiment"].get("precision", "float32") == "float32"
+    assert described["experiment"]["run"]["precision"] == "float32"
     last = json.loads((tmp_path / "run" / "environment.json").read_text())["sessions"][-1]
     assert last["provenance"]["precision"] == "float16"
     assert last["engines"] == {"ep": "eager"}

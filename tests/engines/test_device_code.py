@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from guard import device_code
+
+from tests.guard import device_code
 
 BEFORE: dict[str, Any] = json.loads(device_code.RECORD.read_text())
 QUICK = [name for name, entry in BEFORE.items() if entry["source"] == "one_hidden.cu"]

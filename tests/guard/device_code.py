@@ -30,15 +30,16 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from eqprop.experiments.paper import named_experiment
 from helpers.cuda_on_cpu import CAPTURED, Graph, capture
 
+from eqprop import papers
 from eqprop.cost import SquaredError
 from eqprop.data import one_hot
 from eqprop.engines import Job, load_engine
 from eqprop.engines.cuda import nvrtc
 from eqprop.models import stack
 from eqprop.run.extras import make_optimizer
+from eqprop.run.session import build_model, make_estimator
 
 RECORD = Path(__file__).with_name("device-code.json")
 ENGINES = {
@@ -141,13 +142,13 @@ def recorded_launches() -> Iterator[list[tuple[str, str, str]]]:
 
 def make_job(name: str, estimator: str, networks: int) -> Job:
     """An experiment of Table 1 on a few random samples."""
-    experiment = named_experiment(name)
-    models = [experiment.build(trial) for trial in range(networks)]
+    spec = papers.find(name)
+    models = [build_model(spec, trial) for trial in range(networks)]
     model = stack(models) if networks > 1 else models[0]  # type: ignore[type-var]
     source = torch.Generator().manual_seed(0)
-    x = torch.rand(experiment.batch, *(model.input_shape or ()), generator=source)
-    labels = torch.randint(10, (experiment.batch,), generator=source)
-    made, optimizer = experiment.make_estimator(estimator, model), make_optimizer(experiment, model)
+    x = torch.rand(spec.optimizer.batch, *(model.input_shape or ()), generator=source)
+    labels = torch.randint(10, (spec.optimizer.batch,), generator=source)
+    made, optimizer = make_estimator(spec, estimator, model), make_optimizer(spec, model)
     count = networks if networks > 1 else None
     return Job(model, SquaredError(), made, optimizer, x, one_hot(labels, 10), labels, count)
 

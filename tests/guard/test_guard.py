@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import guard
 import pytest
+
+from tests.guard import guard
 
 RECORD = json.loads(guard.BEFORE.read_text())
 TABLE: dict[str, dict[str, str]] = {part: {} for part in ("renamed", "removed", "weights", "numbers")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -31,9 +32,9 @@ def shrunk(experiment: Spec, **fields: Any) -> Spec:
     """The experiment with small layers, still for MNIST."""
     net = experiment.model
     if isinstance(net, LayeredNet):
-        net = replace(net, sizes=(10, *(9 + n for n in range(len(net.sizes) - 2)), 784))
+        net = msgspec.structs.replace(net, sizes=(10, *(9 + n for n in range(len(net.sizes) - 2)), 784))
     elif isinstance(net, ConvolutionalNet):
-        net = replace(net, channels=(4, 3))
+        net = msgspec.structs.replace(net, channels=(4, 3))
     return experiment.override(model=net, **fields)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
 FORBIDDEN = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::lift_fresh")
@@ -70,6 +70,11 @@ def _capturing(graph: Recorded, pool: object = None) -> Iterator[None]:
         yield
 
 
+def recording(v: Tensor) -> bool:
+    """Stands for `compiled.capturing`."""
+    return isinstance(_get_current_dispatch_mode(), Recording)
+
+
 class _Stream:
     def wait_stream(self, other: object) -> None:
         pass
@@ -77,6 +82,7 @@ class _Stream:
 
 def record_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch.cuda's graphs and streams be those of this file."""
+    monkeypatch.setattr("eqprop.engines.compiled.capturing", recording)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
     monkeypatch.setattr(torch.cuda, "graph", _capturing)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)

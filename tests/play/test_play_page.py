@@ -83,7 +83,7 @@ def test_the_command_opens_a_browser_or_says_that_there_is_none(
 @pytest.mark.parametrize("name", ["energy-based", "prototypical"])
 def test_the_stored_nets_have_the_errors_that_are_stated(name: str) -> None:
     net = stored()["nets"][name]
-    state = relax(dequantised(net), images().test_x, net["experiment"]["T"]).state
+    state = relax(dequantised(net), images().test_x, net["experiment"]["phases"]["T"]).state
     error = 100.0 * float((state[0].argmax(1) != images().test_y).double().mean())
     assert error == pytest.approx(net["test_error"]["quantised"], abs=0.011)
     assert net["test_error"]["quantised"] < 5.0

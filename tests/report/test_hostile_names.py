@@ -56,12 +56,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def named(run: Run, name: str) -> Run:
     """The same run with a hostile name wherever a file of a received folder can hold one."""
-    experiment = run.experiment.override(name=name, rates={**run.experiment.optimizer.rates, name: 0.1})
+    experiment = run.spec.override(name=name, rates={**run.spec.optimizer.rates, name: 0.1})
     data = {**run.described.data, "name": name, "set": name, "sha256": name}
     content = {**run.described.content, "data": data, "changes_from_paper": [name]}
     last = {**run.lines[-1], "trial": name, "diverged": {"reason": name, "epoch": 1}}
     session = {"provenance": {name: name}, "engines": {name: name}}
-    described = replace(run.described, experiment=experiment, content=content)
+    described = replace(run.described, spec=experiment, content=content)
     return replace(run, described=described, lines=[*run.lines, last], sessions=[session])
 
 
@@ -126,7 +126,7 @@ def shown(renderable: object, width: int = 400) -> str:
 
 def test_tables_of_the_terminal_show_a_name_as_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     from eqprop.cli.common import show_result
-    from eqprop.cli.list import _table
+    from eqprop.cli.list import _compared, _trained
     from eqprop.cli.reproduce import results_table
 
     search = {"values": {"T": 3, "lr [/b]": 0.1}, "held_out_error": 1.0, "state": "complete", "number": 0}
@@ -138,7 +138,8 @@ def test_tables_of_the_terminal_show_a_name_as_it_is(run: Run, capsys: pytest.Ca
         result = {"test_error_mean": 1.0, "test_error_std": None, "train_error_mean": 1.0, "trials": []}
         summary = {"name": name, "preset": name, "engine": name, "device": name, "estimators": {name: result}}
         show_result(summary, run.folder)
-        tables = [_table([experiment], name), results_table(rows([named(run, name)])), trials_table(document)]
+        lists = [_trained([experiment], everything=True), _compared([experiment])]
+        tables = [*lists, results_table(rows([named(run, name)])), trials_table(document)]
         for text in (*map(shown, (*tables, decisions_table(document))), capsys.readouterr().out):
             assert _bare(name) in _bare(text), name
 
@@ -177,14 +178,14 @@ def test_a_toml_file_returns_the_name(tmp_path: Path) -> None:
         assert papers.find(path).name == name
 
 
-def test_list_train_and_report_with_a_hostile_name(
+def test_show_train_and_report_with_a_hostile_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = Call(monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.toml"
     path.write_text(to_toml(SMALL.override(name=FIXED[0])))
-    assert call("list", path)[0] == 0
+    assert call("show", path)[0] == 0
     train(path, tmp_path / "run", epochs=1, data=few_images(40, 20))
     assert call("report", tmp_path / "run")[0] == 0
     assert "<b>$" not in (tmp_path / "run" / "report.html").read_text()

@@ -43,7 +43,7 @@ def whole_run(place: Path, error: float, epochs: int | None = None, preset: str 
     experiment = papers.find("P-1h", preset).override(**changes)
     train(experiment, folder, data=few_images(40, 10), epochs=1, T=1, K=1)
     described = json.loads((folder / "experiment.json").read_text())
-    described["experiment"].update(T=experiment.phases.T, K=experiment.phases.K, epochs=experiment.optimizer.epochs)
+    described["experiment"] = experiment.to_dict()
     described["changes_from_paper"] = [str(c) for c in experiment.changes(papers.find("P-1h"))]
     described["data"] = {"name": "mnist", "set": "mnist", "directory": None, "sha256": MNIST_DIGEST}
     described["data"] |= {"training_samples": 60_000, "test_samples": 10_000}
@@ -162,7 +162,7 @@ def test_the_papers_number_and_the_changes_of_a_preset_stand_beside_a_whole_run(
         assert "2.00 ± 0.13 (0.20)|reproduced" in row
         assert "|mnist|" in row
     assert "instead of" not in printed
-    assert "T 40 instead of 30, K 15 instead of 10, init default instead of glorot" in authors
+    assert "init default instead of glorot, T 40 instead of 30, K 15 instead of 10" in authors
     csv_rows = list(csv.DictReader(io.StringIO(written.csv.read_text())))
     assert [r["reproduced"] for r in csv_rows] == ["yes", "yes"]
     assert {(r["model"], r["data"], r["training_samples"], r["test_samples"]) for r in csv_rows} == {
@@ -209,7 +209,7 @@ def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp
 
 
 def replace_experiment(run: Run, **fields: Any) -> Run:
-    return replace(run, described=replace(run.described, experiment=run.experiment.override(**fields)))
+    return replace(run, described=replace(run.described, spec=run.spec.override(**fields)))
 
 
 def test_a_network_of_ones_own_has_the_name_of_its_function(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_network_of_ones_own_has_the_name_of_its_function(tmp_path: Path) -> N
 
     result = train("P-1h", tmp_path / "run", data=few_images(40, 10), model=wide_net, epochs=1, T=2, K=1)
     run = read_run(tmp_path / "run")
-    assert (run.experiment.name, run.experiment.preset) == ("wide_net", "own")
+    assert (run.spec.name, run.spec.preset) == ("wide_net", "own")
     assert run.title == "wide_net (own, few)"
     assert verdict(run) == ("none", False)
     assert (result.summary["name"], result.summary["preset"]) == ("wide_net", "own")
@@ -281,8 +281,7 @@ def test_a_row_is_reproduced_only_as_its_preset_says(tmp_path: Path) -> None:
 def test_a_row_is_unfinished_while_trials_are(tmp_path: Path) -> None:
     """Trials that run one after the other: the first that ends does not speak for the rest."""
     run = whole_run(tmp_path, 1.9)
-    five = replace(run.settings, trials=5)
-    run = replace(run, described=replace(run.described, settings=five))
+    run = replace_experiment(run, trials=5)
     line = run.lines[-1]
     assert verdict(run)[0] == "unfinished"
     begun = [{**line, "trial": n, "epoch": 1, "test_error": 20.0} for n in range(1, 5)]
@@ -315,7 +314,7 @@ def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path
 
 
 def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
-    run = next(r for r in collect(folder).runs if r.experiment.name == "small")
+    run = next(r for r in collect(folder).runs if r.spec.name == "small")
     frame = axes(series(run), 4)
     for one in series(run):
         for p in one.points:
@@ -330,7 +329,7 @@ def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
 
 
 def test_rows_come_in_the_order_of_the_paper(folder: Path) -> None:
-    names = [r.experiment.name for r in collect(folder).runs]
+    names = [r.spec.name for r in collect(folder).runs]
     assert names == sorted(names, key=lambda n: list(papers.of_paper()).index(n) if n in papers.of_paper() else 99)
     assert to_csv([]).startswith("name,preset,estimator")
     assert r"\bottomrule" in to_latex([])

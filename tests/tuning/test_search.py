@@ -10,11 +10,9 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from helpers.training_runs import SMALL, call_main, environment, few_images, finish, kill, start, write_idx
 
@@ -26,17 +24,13 @@ from eqprop.run.session import bind
 from eqprop.run.spec import Spec
 from eqprop.tuning.search import (
     ATTEMPTS,
-    WORKER,
     BestTrial,
     Search,
     TrialState,
-    adopt_orphans,
-    is_gone,
-    open_storage,
+    Workers,
     open_study,
     own_values,
     search,
-    signed_on,
     space_around,
     with_values,
 )
@@ -63,7 +57,7 @@ def test_the_space_holds_the_record_and_values_come_back() -> None:
     assert with_values(SMALL, own_values(SMALL, space)) == SMALL
     negative = SMALL.override(beta=-0.2)
     assert with_values(negative, own_values(negative, space_around(negative, ["W01", "W12"]))) == negative
-    assert with_values(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).K == 5
+    assert with_values(SMALL, {"T": 5, "K": 9, "beta": 0.123456, "lr W01": 0.0123456}).phases.K == 5
 
 
 @pytest.fixture(scope="module")
@@ -118,54 +112,31 @@ def test_trials_that_diverge_are_given_up_and_none_left_is_told(tmp_path: Path) 
         search(wanted(tmp_path, 2, hot))
 
 
-def test_a_worker_is_gone_when_its_process_is(tmp_path: Path) -> None:
-    with signed_on(tmp_path) as worker:
-        assert not is_gone(tmp_path, worker)
-    assert not is_gone(tmp_path, worker)
-    code = (
-        "import sys, time; from pathlib import Path; from eqprop.tuning.search import signed_on\n"
-        "with signed_on(Path(sys.argv[1])) as name: print(name, flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    name = process.stdout.readline().strip()
-    assert not is_gone(tmp_path, name)
-    kill(process)
-    assert is_gone(tmp_path, name)
-
-
 def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path) -> None:
     study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    with signed_on(tmp_path) as alive:
-        for attempt in range(ATTEMPTS + 1):
-            trial = study.ask()
-            trial.suggest_int("T", 1, 1000)
-            trial.set_user_attr(WORKER, alive)
-            assert adopt_orphans(study, tmp_path) == []
-            dead = f"dead-{attempt}"
-            (tmp_path / "workers" / dead).touch()
-            trial.set_user_attr(WORKER, dead)
-            assert adopt_orphans(study, tmp_path) == [attempt]
+    for attempt in range(ATTEMPTS + 1):
+        study.ask().suggest_int("T", 1, 1000)
+        with Workers(tmp_path) as mine:
+            assert mine.join(study) == [attempt]
             assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
     assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
 
 
-def test_orphans_are_found_when_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial begun "tomorrow", before the clock was set back, must not be waited for until tomorrow."""
+def test_nobody_takes_up_a_trial_while_another_worker_is_in_one(tmp_path: Path) -> None:
     study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    named, nameless = study.ask(), study.ask()
-    tomorrow = datetime.now() + timedelta(days=1)
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "dead").touch()
-    named.set_user_attr(WORKER, "dead")
-    for trial in study.get_trials(deepcopy=False):
-        monkeypatch.setattr(trial, "datetime_start", tomorrow)
-    assert adopt_orphans(study, tmp_path) == [named.number]
-    seen: dict[int, float] = {}
-    assert adopt_orphans(study, tmp_path, seen) == []
-    assert list(seen) == [nameless.number]
-    seen[nameless.number] -= 61.0
-    assert adopt_orphans(study, tmp_path, seen) == [nameless.number]
+    study.ask()
+    code = (
+        "import sys, time, fcntl; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_SH); "
+        "print('held', flush=True); time.sleep(60)"
+    )
+    with Workers(tmp_path) as mine:
+        process = subprocess.Popen([sys.executable, "-c", code, str(mine.path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert mine.join(study) == []
+        mine.leave()
+        kill(process)
+        assert mine.join(study) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +196,7 @@ def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path
     one = start(*words(place, out, storage, 4))
     folder = caught(one, out)
     other = start(*words(place, out, storage, 4))
-    end = time.monotonic() + 150.0
-    while len(list((out / "workers").iterdir())) < 2:
-        assert time.monotonic() < end, "the second worker did not begin"
-        time.sleep(0.02)
+    time.sleep(4.0)  # the other finds a worker in a trial: it must wait for it to die before taking up its trial
     kill(one)
     printed, complaint = other.communicate(timeout=300)
     assert other.returncode == 0, complaint
@@ -265,17 +233,20 @@ def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, mo
     assert killed["experiment"] == never["experiment"]
 
 
+def processes(out: Path) -> set[int]:
+    """The processes that trained the trials."""
+    return {int(path.read_text()) for path in out.glob("trials/*/.lock")}
+
+
 def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
     """Enough trials that the second, which begins later by the time a process takes to start, has its share."""
     out = tmp_path / "out"
     done = finish(*words(place, out, "journal", 12), "--workers", 2, timeout=300)
     assert done.returncode == 0, done.stderr
     document = json.loads((out / "search.json").read_text())
-    study = optuna.load_study(study_name="eqprop small", storage=open_storage(str(out / "study.journal")))
-    assert len({t.user_attrs["worker"] for t in study.trials if t.state.is_finished()}) == 2
+    assert len(processes(out)) == 2
     states = [t["state"] for t in document["trials"]]
     assert states.count("complete") + states.count("pruned") >= 12
-    assert not list((out / "workers").iterdir())
 
 
 def test_the_words_of_a_further_worker() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
@@ -26,7 +23,6 @@ from eqprop.cli.options import with_settings
 from eqprop.estimators.named import BACKPROP, label
 from eqprop.files import write_json
 from eqprop.messages import unknown
-from eqprop.models.layered import LayeredNet
 from eqprop.papers import CifarRow
 from eqprop.report.page import Written, write_report
 from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
@@ -35,7 +31,7 @@ from eqprop.run.api import begin_or_resume
 from eqprop.run.dataset import describe
 from eqprop.run.distributed import rank, world_size
 from eqprop.run.folder import is_run, read_json
-from eqprop.run.log import Line, cosines
+from eqprop.run.log import cosines
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import (
     Published,
@@ -48,7 +44,7 @@ from eqprop.run.metrics import (
     summarise_trials,
     trial_of,
 )
-from eqprop.run.session import Leg, Session
+from eqprop.run.session import Session
 from eqprop.run.spec import Spec, split_estimators
 from eqprop.run.watch import Progress, Several, Watch, counted
 
@@ -95,14 +91,13 @@ def table1(
     if not yes and settings.get("device", "cpu") == "cpu" and not (out / (preset or "paper")).exists():
         hours = sum(_hours(spec) * spec.run.trials for spec in specs) * len(estimators)
         _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
-    overall = Overall(watcher(quiet), [(spec, name) for name in estimators for spec in specs])
+    watch = watcher(quiet)
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
         for part in estimators:
             for spec in specs:
                 folder = out / spec.preset / _folder(spec, settings.get("schedule"))
-                overall.turn(spec, part)
-                result = begin_or_resume(spec, folder, watch=overall, only=(part,), **settings)
+                result = begin_or_resume(spec, folder, watch=watch, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
                     write_report(out, with_curves=False)
@@ -411,56 +406,6 @@ def _check_out(out: Path) -> None:
     if not any(True for _ in out.glob("*/*/experiment.json")) and not (out / "figures").is_dir():
         listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
         raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
-
-
-def _work(spec: Spec) -> float:
-    """Rough cost of a leg: steps times connections between dynamic layers, over all epochs."""
-    net = spec.model
-    if isinstance(net, LayeredNet):
-        connections = sum(a * b for a, b in pairwise(net.sizes[:-1]))
-    else:
-        connections = 4_000_000
-    return spec.optimizer.epochs * (spec.phases.T + 2 * spec.phases.K) * math.sqrt(connections)
-
-
-class Overall(Watch):
-    """Forwards every event, with the time left for the whole table instead of one run.
-
-    Estimates later runs from the amount of arithmetic, at the speed measured last.
-    """
-
-    def __init__(self, watch: Watch, parts: Sequence[tuple[Spec, str]]) -> None:
-        self.watch = watch
-        self.to_come = list(parts)
-        self.now: tuple[Spec, str] | None = None
-        self.started = time.monotonic()
-
-    def turn(self, spec: Spec, estimator: str) -> None:
-        self.now = (spec, estimator)
-        self.to_come.remove(self.now)
-
-    def begin(self, session: Session, folder: Path) -> None:
-        self.watch.begin(session, folder)
-
-    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-        self.watch.begin_leg(leg, engine, epoch)
-
-    def progress(self, progress: Progress) -> None:
-        self.watch.progress(self._with_all(progress))
-
-    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
-        self.watch.epoch(lines, self._with_all(progress))
-
-    def warn(self, message: str) -> None:
-        self.watch.warn(message)
-
-    def end(self) -> None:
-        self.watch.end()
-
-    def _with_all(self, progress: Progress) -> Progress:
-        assert self.now is not None, "turn comes first"
-        whole, later = _work(self.now[0]), sum(_work(spec) for spec, _ in self.to_come)
-        return replace(progress, seconds_left=progress.seconds_left + progress.seconds_whole * later / whole)
 
 
 def _show(out: Path, written: Written) -> None:

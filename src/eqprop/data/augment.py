@@ -26,8 +26,8 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
-FLIP, CROP, CUTOUT, RANDAUGMENT = range(4)
-"""What a draw is used for. RandAugment's operations take the numbers from RANDAUGMENT on."""
+USES = FLIP, CROP, CUTOUT = range(3)
+"""What a draw is used for."""
 
 
 def philox(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
@@ -74,21 +74,18 @@ def whole_number(word: Tensor, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images: flip, crop, RandAugment and cutout, in this order.
+    """Random changes of training images: flip, crop and cutout, in this order.
 
     flip          mirror left and right, with probability 1/2
     crop          shift by up to so many pixels each way; `padding` fills what is uncovered: zero, edge or reflect
-    randaugment   operations per image (Cubuk et al. 2020, torchvision's 14 operations, bilinear); `magnitude` 0 to 30
     cutout        side of a square of one grey level, centred anywhere in the image
-    fill          that grey level, 0 to 255; also for what RandAugment uncovers
+    fill          that grey level, 0 to 255
     """
 
     flip: bool = False
     crop: int = 0
     padding: str = "edge"
     cutout: int = 0
-    randaugment: int = 0
-    magnitude: int = 9
     fill: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +93,7 @@ class Augmentation:
             raise ValueError(f"flip is {self.flip!r}; expected true or false.")
         if self.padding not in PADDINGS:
             raise ValueError(unknown("padding", str(self.padding), PADDINGS))
-        most = {"crop": None, "cutout": None, "randaugment": 16, "magnitude": MAGNITUDES, "fill": 255}
+        most = {"crop": None, "cutout": None, "fill": 255}
         for name, bound in most.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (bound and value > bound):
@@ -106,13 +103,12 @@ class Augmentation:
     @property
     def active(self) -> bool:
         """Whether anything is changed."""
-        return bool(self.flip or self.crop or self.cutout or self.randaugment)
+        return bool(self.flip or self.crop or self.cutout)
 
     def __str__(self) -> str:
         parts = {
             "flip": self.flip,
             f"crop {self.crop} with padding {self.padding}": self.crop,
-            f"RandAugment {self.randaugment} of magnitude {self.magnitude}": self.randaugment,
             f"cutout {self.cutout}": self.cutout,
         }
         return ", ".join(text for text, there in parts.items() if there) or "none"
@@ -140,7 +136,7 @@ class Augmentation:
                 )
 
     def _check_shape(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        channels, height, width = shape
+        _, height, width = shape
         if dtype != torch.uint8 and not dtype.is_floating_point:
             raise ValueError(f"Augmentation takes images of uint8 or of floats from 0 to 1; got {dtype}.")
         if self.padding == "reflect" and self.crop >= min(height, width):
@@ -148,25 +144,18 @@ class Augmentation:
                 f"Cannot reflect {self.crop} pixels of images of {height} x {width}; lower crop to at most "
                 f"{min(height, width) - 1}."
             )
-        if self.randaugment and channels not in (1, 3):
-            raise ValueError(f"RandAugment takes 1 or 3 channels; the images have {channels}.")
 
     def __call__(self, images: Tensor, samples: Tensor, seed: Word, epoch: Word) -> Tensor:
         """Images (B, C, H, W) of uint8, or floats in [0, 1], changed; same shape and type.
 
         `samples` (B,) are their numbers in the training set. Stacked runs: (R, B, C, H, W), (R, B), seeds (R,).
-        RandAugment rounds floats to 256 grey levels.
         """
         if not self.active:
             return images
         self._check_call(images, samples)
-        words = draws(samples, seed, epoch, RANDAUGMENT + self.randaugment)
+        words = draws(samples, seed, epoch, len(USES))
         if self.flip or self.crop:
             images = self._shifted(images, words)
-        for n in range(RANDAUGMENT, RANDAUGMENT + self.randaugment):
-            operation = whole_number(words[0][..., n], len(OPERATIONS))
-            sign = 1 - 2 * (words[1][..., n] >> 31)
-            images = operate(images, operation, sign, self.magnitude, self.fill)
         return self._cut(images, words) if self.cutout else images
 
     def _check_call(self, images: Tensor, samples: Tensor) -> None:
@@ -219,140 +208,6 @@ def _take(images: Tensor, index: Tensor) -> Tensor:
     """The pixels (..., C, H, W) at index (..., H, W), a row-major place in the image."""
     chosen = index.flatten(-2).unsqueeze(-2).expand(*images.shape[:-2], -1)
     return torch.gather(images.flatten(-2), -1, chosen).unflatten(-1, tuple(index.shape[-2:]))
-
-
-OPERATIONS = (
-    *("identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate"),
-    *("brightness", "color", "contrast", "sharpness"),
-    *("posterize", "solarize", "autocontrast", "equalize"),
-)
-"""RandAugment's operations, each equally likely."""
-
-IDENTITY, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE = range(6)
-BRIGHTNESS, COLOR, CONTRAST, SHARPNESS = range(6, 10)
-POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE = range(10, 14)
-MAGNITUDES = 30
-PLACE_BITS, WEIGHT_BITS, FACTOR_BITS = 24, 11, 16
-"""Fractions of places, of bilinear weights and of blending factors: sums of products of 255 stay below 2^31."""
-
-
-def operate(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int, fill: int = 0) -> Tensor:
-    """Apply to each image (..., C, H, W) its own operation (...), numbered as in `OPERATIONS`.
-
-    `sign` (...), 1 or -1, is the direction of those that have one. Every operation is computed for every image, and
-    one is selected: control flow must not depend on values.
-    """
-    level = magnitude / MAGNITUDES
-    pixels = images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
-    pixels = _warped(pixels, operation, sign, level, fill)
-    x = _toned(_blended(pixels.to(torch.int32), operation, sign, level), pixels, operation, level)
-    if images.dtype == torch.uint8:
-        return x.to(torch.uint8)
-    return x.to(images.dtype) / images.new_full((), 255.0)
-
-
-def _warped(pixels: Tensor, operation: Tensor, sign: Tensor, level: float, fill: int) -> Tensor:
-    """Shear about the corner, translate by whole pixels, or rotate about the centre; as Pillow, by whole numbers.
-
-    Pixel (h, w) of the result is the image at (x, y) = A (w + 1/2, h + 1/2) + b.
-    """
-    height, width = pixels.shape[-2:]
-    one = 1 << PLACE_BITS
-
-    def chosen(number: int, amount: float) -> Tensor:
-        return torch.where(operation == number, sign * round(amount * one), 0)[..., None, None]
-
-    turn = math.radians(30.0 * level)
-    cos, sin = round((math.cos(turn) - 1.0) * one), math.sin(turn)
-    diagonal = one + torch.where(operation == ROTATE, cos, 0)[..., None, None]
-    turned = chosen(ROTATE, sin)
-    across, down = chosen(SHEAR_X, 0.3 * level) - turned, chosen(SHEAR_Y, 0.3 * level) + turned
-    # Twice the distance of pixels from the origin, or from the centre if rotated: a whole number.
-    about = (operation == ROTATE)[..., None, None]
-    w2 = 2 * torch.arange(width, device=pixels.device) + 1 - torch.where(about, width, 0)  # (..., 1, W)
-    h2 = (2 * torch.arange(height, device=pixels.device) + 1)[:, None] - torch.where(about, height, 0)  # (..., H, 1)
-    shift_x = chosen(TRANSLATE_X, int(150 / 331 * width * level)) + torch.where(about, width * one // 2, 0)
-    shift_y = chosen(TRANSLATE_Y, int(150 / 331 * height * level)) + torch.where(about, height * one // 2, 0)
-    x = ((diagonal * w2 + across * h2) >> 1) + shift_x
-    y = ((down * w2 + diagonal * h2) >> 1) + shift_y
-    inside = (x >= 0) & (x < width * one) & (y >= 0) & (y < height * one)
-    return torch.where(inside.unsqueeze(-3), _bilinear(pixels, x - one // 2, y - one // 2), fill).to(torch.uint8)
-
-
-def _bilinear(pixels: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The image at places x, y (..., H, W), between the centres of its pixels; the edge is repeated."""
-    height, width = pixels.shape[-2:]
-    part = (1 << WEIGHT_BITS) - 1
-    right, below = (((p >> (PLACE_BITS - WEIGHT_BITS)) & part).to(torch.int32).unsqueeze(-3) for p in (x, y))
-    columns = [((x >> PLACE_BITS) + n).clamp(0, width - 1) for n in (0, 1)]
-    rows = [((y >> PLACE_BITS) + n).clamp(0, height - 1) for n in (0, 1)]
-    total = None
-    for row, by_row in zip(rows, ((part + 1) - below, below), strict=True):
-        for column, by_column in zip(columns, ((part + 1) - right, right), strict=True):
-            term = _take(pixels, row * width + column).to(torch.int32) * (by_row * by_column)
-            total = term if total is None else total + term
-    assert total is not None
-    return total >> (2 * WEIGHT_BITS)
-
-
-def _blended(x: Tensor, operation: Tensor, sign: Tensor, level: float) -> Tensor:
-    """base + factor (x - base): brightness (base black), colour (grey), contrast (its mean), sharpness (smoothed)."""
-    chosen = operation[..., None, None, None]
-    grey = _grey(x)
-    count = grey.shape[-2] * grey.shape[-1]
-    mean = (2 * grey.sum((-2, -1), keepdim=True) + count) // (2 * count)
-    base = torch.where(chosen == COLOR, grey, torch.where(chosen == SHARPNESS, _smoothed(x), 0))
-    base = torch.where(chosen == CONTRAST, mean.to(x.dtype), base)
-    blends = (chosen >= BRIGHTNESS) & (chosen <= SHARPNESS)
-    change = torch.where(blends, sign[..., None, None, None] * round(0.9 * level * (1 << FACTOR_BITS)), 0)
-    factor = (1 << FACTOR_BITS) + change.to(x.dtype)
-    return (((base << FACTOR_BITS) + factor * (x - base)) >> FACTOR_BITS).clamp(0, 255)
-
-
-def _grey(x: Tensor) -> Tensor:
-    """ITU-R 601-2 luma (..., 1, H, W), rounded as by Pillow."""
-    if x.shape[-3] == 1:
-        return x
-    red, green, blue = x.unbind(-3)
-    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).unsqueeze(-3)
-
-
-def _smoothed(x: Tensor) -> Tensor:
-    """The mean of 3 x 3 pixels, the middle one counted five times; border pixels stay."""
-    height, width = x.shape[-2:]
-    if min(height, width) < 3:
-        return x
-    total = 4 * x[..., 1:-1, 1:-1]
-    for h in range(3):
-        for w in range(3):
-            total = total + x[..., h : height - 2 + h, w : width - 2 + w]
-    middle = (2 * total + 13) // 26
-    rows = torch.cat([x[..., 1:-1, :1], middle, x[..., 1:-1, -1:]], -1)
-    return torch.cat([x[..., :1, :], rows, x[..., -1:, :]], -2)
-
-
-def _toned(x: Tensor, pixels: Tensor, operation: Tensor, level: float) -> Tensor:
-    """Posterize, solarize, autocontrast and equalize; `pixels` are those of x as uint8, before blending."""
-    chosen = operation[..., None, None, None]
-    dropped = round(4 * level)
-    x = torch.where(chosen == POSTERIZE, (x >> dropped) << dropped, x)
-    # 255.0 * (1.0 - level) would be above a whole threshold at some magnitudes.
-    x = torch.where((chosen == SOLARIZE) & (x >= math.ceil(255.0 - 255.0 * level)), 255 - x, x)
-    ordered = pixels.flatten(-2).sort(-1).values  # (..., C, pixels)
-    low, high = (ordered[..., n, None, None].to(x.dtype) for n in (0, -1))
-    spread = ((x - low) * 255) // (high - low).clamp(min=1)
-    x = torch.where((chosen == AUTOCONTRAST) & (high > low), spread, x)
-    return torch.where(chosen == EQUALIZE, _equalized(x, pixels, ordered), x)
-
-
-def _equalized(x: Tensor, pixels: Tensor, ordered: Tensor) -> Tensor:
-    """Grey levels by how many pixels are darker. Sorted, not counted: no atomic sums, no synchronisation."""
-    levels = torch.arange(256, device=x.device, dtype=torch.uint8).expand(*ordered.shape[:-1], 256)
-    darker = torch.searchsorted(ordered, levels.contiguous(), side="left")  # (..., C, 256)
-    step = torch.gather(darker, -1, ordered[..., -1:].to(torch.int64)) // 255
-    place = torch.gather(darker, -1, pixels.flatten(-2).to(torch.int64))
-    found = ((step // 2 + place) // step.clamp(min=1)).clamp(max=255).unflatten(-1, x.shape[-2:])
-    return torch.where(step.unsqueeze(-1) > 0, found.to(x.dtype), x)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class Activation:
     def __call__(self, v: Tensor) -> Tensor:
         return self.function(v)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A built-in one is pickled by name: its functions may be lambdas, and it stays the same object."""
+        known = ACTIVATIONS.built_in.get(self.name) is self
+        return (activation, (self.name,)) if known else object.__reduce_ex__(self, 2)
+
     def slope(self, v: Tensor) -> Tensor:
         """sigma'(v), elementwise; differentiable again when gradients are being recorded."""
         if self.derivative is not None:

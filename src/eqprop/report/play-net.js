@@ -6,6 +6,7 @@ const Net = (() => {
     ALIGNED = 0.5,
     FAR = 0.75;
   const SETTLED = 1e-6;
+  const UNIT = 64 * Number.EPSILON;
 
   const sigma = (v) => 1 / (1 + Math.exp(2 - 4 * v));
   const slopeOf = (y) => 4 * y * (1 - y);
@@ -186,8 +187,21 @@ const Net = (() => {
     return found;
   }
 
-  /* Mean over elements of |f - g| / max(|f|, |g|), norms over time; elements with no signal are left out. */
-  function distance(f, g, read, from, to) {
+  /* What rounding leaves of a step of f and of g: f is a difference of states divided by beta, g begins at the pull. */
+  function noiseOf(net, x, rest, y, beta) {
+    const largest = (all) => all.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
+    const size = largest(rest);
+    const pull = y.reduce((most, v, i) => Math.max(most, Math.abs(v - rest[i])), 0);
+    return {
+      f: (UNIT * Math.max(1, size)) / (Math.abs(beta) * scaleOf(net)),
+      g: UNIT * pull,
+      entering: Math.max(1, size, largest(x)),
+    };
+  }
+
+  /* Mean over elements of |f - g| / max(|f|, |g|), norms over time; elements that are rounding are left out.
+     `weigh(share)` is how many elements one stands for, those whose process times `share` is more than rounding. */
+  function distance(f, g, read, from, to, limit, weigh = (share) => (share < 1 ? 1 : 0)) {
     let errors = 0,
       counted = 0,
       dot = 0,
@@ -208,27 +222,29 @@ const Net = (() => {
       allF += ff;
       allG += gg;
       const size = Math.max(ff, gg);
-      if (size > 0) {
-        errors += Math.sqrt(ee / size);
-        counted++;
-      }
+      const share = Math.sqrt(f.length * Math.min(limit.f ** 2 / ff, limit.g ** 2 / gg));
+      const weight = size > 0 ? weigh(share) : 0;
+      if (weight > 0) errors += weight * Math.sqrt(ee / size);
+      counted += weight;
     }
-    const lengths = Math.sqrt(allF * allG);
+    const lengths = counted ? Math.sqrt(allF * allG) : 0;
     return { rmse: counted ? errors / counted : null, cosine: lengths ? dot / lengths : null };
   }
 
-  /* Every synapse of W12 is a hidden bias's process times a pixel, so the pixel drops out of its distance. */
-  function compare(net, f, g) {
+  /* Every synapse of W12 is a hidden bias's process times a pixel, which drops out of its distance, not of rounding. */
+  function compare(net, f, g, r, noise) {
     const { n0, n1 } = net,
       neurons = (p) => p.neurons,
-      biases = (p) => p.biases;
+      biases = (p) => p.biases,
+      synaptic = { f: noise.f * noise.entering, g: noise.g * noise.entering };
+    const pixels = (share) => r.reduce((count, v) => count + (Math.abs(v) > share ? 1 : 0), 0);
     return {
-      s0: distance(f, g, neurons, 0, n0),
-      s1: distance(f, g, neurons, n0, n0 + n1),
-      W01: distance(f, g, (p) => p.W01, 0, n0 * n1),
-      W12: distance(f, g, biases, n0, n0 + n1),
-      b0: distance(f, g, biases, 0, n0),
-      b1: distance(f, g, biases, n0, n0 + n1),
+      s0: distance(f, g, neurons, 0, n0, noise),
+      s1: distance(f, g, neurons, n0, n0 + n1, noise),
+      W01: distance(f, g, (p) => p.W01, 0, n0 * n1, synaptic),
+      W12: distance(f, g, biases, n0, n0 + n1, synaptic, pixels),
+      b0: distance(f, g, biases, 0, n0, synaptic),
+      b1: distance(f, g, biases, n0, n0 + n1, synaptic),
     };
   }
 
@@ -248,26 +264,26 @@ const Net = (() => {
   function study(net, x, y, { T, K, beta, schedule }) {
     const given = drive(net, x),
       states = free(net, given, T, schedule);
-    return around(net, given, states, y, K, beta);
+    return around(net, x, given, states, y, K, beta);
   }
 
-  function around(net, given, states, y, K, beta) {
+  function around(net, x, given, states, y, K, beta) {
     const rest = states[states.length - 1],
       second = nudged(net, given, rest, y, beta, K);
     const f = ep(net, second, beta),
       g = bptt(net, given, states, y, K),
-      metrics = compare(net, f, g);
-    return { net, given, states, second, ep: f, bptt: g, metrics, rmse: synapseRmse(metrics) };
+      metrics = compare(net, f, g, visible(net, x), noiseOf(net, x, rest, y, beta));
+    return { net, x, given, states, second, ep: f, bptt: g, metrics, rmse: synapseRmse(metrics) };
   }
 
   /* What limits the match: the change that would bring EP nearest to BPTT. */
   function cause(found, y, K, beta) {
-    const { net, given, states } = found;
+    const { net, x, given, states } = found;
     const rested = settle(net, given, states, Math.max(K, 2)),
       [before, , end] = rested.slice(-3);
     if (residual(net, given, end) > SETTLED)
       return apart(before, end) < SETTLED ? "two-cycle" : "never-settles";
-    const again = (n, s, b) => around(n, given, s, y, K, b).rmse ?? 0;
+    const again = (n, s, b) => around(n, x, given, s, y, K, b).rmse ?? 0;
     const without = {
       T: again(net, rested, beta),
       beta: again(net, states, beta / 100),

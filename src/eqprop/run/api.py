@@ -40,7 +40,7 @@ from eqprop.run.metrics import Result, summarise
 from eqprop.run.own import Factory, Own, own_of
 from eqprop.run.session import Session, bind, check_training, chosen
 from eqprop.run.spec import MACHINE, Spec, split_estimators
-from eqprop.run.watch import Watch, as_watch, counted, steady
+from eqprop.run.watch import Several, Watch, as_watch, counted
 
 
 def known_ratio() -> float:
@@ -336,7 +336,7 @@ def _check_same_run(wanted: Spec, folder: Path, own: Own | None) -> None:
 def _work(run: OpenRun, watch: Watch) -> Result:
     """Train every unfinished leg, with graceful shutdown on signals; write the result."""
     session, folder, ranks = run.session, run.folder, run.session.ranks
-    watch = steady(watch) if ranks.leads else Watch()
+    watch = Several(watch) if ranks.leads else Watch()
     for problem in run.problems:
         watch.warn(problem)
     entry = _entry(session, folder, watch)

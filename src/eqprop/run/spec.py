@@ -534,8 +534,10 @@ def _check_all(spec: Spec) -> None:
     """What no field shows alone: names that registries hold, and settings that exclude each other."""
     for printed in spec.published.values():
         PaperResult.parse(printed)
-    for text in _texts(spec.to_dict()):
-        if not all(line.isprintable() for line in text.split("\n")):
+    table = spec.to_dict()
+    table |= {name: table[name].split("\n") for name in ("source", "notes")}  # the only texts of several lines
+    for text in _texts(table):
+        if not text.isprintable():
             raise ValueError(f"The experiment {spec.name!r} holds {shown(text)}; expected printable characters.")
     _check_choice("estimator", spec.estimator.kind, ESTIMATORS)
     for name in spec.run.estimators:

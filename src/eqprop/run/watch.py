@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -121,26 +120,46 @@ class Watch:
 
 
 class Several(Watch):
-    """Forwards every event to several watches."""
+    """Passes every event to several watches. One whose terminal or pipe is gone is left out: that ends no run.
+
+    What a watch measures, and when it stops, does not depend on who reads it.
+    """
 
     def __init__(self, *watches: Watch) -> None:
-        self.watches = watches
+        self.watches: list[Watch] = []
+        for watch in watches:
+            self.watches.extend(watch.watches if isinstance(watch, Several) else [watch])
+        self.gone: set[Watch] = set()
+
+    def _each(self, event: str, *given: object) -> None:
+        for watch in (watch for watch in self.watches if watch not in self.gone):
+            try:
+                getattr(watch, event)(*given)
+            except OSError as error:
+                if error.errno not in (errno.EIO, errno.EPIPE):
+                    raise
+                self.gone.add(watch)
 
     def begin(self, session: Session, folder: Path) -> None:
-        for watch in self.watches:
-            watch.begin(session, folder)
+        self._each("begin", session, folder)
 
     def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-        for watch in self.watches:
-            watch.begin_leg(leg, engine, epoch)
+        self._each("begin_leg", leg, engine, epoch)
 
     def progress(self, progress: Progress) -> None:
-        for watch in self.watches:
-            watch.progress(progress)
+        self._each("progress", progress)
 
     def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
-        for watch in self.watches:
-            watch.epoch(lines, progress)
+        self._each("epoch", lines, progress)
+
+    def warn(self, message: str) -> None:
+        self._each("warn", message)
+
+    def note(self, message: str) -> None:
+        self._each("note", message)
+
+    def end(self) -> None:
+        self._each("end")
 
     def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
         found: dict[str, float] = {}
@@ -153,77 +172,6 @@ class Several(Watch):
 
     def stop(self, lines: Sequence[Line]) -> str | None:
         return next((reason for watch in self.watches if (reason := watch.stop(lines)) is not None), None)
-
-    def warn(self, message: str) -> None:
-        for watch in self.watches:
-            watch.warn(message)
-
-    def note(self, message: str) -> None:
-        for watch in self.watches:
-            watch.note(message)
-
-    def end(self) -> None:
-        for watch in self.watches:
-            watch.end()
-
-
-def steady(watch: Watch) -> Watch:
-    """The same watch; each of several by itself, so that one that is gone silences no other."""
-    return Several(*map(steady, watch.watches)) if isinstance(watch, Several) else Steady(watch)
-
-
-class Steady(Watch):
-    """Forwards events until the terminal or pipe they are shown on is gone: that must not end the run.
-
-    What the watch measures, and when it stops, does not depend on who reads it.
-    """
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.gone = False
-
-    @contextmanager
-    def _shown(self) -> Iterator[Watch]:
-        try:
-            yield Watch() if self.gone else self.watch
-        except OSError as error:
-            if error.errno not in (errno.EIO, errno.EPIPE):
-                raise
-            self.gone = True
-
-    def begin(self, session: Session, folder: Path) -> None:
-        with self._shown() as watch:
-            watch.begin(session, folder)
-
-    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-        with self._shown() as watch:
-            watch.begin_leg(leg, engine, epoch)
-
-    def progress(self, progress: Progress) -> None:
-        with self._shown() as watch:
-            watch.progress(progress)
-
-    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
-        with self._shown() as watch:
-            watch.epoch(lines, progress)
-
-    def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
-        return self.watch.measure(network, cost, line)
-
-    def stop(self, lines: Sequence[Line]) -> str | None:
-        return self.watch.stop(lines)
-
-    def warn(self, message: str) -> None:
-        with self._shown() as watch:
-            watch.warn(message)
-
-    def note(self, message: str) -> None:
-        with self._shown() as watch:
-            watch.note(message)
-
-    def end(self) -> None:
-        with self._shown() as watch:
-            watch.end()
 
 
 class EarlyStopping(Watch):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -233,6 +234,13 @@ def settings_of(spec: Spec) -> dict[str, Any]:
     """All settings but those of the machine, which may differ from worker to worker."""
     found = spec.to_dict()
     return {**found, "run": {name: value for name, value in found["run"].items() if name not in MACHINE}}
+
+
+def as_experiment(spec: Spec) -> Spec:
+    """What tuning hands to a user: no paper's numbers, nothing held out, and no setting of this machine."""
+    run = msgspec.structs.replace(spec.run, threads=None, stacked=None)
+    spec = spec.override(preset="own", published={}, source="", notes="", data={"validation": 0})
+    return msgspec.structs.replace(spec, run=run)
 
 
 def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:

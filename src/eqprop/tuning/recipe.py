@@ -20,7 +20,7 @@ from eqprop.provenance import provenance
 from eqprop.run.dataset import describe
 from eqprop.run.session import Session, bind
 from eqprop.run.spec import EVERY_OTHER, Spec
-from eqprop.tuning.effort import Effort, Outcome, Trainings, check_budget, held_out, short_training
+from eqprop.tuning.effort import Effort, Outcome, Trainings, as_experiment, check_budget, held_out, short_training
 from eqprop.tuning.probe import (
     Agreement,
     Batches,
@@ -284,7 +284,7 @@ def tune(
     pilot = _choose_rates(recipe, trainings, weight_names(part.model, part.cost))
     recipe.look(*trainings.trained(pilot), "trained weights")
     _shrink(recipe, trainings)
-    return Tuned(_named(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began))
+    return Tuned(as_experiment(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began))
 
 
 def without_held_out(session: Session, validation: int | None) -> Session:
@@ -373,10 +373,6 @@ def _with_rates(spec: Spec, rates: Mapping[str, float]) -> Spec:
     return msgspec.structs.replace(spec, optimizer=msgspec.structs.replace(spec.optimizer, rates=dict(rates)))
 
 
-def _named(spec: Spec) -> Spec:
-    return spec.override(preset="own", published={}, source="", notes="", data={"validation": 0})
-
-
 def _document(recipe: Recipe, session: Session, budget: float, effort: Effort, seconds: float) -> dict[str, Any]:
     assert recipe.trainings is not None, "set before any training"
     spec, printed = session.spec, papers.printed(session.spec)
@@ -390,7 +386,7 @@ def _document(recipe: Recipe, session: Session, budget: float, effort: Effort, s
         "data": describe(session.images),
         "decisions": [{"name": d.name, "value": d.value, "reason": d.reason} for d in recipe.decisions.values()],
         "paper": None if printed is None else _beside(printed),
-        "experiment": _named(recipe.spec).to_dict(),
+        "experiment": as_experiment(recipe.spec).to_dict(),
         "looks": [asdict(look) for look in recipe.looks],
         "trainings": [asdict(outcome) for outcome in recipe.trainings.done],
         "provenance": provenance(torch.device(spec.run.device)),

@@ -7,11 +7,9 @@ worker died; then the search itself.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import math
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,16 +32,15 @@ from eqprop.run.loop import Stopped
 from eqprop.run.session import Session
 from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
-from eqprop.tuning.effort import Effort, settings_of, short_training
+from eqprop.tuning.effort import Effort, as_experiment, settings_of, short_training
 from eqprop.tuning.probe import weight_names
 from eqprop.tuning.recipe import BETA_RANGE, largest_beta, without_held_out
 
 try:
     import optuna
     from optuna import TrialPruned
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler, TPESampler
-    from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+    from optuna.samplers import TPESampler
+    from optuna.storages import BaseStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial, TrialState
@@ -53,33 +50,22 @@ except ImportError as error:
         "NAME still follows the paper's recipe."
     ) from error
 
-HEARTBEAT, GRACE = 10, 60
-"""Seconds between heartbeats in a database, and without one until a trial counts as abandoned."""
-
-NAMELESS = 60.0
-"""Seconds after which a trial that has not named its worker never will: the worker died at once."""
-
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 ATTEMPTS = 3
 """How many times a trial may be restarted: one that runs out of memory would kill every worker."""
 
-SETTINGS, WORKER, WORKERS = "settings", "worker", "workers"
+SETTINGS, WORKERS = "settings", ".workers"
 
 
 def open_storage(where: str) -> BaseStorage:
-    """Open a database by URL, such as sqlite:///study.db, with heartbeats; or a journal file."""
+    """Open a database by URL, such as sqlite:///study.db, or a journal file."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if "://" in where:
-                return RDBStorage(
-                    where,
-                    engine_kwargs={"connect_args": {"timeout": 60}} if where.startswith("sqlite") else None,
-                    heartbeat_interval=HEARTBEAT,
-                    grace_period=GRACE,
-                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=ATTEMPTS),
-                )
+                sqlite = where.startswith("sqlite")
+                return RDBStorage(where, engine_kwargs={"connect_args": {"timeout": 60}} if sqlite else None)
             # Absolute: the lock must name the same file whatever a worker's current directory.
             path = Path(where).resolve()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,35 +99,21 @@ def open_study(where: str, name: str, seed: int, settings: Mapping[str, Any]) ->
     return study
 
 
-class Seeded(BaseSampler):
-    """Optuna's TPE sampler, reseeded for every draw from the search's seed, the trial's position and the value's name.
+class Seeded(TPESampler):
+    """Optuna's TPE sampler, reseeded for every trial from the search's seed and the trial's place.
 
     A search by one worker then draws the same values whether or not it was interrupted.
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed, multivariate=True, constant_liar=True)
         self.seed = seed
 
-    def _of(self, study: Study, trial: FrozenTrial, what: str) -> TPESampler:
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         # Failed trials are restarted under a new number and do not count as draws.
         failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
         place = trial.number - sum(other.number < trial.number for other in failed)
-        digest = hashlib.sha256(f"eqprop search {self.seed} {place} {what}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big")
-        return TPESampler(seed=seed, multivariate=True, constant_liar=True)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._of(study, trial, "together").infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return self._of(study, trial, "together").sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._of(study, trial, param_name).sample_independent(study, trial, param_name, param_distribution)
+        TPESampler.__init__(self, seed=self.seed + place, multivariate=True, constant_liar=True)
 
 
 @contextmanager
@@ -155,74 +127,42 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def signed_on(folder: Path) -> Iterator[str]:
-    """Register a worker and yield its name; its lock file stays locked as long as the process lives."""
-    name = uuid.uuid4().hex
-    path = folder / WORKERS / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        yield name
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
+class Workers:
+    """A lock that all workers of a search share while they run a trial; the system frees it when one dies.
 
-
-def is_gone(folder: Path, worker: str) -> bool:
-    """Whether a worker that signed on in this folder has died. False if it never signed on."""
-    try:
-        handle = os.open(folder / WORKERS / worker, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-Seen = dict[int, float]
-"""Trials without a worker's name, and when this process first saw each, on a clock that is never set back."""
-
-
-def adopt_orphans(study: Study, folder: Path, seen: Seen | None = None) -> list[int]:
-    """Fail the trials whose workers died and queue their values again, to resume from their run folders.
-
-    Returns their numbers. Needs no heartbeat on the worker's own machine; across machines a database's heartbeat does
-    the same.
+    So whoever finds nobody else holding it knows that every trial still marked as running lost its worker.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        optuna.storages.fail_stale_trials(study)
-    adopted, seen = [], {} if seen is None else seen
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_orphan(trial, folder, seen) and _fail(study, trial):
-            adopted.append(trial.number)
-            failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-            if sum(other.params == trial.params for other in failed) <= ATTEMPTS:
-                queue_again(study, trial.params)
-    return adopted
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / WORKERS
+        self.handle = open_lock(self.path)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.handle)
+
+    def join(self, study: Study) -> list[int]:
+        """Share the lock; before that, queue again what dead workers left. Returns the numbers of their trials."""
+        left = abandoned(study) if take_lock(self.handle, self.path, wait=False) else []
+        fcntl.flock(self.handle, fcntl.LOCK_SH)
+        return left
+
+    def leave(self) -> None:
+        """Release it between trials, so that those who wait can find out who is gone."""
+        fcntl.flock(self.handle, fcntl.LOCK_UN)
 
 
-def _is_orphan(trial: FrozenTrial, folder: Path, seen: Seen) -> bool:
-    owner = trial.user_attrs.get(WORKER)
-    if owner is None:
-        return time.monotonic() - seen.setdefault(trial.number, time.monotonic()) > NAMELESS
-    return is_gone(folder, owner)
-
-
-def _fail(study: Study, trial: FrozenTrial) -> bool:
-    """Fail the trial. False if another process did so first."""
-    try:
+def abandoned(study: Study) -> list[int]:
+    """Fail the trials marked as running and queue their values again, to resume from their run folders."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in running:
         study.tell(trial.number, state=TrialState.FAIL)
-    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
-        return False
-    return True
+        failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+        if sum(other.params == trial.params for other in failed) <= ATTEMPTS:
+            queue_again(study, trial.params)
+    return [trial.number for trial in running]
 
 
 def queue_again(study: Study, values: Mapping[str, Any]) -> None:
@@ -369,17 +309,19 @@ def work(wanted: Search) -> None:
     """Run trials as one worker until the study has enough."""
     spec, space, effort = wanted.plan
     study, effort = study_of(wanted, spec, space, effort)
-    with signed_on(wanted.folder) as worker:
-        objective = Objective(wanted, spec, space, effort, worker)
-        seen: dict[int, float] = {}
+    objective = Objective(wanted, spec, space, effort)
+    with Workers(wanted.folder) as workers:
         while (finished := count(study, *FINISHED)) < wanted.trials:
-            for number in adopt_orphans(study, wanted.folder, seen):
+            for number in workers.join(study):
                 wanted.tell(f"trial {number} was abandoned by a dead worker; resuming it")
-            if finished + count(study, TrialState.RUNNING) >= wanted.trials:
+            enough = finished + count(study, TrialState.RUNNING) >= wanted.trials
+            if enough:
                 wanted.tell(f"{finished} of {wanted.trials} trials done; waiting for other workers")
+            else:
+                study.optimize(objective, n_trials=1)
+            workers.leave()
+            if enough:
                 wait()
-                continue
-            study.optimize(objective, n_trials=1)
 
 
 def count(study: Study, *states: TrialState) -> int:
@@ -397,10 +339,8 @@ class Objective:
     spec: Spec
     space: Space
     effort: Effort
-    worker: str
 
     def __call__(self, trial: Trial) -> float:
-        trial.set_user_attr(WORKER, self.worker)
         values = suggest(trial, self.space)
         spec = with_values(self.spec, values).override(epochs=self.effort.epochs)
         folder = self.search.folder / TRIALS / digest(settings_of(spec))[:16]
@@ -467,7 +407,7 @@ def result(wanted: Search) -> BestTrial:
             "(--init default), or start the search from smaller learning rates."
         )
     best = study.best_trial
-    chosen = with_values(spec, best.params).override(preset="own", published={}, source="", notes="")
+    chosen = as_experiment(with_values(spec, best.params))
     document = {
         "name": spec.name,
         "seed": spec.run.seed,
