@@ -29,9 +29,12 @@ if TYPE_CHECKING:
         random_sign,
     )
     from eqprop.functional import from_energy, from_primitive, from_transition
+    from eqprop.gdu.beta import best_beta
+    from eqprop.gdu.control import keep_at_rest
     from eqprop.gdu.doctor import doctor
     from eqprop.gdu.stability import stability
     from eqprop.models import CrossEntropy
+    from eqprop.optimizers import Lion
     from eqprop.physical import spice as spice
     from eqprop.plugins import register
     from eqprop.provenance import __version__
@@ -54,9 +57,12 @@ _NAMES = {
         *("limit_steps", "random_sign"),
     ),
     "functional": ("from_energy", "from_primitive", "from_transition"),
+    "gdu.beta": ("best_beta",),
+    "gdu.control": ("keep_at_rest",),
     "gdu.doctor": ("doctor",),
     "gdu.stability": ("stability",),
     "models": ("CrossEntropy",),
+    "optimizers": ("Lion",),
     "plugins": ("register",),
     "provenance": ("__version__",),
     "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
@@ -104,6 +110,7 @@ __all__ = [
     "FunctionCost",
     "GrowingAdjointError",
     "HolomorphicEP",
+    "Lion",
     "NotFiniteError",
     "Nudge",
     "Phase",
@@ -116,6 +123,7 @@ __all__ = [
     "State",
     "Watch",
     "__version__",
+    "best_beta",
     "bind",
     "data",
     "distributed",
@@ -127,6 +135,7 @@ __all__ = [
     "from_primitive",
     "from_transition",
     "gdu",
+    "keep_at_rest",
     "limit_steps",
     "load",
     "models",

@@ -20,7 +20,7 @@ from docs.build.claims.rules import rows
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "eqprop"
 
-CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu"}
+CORE = {"state", "autodiff", "dynamics", "functional", "cost", "relax", "estimators", "gdu", "optimizers"}
 LIBRARY = CORE | {"models", "starts", "engines", "data", "physical", "echo"}
 SHARED = {"files", "provenance", "messages", "plugins", "settings", "cache"}
 SPEC = {"spec", "own", "published", "toml"}
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "autodiff": set(),
     "dynamics": {"state", "autodiff"},
     "functional": {"state", "dynamics"},
+    "optimizers": set(),
     "cost": {"state", "autodiff", "dynamics"},
     "relax": {"state", "autodiff", "dynamics", "cost"},
     "estimators": {"messages", "plugins", "settings", "state", "autodiff", "dynamics", "cost", "relax"},

@@ -162,7 +162,9 @@ def _json(text: str) -> Any:
         return text
 
 
-NAMED_VALUES = {"optimizer_options": "momentum=0.9", "augmentation": "crop=4", "normalisation": "scale=3"}
+NAMED_VALUES = {"optimizer_options": "momentum=0.9", "augmentation": "crop=4", "normalisation": "scale=3"} | {
+    "keep_at_rest": "radius=0.95"
+}
 """Settings that are tables, with an example."""
 
 

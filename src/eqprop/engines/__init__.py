@@ -4,6 +4,7 @@ from eqprop.engines.backend import use
 from eqprop.engines.base import (
     ENGINES,
     EXCHANGE,
+    STEERED,
     STREAMED,
     Batch,
     Engine,
@@ -20,6 +21,7 @@ from eqprop.relax import threads_for, using_threads
 __all__ = [
     "ENGINES",
     "EXCHANGE",
+    "STEERED",
     "STREAMED",
     "Batch",
     "Engine",

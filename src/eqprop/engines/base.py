@@ -96,6 +96,9 @@ Exchange = Callable[[list[Tensor], Tensor], Tensor]
 not finite where those of another process are not."""
 
 
+STEERED = "control of its phases while it trains"
+"""The extra of a task whose estimator may change between iterations."""
+
 EXCHANGE = "exchange between processes"
 """The extra of a task whose gradients are averaged over processes."""
 
@@ -264,6 +267,10 @@ class Runner(ABC):
         """
         return None
 
+    def take_estimator(self, estimator: Estimator) -> None:
+        """Go on with this one: the same but for its T and beta."""
+        raise NotImplementedError(f"{type(self).__name__} cannot change its phases.")
+
     def take_rates(self) -> None:
         """Pick up changed learning rates from the optimizer. Call it before the next run."""
 
@@ -318,6 +325,9 @@ class Engine(ABC):
     reference: bool = False
     """Whether it runs the reference iteration, and so every schedule, nudge site and extra of a task."""
 
+    steers: bool = False
+    """Whether T and beta may change between iterations."""
+
     computes: bool = False
     """Whether it has a `gradient` of its own, so that "auto" may take it for a call of `backward`."""
 
@@ -355,6 +365,8 @@ class Engine(ABC):
             return f"it computes in {' or '.join(self.precisions)}, and the precision is {task.precision}."
         if task.start not in self.starts:
             return f"its free phases begin at {' or '.join(self.starts)}, and the task's start is {task.start}."
+        if STEERED in task.extras and not self.steers:
+            return f"it has no {STEERED}."
         if not self.reference and task.extras:
             return f"it has no {task.extras[0]}."
         estimator = task.estimator

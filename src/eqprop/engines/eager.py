@@ -274,6 +274,9 @@ class EagerRunner(Runner):
         x = stored if job.prepare is None else job.prepare(stored, rows)
         return Batch(x, job.targets[rows], job.labels[rows], rows)
 
+    def take_estimator(self, estimator: Estimator) -> None:
+        self.estimator = replace(estimator, checked=False)
+
     def next_signs(self, n: int) -> Tensor | None:
         """(n, R) signs of beta for the next n iterations, on the device; None if the estimator draws none."""
         first, self.done = self.done, self.done + n
@@ -390,6 +393,7 @@ class EagerRunner(Runner):
 class Eager(Engine):
     name = "eager"
     reference = True
+    steers = True
     computes = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS

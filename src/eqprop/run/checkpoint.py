@@ -60,6 +60,7 @@ class Head:
     diverged        trial -> where and why it was stopped
     run             identity of the run (see `plan.identity`)
     start_source    fingerprint of the training data that `Checkpoint.start` belongs to
+    guard           what keeps free phases at rest (see `rest.Guard`); empty without
     """
 
     position: Position
@@ -71,6 +72,7 @@ class Head:
     engine: str
     run: str = ""
     start_source: str = ""
+    guard: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

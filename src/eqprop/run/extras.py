@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost
 from eqprop.data.augment import Augmentation
 from eqprop.dynamics import Dynamics
+from eqprop.optimizers import optimizer_class
 from eqprop.run.spec import READOUT, Optimizer, Spec
 
 DECOUPLED = "decoupled_decay"
@@ -28,14 +29,14 @@ def make_optimizer(spec: Spec, model: Dynamics, cost: Cost | None = None) -> tor
     groups = [{"params": [p], "lr": rates[name], **decay.get(name, {})} for name, p in named]
     options = dict(of.options)
     try:
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, of.kind)(groups, **options)
+        optimizer: torch.optim.Optimizer = optimizer_class(of.kind)(groups, **options)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"torch.optim.{of.kind} does not take the options {options}: {error}.") from error
+        raise ValueError(f"The optimizer {of.kind} does not take the options {options}: {error}.") from error
     if any(DECOUPLED in group for group in groups):
         optimizer.register_step_pre_hook(_shrink)
     elif of.weight_decay and "weight_decay" not in optimizer.defaults:
         raise ValueError(
-            f"torch.optim.{of.kind} has no weight decay of its own; expected one that has, such as SGD. Set "
+            f"The optimizer {of.kind} has no weight decay of its own; expected one that has, such as SGD. Set "
             "weight_decay_kind to decoupled, which works with every optimizer."
         )
     return optimizer

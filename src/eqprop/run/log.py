@@ -18,7 +18,8 @@ from eqprop.run.session import Leg
 Line = dict[str, Any]
 """One line: the fields of `Known`; `test_error_top5` if the experiment counts it; below float32, in the first and the
 last epoch, `precision`: how far the update of the epoch's first mini-batch agrees with float32's, and in the first
-how far float32's agrees with float64's; and the watch's own metrics."""
+how far float32's agrees with float64's; what keeps the net at rest has found and changed (see `rest.Guard`); and the
+watch's own metrics."""
 
 WALL_TIME = "seconds"
 """The only field of a line that differs between two runs of the same experiment."""
@@ -44,7 +45,7 @@ class Known(msgspec.Struct):
     precision: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-RESERVED = ("precision", "test_error_top5")
+RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius")
 """Names that only some lines have: no metric of one's own may take them."""
 
 

@@ -143,6 +143,7 @@ class Loop:
         self.reached: dict[Leg, Head] = {}
         """Where each leg that was begun has come to."""
         self._pointed: set[Leg] = set()
+        self._drowned: set[Leg] = set()
         self.agreed: int | None = None
 
     def run(self, entry: dict[str, Any], scope: Scope) -> None:
@@ -318,6 +319,7 @@ class Loop:
         self._keep(trainer)
         self._save(trainer)
         self._point_to_doctor(trainer)
+        self._look_at_epsilon(trainer)
         self.watch.epoch(lines, _progress(trainer, counts, pace, legs_after))
         self._look_at_precision(lines)
 
@@ -427,6 +429,20 @@ class Loop:
                     f"{command('doctor', self.folder, *which)}"
                 )
                 return
+
+    def _look_at_epsilon(self, trainer: Trainer) -> None:
+        """Warn once per leg of updates so small that the optimizer's epsilon holds them back."""
+        found = [] if trainer.leg in self._drowned else trainer.drowned()
+        if not found:
+            return
+        self._drowned.add(trainer.leg)
+        sizes = ", ".join(f"{name} ({size:.0e})" for name, size in found[:4])
+        self.watch.warn(
+            f"{trainer.leg.estimator} epoch {trainer.position.epoch}: the optimizer's epsilon is above a tenth of the "
+            f"gradients of {counted(len(found), 'parameter')}: {sizes}{', ...' if len(found) > 4 else ''}. It holds "
+            f"them back. Give --optimizer-option eps={0.01 * found[0][1]:.0e}, or use --optimizer Lion at a tenth of "
+            "the rates."
+        )
 
     def _own_model(self) -> tuple[str, ...]:
         """The option that names a run's own network: its folder does not."""

@@ -19,7 +19,7 @@ from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import Data, Images, Streamed, as_floats, from_arrays
 from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
-from eqprop.engines import EXCHANGE, STREAMED, Engine, Task, choose, load_engine, threads_for
+from eqprop.engines import EXCHANGE, STEERED, STREAMED, Engine, Task, choose, load_engine, threads_for
 from eqprop.estimators import EP, Backprop, ContinualEP, Estimator
 from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import ESTIMATORS
@@ -346,6 +346,7 @@ class Session:
             "gradient clipping": self.spec.optimizer.clip_norm,
             EXCHANGE: self.ranks.several,
             "weight averaging": self.spec.optimizer.average,
+            STEERED: self.spec.phases.steered,
         }
         return tuple(name for name, given in asked.items() if given)
 
@@ -449,8 +450,10 @@ def make_estimator(spec: Spec, name: str | None = None, model: Dynamics | None =
     own = spec.estimator if kind == spec.estimator.kind else section_type("estimator", {"kind": kind})(kind=kind)
     known = fields_of_spec(spec) | {n: getattr(own, n) for n in own.__struct_fields__ if n != "kind"}
     made = form.make(**{name: known[name] for name in form.takes if name in known} | dict(form.fixed))
-    if spec.optimizer.homeostasis and not isinstance(made, Backprop):  # a single forward pass has no Jacobian
-        return Homeostasis(base=made, weight=spec.optimizer.homeostasis)
+    odd, rest = spec.optimizer.homeostasis, spec.phases.keep_at_rest
+    size = 0.0 if rest is None else rest.penalty
+    if (odd or size) and not isinstance(made, Backprop):  # a single forward pass has no Jacobian
+        return Homeostasis(base=made, weight=odd, size=size)
     if not isinstance(made, ContinualEP) or model is None:
         return made
     names = [name for name, _ in model.named_parameters()]
@@ -739,6 +742,8 @@ def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
 def _against_stacking(model: Dynamics, spec: Spec) -> str | None:
     if not isinstance(model, PrimitiveDynamics) or isinstance(spec.model, OwnNet):
         return "the trials of your own network run one after the other"
+    if spec.phases.steered:
+        return "what keeps a network at rest, or leads beta, looks at one network at a time"
     if spec.optimizer.kind not in ELEMENTWISE:
         kind = spec.optimizer.kind
         return f"the optimizer {kind} does not update elements independently and would mix the trials"

@@ -22,6 +22,7 @@ from eqprop.models.network import GraphNet
 from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.optimizers import OPTIMIZERS
 from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
 from eqprop.relax import Schedule, Stop
@@ -45,9 +46,33 @@ class CostSettings(Section, frozen=True, kw_only=True):
     kind: Annotated[str, about("squared-error, or cross-entropy of a softmax readout.", flat="cost")] = "squared-error"
 
 
+Rate = Annotated[float, Meta(ge=0, le=LARGEST)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class AtRest(Section, frozen=True, kw_only=True):
+    """What keeps free phases at rest while a net learns, looked at every so many iterations; each part is off unless
+    given, and a net that needs none of them stays as it is, bit for bit.
+
+    radius      the largest |l| allowed of the step's Jacobian; above it weights between neurons shrink (a cap)
+    penalty     weight of |J|^2 / n, estimated by random probes, beside the loss (see `eqprop.estimators.homeostasis`)
+    longest     free phases may grow to so many steps while the mean residual is above `residual`
+    slower      whether rates are halved while it is, and rise again once it is not
+    """
+
+    every: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 50
+    radius: Annotated[float, Meta(gt=0, le=100)] | None = None
+    penalty: Rate = 0.0
+    longest: Annotated[int, Meta(ge=1, le=MOST_STEPS)] | None = None
+    slower: bool = False
+    residual: Annotated[float, Meta(gt=0, le=LARGEST)] = 1e-3
+
+
 class Phases(Section, frozen=True, kw_only=True):
     """Both phases: how long, how strong the nudge, where free phases begin.
 
+    beta_led            beta is chosen on the first mini-batch, and again after each epoch (see `eqprop.gdu.best_beta`)
+    keep_at_rest        controls of settling (see `AtRest`)
     schedule, stop      of the free phase (see `eqprop.relax.Phase`); stop="settled" gives the same bits sooner
     start               where free phases begin (see `eqprop.starts`)
     evaluation_T        with persistent states, training samples settle in fewer steps than unseen ones
@@ -55,7 +80,8 @@ class Phases(Section, frozen=True, kw_only=True):
 
     T: Annotated[int, about("Steps of the free phase.", common=True, ge=1, le=MOST_STEPS)] = 50
     K: Annotated[int, about("Steps of the second phase.", common=True, ge=1, le=MOST_STEPS)] = 10
-    beta: Annotated[Finite, about("Strength of the nudge.", common=True)] = 0.1
+    beta: Annotated[Finite, about("Strength of the nudge; auto: led by the residual.", common=True)] = 0.1
+    beta_led: Annotated[bool, about("Whether beta follows the residual; --beta auto says so.")] = False
     schedule: Annotated[Schedule, about("synchronous; alternating free phase; or sweeps.")] = "synchronous"
     stop: Annotated[Stop, about("Stop early: never, or settled (same bits).")] = "never"
     start: Annotated[StartName, about("Initial states: zero, persistent, initialised or carried.")] = "zero"
@@ -63,10 +89,15 @@ class Phases(Section, frozen=True, kw_only=True):
     evaluation_T: (
         Annotated[int, about("T when measuring errors; T where none is given.", ge=1, le=MOST_STEPS)] | None
     ) = None
+    keep_at_rest: (
+        Annotated[AtRest, about("radius=0.95, longest=200, slower=true, ... (repeatable).", flag="--keep-at-rest")]
+        | None
+    ) = None
 
-
-Rate = Annotated[float, Meta(ge=0, le=LARGEST)]
-Share = Annotated[float, Meta(ge=0, lt=1)]
+    @property
+    def steered(self) -> bool:
+        """Whether phases or rates may change while a net learns."""
+        return self.beta_led or self.keep_at_rest is not None
 
 
 class Optimizer(Section, frozen=True, kw_only=True):
@@ -86,7 +117,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
                     the next, without the initial weights; 0: the last ones
     """
 
-    kind: Annotated[str, about("Any class of torch.optim.", flat="optimizer")] = "Adam"
+    kind: Annotated[str, about("Any class of torch.optim, or Lion.", flat="optimizer")] = "Adam"
     rates: Annotated[
         Mapping[str, Rate], about("W01=0.04 (repeatable), or one rate for all.", common=True, flag="--lr", min_length=1)
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
@@ -406,6 +437,9 @@ def _flat_name(section: str, leaf: str) -> str:
 def _merged(start: Mapping[str, Any], flat: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data of a spec with flat settings put in their sections, ignoring those that are None."""
     given = {name: value for name, value in flat.items() if value is not None}
+    if given.get("beta") == "auto":
+        given = {**given, "beta_led": True}
+        del given["beta"]
     out = {name: dict(value) if name in SECTIONS else value for name, value in start.items()}
     given |= _split_estimators(given, start)
     for name in [n for n in given if n in SECTIONS or n in _HEAD]:
@@ -434,7 +468,7 @@ def _joined(section: str, was: Mapping[str, Any], new: Mapping[str, Any]) -> dic
     rates = new.get("rates")
     if isinstance(rates, Mapping) and EVERY_OTHER not in rates:
         new["rates"] = {**was.get("rates", {}), **rates}
-    for name in ("augmentation", "normalisation"):
+    for name in ("augmentation", "normalisation", "keep_at_rest"):
         if isinstance(table := new.get(name), Mapping):
             new[name] = {**(was.get(name) or {}), **table}
     return {**was, **new}
@@ -559,11 +593,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def optimizer_names() -> tuple[str, ...]:
-    """The optimizers of the installed torch.optim that step without a closure."""
+    """Lion, and the optimizers of the installed torch.optim that step without a closure."""
     found = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
     classes = {name: getattr(torch.optim, name) for name in found}
     skipped = ("Optimizer", "LBFGS", "SparseAdam")
-    return tuple(n for n, c in classes.items() if issubclass(c, torch.optim.Optimizer) and n not in skipped)
+    own = tuple(n for n, c in classes.items() if issubclass(c, torch.optim.Optimizer) and n not in skipped)
+    return (*own, *OPTIMIZERS)
 
 
 def _check_choice(what: str, value: str, known: Collection[str]) -> None:

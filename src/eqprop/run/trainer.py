@@ -23,6 +23,7 @@ from eqprop.engines import Batch, Job, Tally
 from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP, Backprop, Estimator, Signs, random_sign
 from eqprop.models import CrossEntropy, unstack, unstack_readout
+from eqprop.optimizers import drowned
 from eqprop.relax import NotFiniteError, Relaxation
 from eqprop.run.checkpoint import (
     Checkpoint,
@@ -38,6 +39,7 @@ from eqprop.run.distributed import SUMS, SharedStart, shared_start
 from eqprop.run.evaluate import Errors, Measure, measured_set
 from eqprop.run.extras import Average
 from eqprop.run.log import Line
+from eqprop.run.rest import MEASURED, Guard
 from eqprop.run.session import ELEMENTWISE, Leg, Session
 from eqprop.state import State
 
@@ -126,6 +128,7 @@ class Trainer:
         self.networks = len(leg.trials) if len(leg.trials) > 1 else None
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
         averaged = self.spec.optimizer.average
+        self.guard = self._guard() if self.spec.phases.steered and not isinstance(self.estimator, Backprop) else None
         self.average = Average([p for _, p in self._parameters()], averaged) if averaged else None
         _, train_y, read_train = measured_set(session.images, "train")
         test_x, test_y, read_test = measured_set(session.images, "test")
@@ -164,6 +167,8 @@ class Trainer:
         self._evaluated: list[Measure] = []
         if checkpoint is not None:
             self._restore(checkpoint)
+        elif self.guard is not None:
+            self.guard.choose_beta(self._first_samples())
         self.runner = self.engine.runner(self._job())
         if checkpoint is not None:
             self._restore_counts(checkpoint)
@@ -209,7 +214,7 @@ class Trainer:
         return Job(
             self.model,
             self.cost,
-            self.estimator,
+            self.estimator if self.guard is None else self.guard.estimator,
             self.optimizer,
             self.x,
             self.targets,
@@ -288,9 +293,30 @@ class Trainer:
             self._set_rates(min((done + n + 1) / warm, 1.0))
             self._next = Position(epoch, first + n)
             self.runner.run(order[n : n + 1])
-        if rising < len(order):
+        while rising < len(order):
+            n = len(order) - rising
+            n = n if self.guard is None else min(n, self.guard.until_look(done + rising))
             self._next = Position(epoch, first + rising)
-            self.runner.run(order[rising:])
+            self.runner.run(order[rising : rising + n])
+            rising += n
+            if self.guard is not None and (done + rising) % self.guard.settings.every == 0:
+                self.guard.look(self.model, self._first_samples().x, self.counts())
+                self._follow()
+
+    def _guard(self) -> Guard:
+        groups = self.session.groups or (2 if self.estimator.schedule == "alternating" else 1)
+        return Guard(self.spec.phases, self.estimator, groups)
+
+    def _first_samples(self) -> Problem:
+        """The network on the first training samples, as they are in this epoch."""
+        rows = torch.arange(min(MEASURED, self.session.images.train_samples), device=self.x.device)
+        return Problem(self.model, self.cost, *self._samples(rows))
+
+    def _follow(self) -> None:
+        """Let the runner and the optimizer take over what the guard has changed."""
+        assert self.guard is not None
+        self.runner.take_estimator(self.guard.estimator)
+        self._set_rates()
 
     def _batches(self, epoch: int) -> Tensor:
         """(n, B), or (n, R, B) for stacked networks."""
@@ -379,6 +405,10 @@ class Trainer:
         """Parameters of the network and, as cost.NAME, of the cost."""
         return [*self.model.named_parameters(), *self.cost.named_parameters(prefix="cost")]
 
+    def drowned(self) -> list[tuple[str, float]]:
+        """The parameters whose gradients are below ten times the optimizer's epsilon, and their sizes."""
+        return drowned(self.optimizer, {id(p): name for name, p in self._parameters()})
+
     def _weights(self) -> dict[str, Tensor]:
         """TRIAL.PARAMETER -> a copy on the CPU."""
         out = {}
@@ -437,6 +467,10 @@ class Trainer:
         self.epoch_seconds = 0.0
         if self.spec.optimizer.decay != "none":
             self._set_rates()
+        if self.guard is not None:
+            self.guard.end_epoch()
+            self.guard.choose_beta(self._first_samples())
+            self._follow()
         now = self._weights()
         self.moved, self._at_epoch = _relative_change(self._at_epoch, now), now
         return lines
@@ -445,6 +479,7 @@ class Trainer:
         """The learning rates of this epoch, computed from the initial ones so that a resumed run has the same bits."""
         for group, rate in zip(self.optimizer.param_groups, self._first_rates, strict=True):
             group["lr"] = self.spec.optimizer.rate_in(self.position.epoch, rate, warmth)
+            group["lr"] *= 1.0 if self.guard is None else self.guard.factor
         self.runner.take_rates()
 
     def _train_error_due(self, epoch: int) -> bool:
@@ -512,6 +547,8 @@ class Trainer:
         guarded = self.spec.run.precision != "float32" and epoch in (1, self.spec.optimizer.epochs)
         if guarded and stopped is None:
             line["precision"] = self._agreement(r, epoch)
+        if self.guard is not None and stopped is None:
+            line.update(self.guard.measured())
         return {**line, "seconds": self.epoch_seconds, "diverged": diverged}
 
     def _agreement(self, r: int, epoch: int) -> dict[str, Any]:
@@ -548,6 +585,7 @@ class Trainer:
             start=saved_start(self.start, self.leg.trials),
             start_source=source_of(self.start),
             average=self._good_averages,
+            guard={} if self.guard is None else self.guard.to_dict(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -557,6 +595,8 @@ class Trainer:
         self._restore_averages(checkpoint)
         self._restore_optimizer(checkpoint)
         restore_start(self.start, self.leg.trials, checkpoint)
+        if self.guard is not None and checkpoint.guard:
+            self.guard.restore(checkpoint.guard)
         self.diverged = dict(checkpoint.diverged)
         self.position = checkpoint.position
         self._augment_as_in(self.position.epoch)

@@ -66,6 +66,8 @@ class Course:
         last = self.lines[-1]
         error, epoch = last["train_error"], last["epoch"]
         wrong = error is None or error > GOOD
+        if last.get("radius", 0.0) >= 1.0:
+            return f"the step's Jacobian has |l| = {last['radius']:.3g} at free states: they no longer settle"
         if epoch > 1 and last["estimator"].startswith("ep") and last["residual_mean"] > FAR_FROM_REST:
             share, residual = 100 * last["unsettled"], last["residual_mean"]
             return f"{share:.2g} % of the free phases end away from rest, by {residual:.1e} in the mean"

@@ -40,6 +40,7 @@ class Xla(Engine):
     device = "cpu"
     computes = True
     reference = True
+    steers = True
     estimators = (EP, BPTT, RBP, ContinualEP, HolomorphicEP)
     starts = ("zero", "persistent", "initialised", "carried")
 
