@@ -19,6 +19,7 @@ from eqprop.cli.common import watcher
 from eqprop.run import resume, train
 from eqprop.run.log import Line, read_metrics
 from eqprop.run.session import Leg, bind
+from eqprop.run.spec import Spec
 from eqprop.run.watch import Events, Lines, Progress, Several, Watch, duration, named_watch
 
 
@@ -40,9 +41,10 @@ def test_list_shows_every_record_with_what_the_paper_reports(call: Call) -> None
     assert code == 0
     for word in ("EB-1h", "EB-2h", "P-1h", "P-2h", "P-3h", "P-conv", "2.06 ± 0.17 (0.13)", "0.88 ± 0.06 (0.12)"):
         assert word in out
-    assert "--preset tuned P-2h: init default instead of glorot, schedule alternating instead of synchronous" in out
-    code, out, _ = call("list", "p-2h", "--json", "-")
-    assert json.loads(out)["P-2h"]["beta"] == 0.5
+    code, out, _ = call("list", "--all")
+    assert "P-2h --preset tuned: init default instead of glorot, schedule alternating instead of synchronous" in out
+    code, out, _ = call("list", "--json", "-")
+    assert json.loads(out)["trained"]["P-2h"]["phases"]["beta"] == 0.5
 
 
 def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path, tmp_path: Path) -> None:
@@ -59,15 +61,10 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
     summary = json.loads((tmp_path / "result.json").read_text())
     assert summary["estimators"]["bptt"]["trials"][1]["seed"] == 8
     experiment = json.loads((run / "experiment.json").read_text())["experiment"]
-    assert (experiment["T"], experiment["K"], experiment["beta"], experiment["batch"], experiment["seed"]) == (
-        5,
-        3,
-        0.3,
-        40,
-        7,
-    )
-    assert (experiment["init"], experiment["schedule"]) == ("default", "alternating")
-    assert experiment["rates"] == {"W12": 0.1, "W01": 0.06}
+    phases, optimizer = experiment["phases"], experiment["optimizer"]
+    assert (phases["T"], phases["K"], phases["beta"], phases["schedule"]) == (5, 3, 0.3, "alternating")
+    assert (optimizer["batch"], optimizer["rates"]) == (40, {"W12": 0.1, "W01": 0.06})
+    assert (experiment["model"]["init"], experiment["run"]["seed"]) == ("default", 7)
     code, out, err = call("resume", run, "--data", place / "data", "--json", "-", "--quiet")
     assert code == 0, err
     assert json.loads(out)["estimators"] == summary["estimators"]
@@ -148,8 +145,8 @@ def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_pat
         (("resume", "/nowhere"), "not a run folder"),
         (("evaluate", "/nowhere"), "not a run folder"),
         (("report", "/nowhere"), "There is no folder /nowhere"),
-        (("list", "P-5h"), "Did you mean"),
-        (("list", "--preset", "x"), "Unknown preset 'x'"),
+        (("show", "P-5h"), "Did you mean"),
+        (("show", "P-1h", "--preset", "x"), "Unknown preset 'x'"),
         (("reproduce", "table1", "--out", "new", "--rows", "P-1h,P-9h"), "Unknown experiment 'P-9h'"),
         (("reproduce", "table1", "--out", "new", "--preset", "tuend"), "Did you mean 'tuned'"),
     ],
@@ -206,11 +203,26 @@ def test_a_finished_run_is_not_overwritten(call: Call, place: Path, tmp_path: Pa
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 
+def replace(monkeypatch: pytest.MonkeyPatch, spec: Spec) -> None:
+    """Put an experiment in the place of the packaged one of its name and preset."""
+    whole = papers.of_preset
+
+    def of_preset(name: str, preset: str) -> Spec | None:
+        return spec if (name, preset) == (spec.name, spec.preset) else whole(name, preset)
+
+    monkeypatch.setattr(papers, "of_preset", of_preset)
+
+
+def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 1 with one small row."""
+    replace(monkeypatch, SMALL.override(name="P-1h", preset="paper", epochs=30))
+    monkeypatch.setattr(papers, "of_paper", lambda: ("P-1h",))
+
+
 def test_table1_trains_resumes_and_refuses_other_settings(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.cli.reproduce.OF_PAPER", {"paper": small})
+    small_table(monkeypatch)
     out = tmp_path / "table"
     words = ("reproduce", "table1", "--out", out, "--trials", 2, "--data", place / "data")
     code, text, err = call(*words, "--epochs", 2)
@@ -247,9 +259,7 @@ def test_table1_trains_resumes_and_refuses_other_settings(
 def test_a_published_trial_is_trained_anew_and_held_against_its_spread(
     call: Call, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"P-1h": SMALL.override(name="P-1h", preset="paper", epochs=30)}
-    monkeypatch.setattr("eqprop.experiments.paper.OF_PAPER", {"paper": small})
-    monkeypatch.setattr("eqprop.cli.reproduce.OF_PAPER", {"paper": small})
+    small_table(monkeypatch)
     out, data = tmp_path / "table", ("--data", place / "data", "--quiet")
     code, _, err = call("reproduce", "table1", "--out", out, "--trials", 3, "--epochs", 1, "--estimator", "ep", *data)
     assert code == 0, err
@@ -289,8 +299,7 @@ def test_what_is_not_published_cannot_be_checked(call: Call, tmp_path: Path) -> 
 
 
 def test_the_demo_checks_trains_and_shows(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = papers.find("toy", "gdu").override(T=300, K=20)
-    monkeypatch.setattr("eqprop.experiments.gdu.gdu_experiment", lambda name: short)
+    replace(monkeypatch, papers.find("toy", "gdu").override(T=300, K=20))
     words = ("demo", "--out", tmp_path / "demo", "--samples", 200, "--epochs", 1)
     code, out, err = call(*words)
     assert code == 0, err

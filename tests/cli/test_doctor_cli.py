@@ -27,7 +27,7 @@ def ask(*words: str) -> tuple[int, str]:
     ("words", "code", "text"),
     [
         (["symmetric"], 0, "No cause found"),
-        (["symmetric", "--T", "2"], 1, "The free phase is too short.* Use --T "),
+        (["symmetric", "--T", "2", "--estimator", "ep"], 1, "The free phase is too short.* Use --T "),
         (["symmetric", "--beta", "50"], 1, "The nudge is too strong.* Use --beta "),
         (["symmetric", "--lr", "1e-12"], 1, "The learning rate is too small.* Use --lr "),
         (["cycle"], 1, "The state goes back and forth"),

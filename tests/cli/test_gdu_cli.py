@@ -14,23 +14,25 @@ from typing import Any
 
 import pytest
 import torch
-from eqprop.experiments.gdu import GDU_EXPERIMENTS, Setup, gdu_experiment, run, same_settings
-from eqprop.experiments.io import to_toml
-from eqprop.run.plan import read_images
 from helpers.training_runs import SMALL, few_images, write_idx
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eqprop import EP, SquaredError, gdu
+from eqprop import EP, SquaredError, gdu, papers
 from eqprop.cli import figures as figures_module
 from eqprop.cli import load_commands, main
-from eqprop.cli.gdu import Asked, lost_in, setup, show
+from eqprop.cli.gdu import show
 from eqprop.cost import Problem
 from eqprop.data import Normalisation, one_hot
 from eqprop.engines.eager import compare_precision
 from eqprop.gdu import NeverSettlesError, Options
+from eqprop.models.layered import LayeredNet
 from eqprop.report.paper import FIGURES
-from eqprop.run import Settings, load, train
+from eqprop.run import load, train
+from eqprop.run.dataset import read_images
+from eqprop.run.laboratory import Subject, Weights, compare, find_subject, is_same, lost_in
+from eqprop.run.spec import DataSettings, Spec
+from eqprop.run.toml import to_toml
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}
@@ -46,6 +48,17 @@ BUDGET_KEYS = {
 }
 
 
+def subject_of(
+    target: str,
+    estimator: str | None = None,
+    trial: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    **settings: Any,
+) -> Subject:
+    """What `eqprop gdu` examines when it is given these words."""
+    return find_subject(target, None, settings, None, Weights(estimator, trial), dtype, trains=False)
+
+
 def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
     command = [sys.executable, "-m", "eqprop", *words]
@@ -53,7 +66,7 @@ def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 
 
 BAD: dict[str, tuple[list[str], str]] = {
-    "unknown experiment": (["EB-4h"], "Unknown GDU experiment 'EB-4h'.*Did you mean 'EB-"),
+    "unknown experiment": (["EB-4h"], "Unknown experiment 'EB-4h'.*Did you mean 'EB-"),
     "near miss": (["pconv"], "Did you mean 'P-conv'"),
     "unknown preset": (["toy", "--preset", "papers"], "Unknown preset 'papers'.*Did you mean 'paper'"),
     "unknown dtype": (["toy", "--dtype", "float16"], "Unknown dtype 'float16'"),
@@ -218,10 +231,10 @@ def test_trained_weights_from_a_run_folder(
     assert document["batch"] == 20
     # The weights are those that were trained, not those of a new network.
     trained = load(tmp_path / "run").model.double()
-    x, labels = read_images(None, Settings(samples=200)).sample(20, 0)
-    report = gdu.compare(
-        trained, SquaredError(), x.double(), one_hot(labels, 10, torch.float64), 300, 4, 0.2, Options(shown=0)
-    )
+    images = read_images(None, DataSettings(samples=200), "cpu", torch.float64)
+    rows = images.rows(20, 0)
+    x, y = images.train_x[rows], one_hot(images.train_y[rows], 10, torch.float64)
+    report = gdu.compare(trained, SquaredError(), x, y, 300, 4, 0.2, Options(shown=0))
     for name, m in report.synapses.items():
         assert document["synapses"][name]["norm"] == pytest.approx(m.norm, rel=1e-9)
 
@@ -235,7 +248,7 @@ def test_any_network_of_a_run_can_be_compared(
     run_here(monkeypatch, "gdu", "run", "--estimator", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
     assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
     assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"estimator": "bptt", "trial": 1, "epochs": 1}
-    chosen, first = (setup("run", asked).problem.model for asked in (Asked(estimator="bptt", trial=1), Asked()))
+    chosen, first = (subject_of("run", *of).problem.model for of in (("bptt", 1), ()))
     for name, p in load(tmp_path / "run", "bptt", 1).model.named_parameters():
         assert torch.equal(chosen.get_parameter(name), p.double()), name
         assert not torch.equal(first.get_parameter(name), p.double()), name
@@ -262,44 +275,49 @@ def test_the_free_phase_of_a_record_can_alternate(
     run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
     found = json.loads(capsys.readouterr().out)
     assert found["schedule"] == "alternating"
-    assert not same_settings(found, gdu_experiment("P-1h").override(T=60), "float64", drop_unsettled=False)
-    with pytest.raises(ValueError, match="Unknown schedule 'alternate'.*Did you mean 'alternating'"):
-        setup("P-1h", Asked(schedule="alternate"))  # type: ignore[arg-type]
+    shorter = papers.find("P-1h", "gdu").override(T=60)
+    assert not is_same(found, shorter, torch.float64)
+    assert is_same(found, shorter.override(schedule="alternating"), torch.float64)
+    with pytest.raises(ValueError, match="Unknown phases.schedule 'alternate'.*Did you mean 'alternating'"):
+        subject_of("P-1h", schedule="alternate")
     with pytest.raises(ValueError, match="cannot alternate"):
-        run(setup("toy", Asked(schedule="alternating")))
+        subject_of("toy", schedule="alternating")
 
 
 def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
     options = {"estimators": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
     train(SMALL.override(epochs=1), tmp_path / "run", **options)
     with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
-        setup(str(tmp_path / "run"), Asked(estimator="rbp"))
+        subject_of(str(tmp_path / "run"), "rbp")
     with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not started"):
-        setup(str(tmp_path / "run"), Asked(estimator="bptt"))
+        subject_of(str(tmp_path / "run"), "bptt")
     with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
-        setup(str(tmp_path / "run"), Asked(trial=1))
-    for target in ("toy", f"{MODELS}:symmetric"):
-        with pytest.raises(ValueError, match="choose a network of a run; .* is not a run folder"):
-            setup(target, Asked(trial=0))
-    with pytest.raises(FileNotFoundError, match="There is no folder runs/nowhere"):
-        setup("runs/nowhere", Asked(trial=0))
+        subject_of(str(tmp_path / "run"), trial=1)
+    for target in ("toy", f"{MODELS}:symmetric", "runs/nowhere"):
+        with pytest.raises(ValueError, match="chooses a network of a run; .* is not a run folder"):
+            subject_of(target, trial=0)
 
 
 def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
     with pytest.raises(ValueError, match=r"trained on arrays \(few\)"):
-        setup(str(tmp_path / "run"), Asked())
+        subject_of(str(tmp_path / "run"))
     with pytest.raises(ValueError, match="trained on few; these images .* differ"):
-        setup(str(tmp_path / "run"), Asked(data="mnist"))
+        subject_of(str(tmp_path / "run"), data="mnist")
 
 
-def small() -> dict[str, Any]:
+def small() -> dict[str, Spec]:
     """The eight experiments, cut so short that all of them take seconds."""
     cut = {}
-    for name, experiment in GDU_EXPERIMENTS["paper"].items():
-        hidden = tuple(16 for _ in experiment.hidden)
-        cut[name] = experiment.override(T=min(experiment.T, 400), K=3, batch=2, hidden=hidden or None)
+    for name, spec in papers.specs("gdu").items():
+        net = spec.model
+        sizes = (10, *(16 for _ in net.sizes[1:-1]), 784) if isinstance(net, LayeredNet) else None
+        cut[name] = spec.override(T=min(spec.phases.T, 400), K=3, batch=2, sizes=sizes)
     return cut
+
+
+def of_figures(monkeypatch: pytest.MonkeyPatch, specs: dict[str, Spec]) -> None:
+    monkeypatch.setattr(figures_module.papers, "specs", lambda preset: specs)
 
 
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,17 +327,18 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": small()})
+    cut = small()
+    of_figures(monkeypatch, cut)
     quick_figures(monkeypatch)
     runner, out = CliRunner(), tmp_path / "figures of the paper"
     made: list[str] = []
-    whole = figures_module.run
+    whole = figures_module.compare
 
-    def stop_once(setup: Any, **rest: Any) -> Any:
-        made.append(setup.name)
-        if setup.name == "P-2h" and made.count("P-2h") == 1:
+    def stop_once(subject: Subject, **rest: Any) -> Any:
+        made.append(subject.spec.name)
+        if made[-1] == "P-2h" and made.count("P-2h") == 1:
             raise KeyboardInterrupt
-        return whole(setup, **rest)
+        return whole(subject, **rest)
 
     def again() -> tuple[int, list[str]]:
         """Run it; the exit code and what was computed."""
@@ -328,7 +347,7 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
         begun = len(made) - made[::-1].index("|")
         return done.exit_code, made[begun:]
 
-    monkeypatch.setattr(figures_module, "run", stop_once)
+    monkeypatch.setattr(figures_module, "compare", stop_once)
     code, computed = again()
     assert code != 0
     assert computed == ["toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h"]
@@ -342,23 +361,23 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
 
     assert again() == (0, [])
     # Other settings are another experiment.
-    changed = small()["toy"].override(T=77)
-    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": {**small(), "toy": changed}})
+    of_figures(monkeypatch, {**cut, "toy": cut["toy"].override(T=77)})
     assert again() == (0, ["toy"])
     assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
 
 
 def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "GDU_EXPERIMENTS", {"paper": {n: small()[n] for n in ("toy", "P-1h")}})
+    cut = small()
+    of_figures(monkeypatch, {name: cut[name] for name in ("toy", "P-1h")})
     quick_figures(monkeypatch)
-    whole = figures_module.run
+    whole = figures_module.compare
 
-    def never(setup: Any, **rest: Any) -> Any:
-        if setup.name == "toy":
+    def never(subject: Subject, **rest: Any) -> Any:
+        if subject.spec.name == "toy":
             raise NeverSettlesError("None of the 2 samples settles.")
-        return whole(setup, **rest)
+        return whole(subject, **rest)
 
-    monkeypatch.setattr(figures_module, "run", never)
+    monkeypatch.setattr(figures_module, "compare", never)
     done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
     assert isinstance(done.exception, NeverSettlesError)
     assert "toy: None of the 2 samples" in str(done.exception)
@@ -369,7 +388,7 @@ def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("settled", [True, False])
 def test_the_tables_fit_80_columns(settled: bool) -> None:
-    document, _ = run(Setup.of_experiment(gdu_experiment("toy").override(T=400, K=5), torch.float64))
+    document, _ = compare(subject_of("toy", T=400, K=5))
     if not settled:  # with the column of the settled samples, and counts in the last one
         document["settled"] = {kind: document[kind] for kind in ("neurons", "synapses", "biases")}
         for metrics in document["synapses"].values():
@@ -388,10 +407,9 @@ def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
     tmp_path: Path, estimator: str, nudging: Any
 ) -> None:
     (tmp_path / "own.toml").write_text(
-        f'T = 8\nK = 4\nbeta = 0.2\nepochs = 1\nestimator = "{estimator}"\n[architecture]\nsizes = [10, 24, 784]\n'
-        '[learning_rates]\n"*" = 0.1\n'
+        f'T = 8\nK = 4\nbeta = 0.2\nestimator = "{estimator}"\n[model]\nsizes = [10, 24, 784]\n'
     )
-    chosen = setup(str(tmp_path / "own.toml"), Asked(batch=3))
+    chosen = subject_of(str(tmp_path / "own.toml"), batch=3)
     found = lost_in(chosen, "float16")
     assert found["nudging"] == nudging
     of = chosen.problem
@@ -409,6 +427,7 @@ def test_a_run_and_a_file_are_examined_with_the_inputs_they_are_trained_on(tmp_p
     train(experiment, tmp_path / "run", data=str(data))
     (tmp_path / "own.toml").write_text(to_toml(experiment))
     for target in ("run", "own.toml"):
-        chosen = setup(str(tmp_path / target), Asked(batch=5, seed=3, data=str(data)))
-        stored = read_images(str(data), Settings()).sample(5, 3)[0].double()
+        chosen = subject_of(str(tmp_path / target), batch=5, seed=3, data=str(data))
+        images = read_images(str(data), DataSettings(), "cpu", torch.float64)
+        stored = images.train_x[images.rows(5, 3)]
         torch.testing.assert_close(chosen.problem.x, (stored - 0.1) / 0.3, rtol=1e-5, atol=1e-6)

@@ -169,8 +169,8 @@ def test_the_rows_are_what_they_are_called() -> None:
         assert row.name == name
         twin = name.endswith("-twin")
         assert (row.estimator == "backprop") == twin
-        assert (row.experiment.run.precision == "float32") >= (twin or name.endswith("-float32"))
+        assert (row.spec.run.precision == "float32") >= (twin or name.endswith("-float32"))
         assert row.seeds == (
             1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt", "small-bptt") else 3
         )
-    assert papers.cifar_rows()["fast"].experiment.run.precision == "float16"
+    assert papers.cifar_rows()["fast"].spec.run.precision == "float16"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from eqprop.experiments.gdu import gdu_experiment
 from helpers.nets import F64, asymmetric, batch, convolutional, energy_based, prototypical, toy
 from helpers.tolerances import EXACT_LIMIT, FIRST_ORDER, NOT_EQUAL, SAME_FORMULA
 from torch import Tensor
@@ -48,6 +47,7 @@ from eqprop.gdu.lockstep import (
 from eqprop.gdu.metrics import Distance, Group, batch_mean, groups
 from eqprop.gdu.settling import settle
 from eqprop.models import Layered, stack
+from eqprop.run import bind
 
 COST = SquaredError()
 T, K, BETA = 400, 6, 0.01
@@ -637,10 +637,10 @@ def test_float32_is_measured_as_float32() -> None:
 
 def test_the_toy_record_keeps_what_the_theorem_promises() -> None:
     """Every group within 2e-2 at the paper's beta, and ten times less at a tenth of it."""
-    experiment = gdu_experiment("toy")
-    model, (cost, x, y) = experiment.build(F64), experiment.data(F64)
+    session = bind("toy", preset="gdu", dtype=F64, trains=False)
+    of, phases = session.problem(), session.spec.phases
     coarse, fine = (
-        gdu.compare(model, cost, x, y, experiment.T, experiment.K, b) for b in (experiment.beta, experiment.beta / 10)
+        gdu.compare(of.model, of.cost, of.x, of.y, phases.T, phases.K, b) for b in (phases.beta, phases.beta / 10)
     )
     assert coarse.residual.max < 1e-12
     for kind in ("neurons", "synapses"):

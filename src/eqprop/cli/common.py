@@ -137,15 +137,15 @@ def check_json(where: str | None) -> None:
     """Fail early if --json cannot be written; what is there stays as it is."""
     if where is None or where == "-":
         return
-    path, new = Path(where), not os.path.lexists(where)
+    path, new = Path(where), not os.path.exists(where)
     expected = "expected a file in a folder that exists, both writable, or - for standard output"
     try:
         if path.is_fifo():  # opening it would end it for its reader
             return
         with path.open("a"):
             pass
-        if new:
-            path.unlink()
+        if new:  # of a link that leads nowhere, where it leads
+            path.resolve().unlink()
     except OSError as error:
         raise type(error)(f"--json got {where!r}: {error.strerror or error}; {expected}.") from error
 

@@ -20,9 +20,11 @@ from eqprop.run.watch import counted
 @command("list", "eqprop list --all", "eqprop list --parts")
 def list_experiments(
     everything: Annotated[
-        bool, typer.Option("--all", help="Also other papers' experiments, and every preset.")
+        bool, typer.Option("--all", metavar="", help="Also other papers' experiments, and every preset.")
     ] = False,
-    parts: Annotated[bool, typer.Option("--parts", help="Estimators, engines, costs, data sets, ... instead.")] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", metavar="", help="Estimators, engines, costs, data sets, ... instead.")
+    ] = False,
     as_json: Json = None,
 ) -> None:
     """List the experiments, or the parts that they are made of.

@@ -14,7 +14,7 @@ from eqprop.cli import command
 @command("play", "eqprop play --open", "eqprop play --out page.html")
 def play(
     out: Annotated[Path, typer.Option(help="The file to write, or a folder for play.html.")] = Path("play.html"),
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", metavar="", help="Open it in a browser.")] = False,
 ) -> None:
     """Write a page to play with: draw a digit, watch a net settle, nudge it, compare EP with BPTT.
 

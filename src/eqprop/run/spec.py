@@ -491,15 +491,16 @@ def _split_estimators(given: dict[str, Any], start: Mapping[str, Any]) -> dict[s
     given.pop("estimator", None)
     names = split_estimators(asked)
     run = {"estimators": names if len(names) > 1 else ()}
-    return {"run": {**run, **_plain("run", given.get("run", {}))}} | ({"estimator": names[0]} if names else {})
+    return {"run": {**run, **_plain("run", given.get("run", {}))}, "estimator": names[0]}
 
 
 def split_estimators(names: str | Sequence[str]) -> tuple[str, ...]:
     """ "ep,bptt" -> ("ep", "bptt")."""
     parts = names.split(",") if isinstance(names, str) else names
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+    words = parts if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts) else ()
+    if not (found := tuple(part.strip().lower() for part in words if part.strip())):
         raise ValueError(f"estimators is {shown(names)}; expected names from {', '.join(ESTIMATORS)}.")
-    return tuple(part.strip().lower() for part in parts if part.strip())
+    return found
 
 
 def _places(values: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
