@@ -7,7 +7,7 @@ from campaigns.fuzz import KINDS, MIXED, Case, Outcome, judge, named_by, run, wi
 
 
 def faults(outcome: Outcome) -> str:
-    return "\n".join(f"{f.kind} {f.number}: {f.what}: {f.words}\n{f.detail}" for f in outcome.faults)
+    return "\n".join(f"{f.kind} {f.number}: {f.what}: {f.words}\n{f.detail}" for f in outcome.faults[:5])
 
 
 def test_a_few_cases_of_every_kind() -> None:

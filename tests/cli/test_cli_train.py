@@ -215,7 +215,8 @@ def replace(monkeypatch: pytest.MonkeyPatch, spec: Spec) -> None:
 
 def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Table 1 with one small row."""
-    replace(monkeypatch, SMALL.override(name="P-1h", preset="paper", epochs=30))
+    published = papers.find("P-1h").published
+    replace(monkeypatch, SMALL.override(name="P-1h", preset="paper", epochs=30, published=published))
     monkeypatch.setattr(papers, "of_paper", lambda: ("P-1h",))
 
 
@@ -251,9 +252,9 @@ def test_table1_trains_resumes_and_refuses_other_settings(
     code, _, err = call(*words, "--epochs", 2)
     assert code == 0, err
     assert (out / "paper/P-1h/metrics.jsonl").read_bytes() == lines, "what is done is not done again"
-    code, _, err = call(*words, "--epochs", 3)
+    code, _, err = call(*words, "--epochs", 2, "--samples", 100)
     assert code == 2
-    assert "other settings (epochs 3 instead of 2)" in err
+    assert "other settings (samples 100 instead of None)" in err
 
 
 def test_a_published_trial_is_trained_anew_and_held_against_its_spread(

@@ -70,7 +70,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "near miss": (["pconv"], "Did you mean 'P-conv'"),
     "unknown preset": (["toy", "--preset", "papers"], "Unknown preset 'papers'.*Did you mean 'paper'"),
     "unknown dtype": (["toy", "--dtype", "float16"], "Unknown dtype 'float16'"),
-    "unknown init": (["toy", "--init", "zeros"], "init is 'zeros'; expected 'default'"),
+    "unknown init": (["toy", "--init", "zeros"], "Unknown model.init 'zeros'; expected one of glorot, default"),
     "missing file": (["nowhere.py:f"], "There is no file nowhere.py"),
     "missing function": ([f"{MODELS}:symetric"], "Unknown function 'symetric'.*Did you mean 'symmetric'"),
     "not a function": ([f"{MODELS}:NUMBER"], "Unknown function 'NUMBER'"),
@@ -85,7 +85,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "K larger than T": (["toy", "--T", "5", "--K", "6"], "K=6 steps: the free phase has only T=5. Lower K or raise T"),
     "beta 0": (["toy", "--beta", "0"], "beta=0"),
     "no samples": (["toy", "--batch", "0"], "batch is 0"),
-    "init of an own model": ([f"{MODELS}:symmetric", "--init", "glorot"], "--init applies to experiments only"),
+    "init of an own model": ([f"{MODELS}:symmetric", "--init", "default"], "your own function draws its weights"),
     "not a run": (["empty"], "is not a run folder"),
     "no such folder": (["runs/nowhere"], "There is no folder runs/nowhere"),
     "no such device": (["toy", "--device", "cuda:99"], "Cannot use device 'cuda:99'"),
@@ -169,7 +169,7 @@ def test_json_on_standard_output_is_alone_and_out_gets_the_rest(tmp_path: Path) 
     done = eqprop(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert (document["name"], document["preset"], document["dtype"]) == ("toy", "paper", "float64")
+    assert (document["name"], document["preset"], document["dtype"]) == ("toy", "gdu", "float64")
     assert (document["T"], document["K"], document["beta"], document["batch"], document["seed"]) == (600, 5, 0.01, 3, 2)
     assert document["seconds"] > 0
     assert set(document["residual"]) >= {"max", "median", "unsettled"}
@@ -211,7 +211,8 @@ def test_a_model_of_ones_own_from_a_file(
     assert "fails" in failing.stderr
     assert "asymmetry" in budget["verdict"]
 
-    run_here(monkeypatch, "gdu", f"{MODELS}:symmetric", "--K", "5", "--json", str(tmp_path / "good.json"))
+    words = ("--T", "1000", "--K", "5", "--beta", "0.01", "--json", str(tmp_path / "good.json"))
+    run_here(monkeypatch, "gdu", f"{MODELS}:symmetric", *words)
     assert "The GDU property holds" in capsys.readouterr().out
     good = json.loads((tmp_path / "good.json").read_text())
     assert good["budget"]["outcome"] == "holds"
@@ -302,7 +303,7 @@ def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
     with pytest.raises(ValueError, match=r"trained on arrays \(few\)"):
         subject_of(str(tmp_path / "run"))
-    with pytest.raises(ValueError, match="trained on few; these images .* differ"):
+    with pytest.raises(ValueError, match=r"trained on other data: .* \(few\), now .* \(mnist\)"):
         subject_of(str(tmp_path / "run"), data="mnist")
 
 
@@ -350,11 +351,11 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(figures_module, "compare", stop_once)
     code, computed = again()
     assert code != 0
-    assert computed == ["toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h"]
+    assert computed == ["EB-1h", "EB-2h", "P-1h", "P-2h"]
     assert not (out / "P-2h").exists()
     assert not (out / "figures").exists()
 
-    assert again() == (0, ["P-2h", "P-3h", "P-conv"])
+    assert again() == (0, ["P-2h", "P-3h", "P-conv", "EB-3h", "toy"])
     names = [f"fig-{n:02d}-{figure.name}" for n, figure in enumerate(FIGURES, start=1)]
     assert len(names) == 22
     assert {p.name for p in (out / "figures").iterdir()} == {f"{n}.{end}" for n in names for end in ("png", "pdf")}

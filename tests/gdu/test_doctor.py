@@ -290,7 +290,7 @@ def test_what_is_called_verified_does_cure(name: str) -> None:
     finding = diagnosis.finding
     assert finding is not None
     assert finding.verified <= bool(finding.tried)
-    phases = {n: v for n, v in finding.change.items() if n in ("T", "K", "beta", "schedule")}
+    phases = {n: v for n, v in finding.change.items() if n in ("T", "K", "beta", "schedule", "form")}
     if not finding.verified or "lr" in finding.change:
         return
     problem = Problem(case.model, case.cost, case.x, case.y)

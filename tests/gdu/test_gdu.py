@@ -491,8 +491,8 @@ def test_a_model_on_its_way_is_compared_and_the_residual_named() -> None:
     report = gdu.compare(model, COST, x, y, 60, K, 1e-3)
     assert report.residual.unsettled == 3
     assert report.budget.synapses.largest()[0] == "residual"
-    assert "The free phase is too short" in report.verdict
-    assert "EP(T=" in report.verdict
+    assert "The state still drifts while it is nudged" in report.verdict
+    assert "Or raise T to 300." in report.verdict
     with pytest.raises(ValueError, match="leaves none of the 3 samples"):
         gdu.compare(model, COST, x, y, 60, K, 1e-3, Options(drop_unsettled=True))
 

@@ -28,13 +28,14 @@ def of(name: str, **other: Any) -> Report:
     return gdu.compare(case.model, case.cost, case.x, case.y, case.ep.T, K, float(case.ep.beta), options)
 
 
-def test_a_slow_hopfield_net_is_given_a_longer_free_phase_that_cures_it() -> None:
+def test_a_slow_hopfield_net_is_given_another_form_and_a_longer_free_phase_that_cures_it() -> None:
     report = of("slow_hopfield")
     assert report.budget.outcome != "holds"
-    assert "The free phase is too short" in report.verdict
+    assert "The state still drifts while it is nudged" in report.verdict
+    assert "Use EP(form='difference', ...) (tried on this batch: the cosine" in report.verdict
     assert "drop" not in report.verdict
     assert "alternating" not in report.verdict
-    T = int(re.search(r"EP\(T=(\d+), ...\)", report.verdict)[1])
+    T = int(re.search(r"Or raise T to (\d+)\.", report.verdict)[1])
     case = AILING["slow_hopfield"](5)
     cured = gdu.compare(case.model, COST, case.x, case.y, T, 20, case.ep.beta, QUIET)
     assert cured.budget.outcome == "holds"
@@ -42,7 +43,7 @@ def test_a_slow_hopfield_net_is_given_a_longer_free_phase_that_cures_it() -> Non
 
 def test_remedies_are_options_on_the_command_line() -> None:
     verdict = of("phase_too_short", voice="command line").verdict
-    assert re.search(r"Use --T \d+", verdict)
+    assert re.search(r"Use --form difference .*Or raise T to \d+", verdict)
     assert "EP(" not in verdict
 
 

@@ -66,13 +66,13 @@ def _restless(p: Examination, found: Finding) -> Finding | Settled:
         residual = float(p.free.residual.max())
         note = f"settles well enough (residual {residual:.1e}, the gradient differs by {gap:.1%} from that at rest)"
         return Settled(note, p, found)
-    if (drift := _drift(p)) is not None:
+    if (drift := _drift(p, found)) is not None:
         return drift
     return replace(found, shown_by=f"{found.shown_by}, and the gradient is off by {percent(gap)}")
 
 
-def _drift(p: Examination) -> Finding | None:
-    """Whether all that is wrong is what the state still moves by itself during the nudged phase."""
+def _drift(p: Examination, found: Finding) -> Finding | None:
+    """Whether all that is wrong is what the state still moves by itself; `found` is what would bring it to rest."""
     if p.ep.form != "plain":
         return None
     moved = nudged(p.problem, replace(p.ep, form="difference"), p.free.state)
@@ -82,7 +82,8 @@ def _drift(p: Examination) -> Finding | None:
         f"the free phase ends with a residual of {float(p.free.residual.max()):.1e}, and what still moves enters the "
         f"update; {off_by_layer(p.as_it_is, moved)}"
     )
-    return Finding("drift", shown, {"form": "difference"}, "Or raise T until the state is at rest.")
+    longer = f"to {found.change['T']}" if "T" in found.change else "until the state is at rest"
+    return Finding("drift", shown, {"form": "difference"}, f"Or raise T {longer}.")
 
 
 def _few_restless(p: Examination, found: Finding) -> Finding | Settled:

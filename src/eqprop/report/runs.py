@@ -102,7 +102,7 @@ class Run:
         cut, data = self.spec.data, self.described.data
         found = list(self.described.changes)
         if papers.printed(self.spec) is not None and not is_paper_data(data, self.spec):
-            found.append(f"data {self.data} instead of {self.spec.data.set or 'mnist'}")
+            found.append(f"data {self.data} instead of {published_set(self.spec).name}")
         if self.described.earlier_epochs:
             found.append(f"epochs raised on resume from {', '.join(map(str, self.described.earlier_epochs))}")
         if data.get(TARGETS):

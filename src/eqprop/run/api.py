@@ -325,7 +325,7 @@ def _check_same_run(wanted: Spec, folder: Path, own: Own | None) -> None:
     for section, names in MACHINE.items():
         for name in names:
             was, now = getattr(getattr(there, section), name), getattr(getattr(wanted, section), name)
-            if was != now and name not in (*RESUMABLE, "stacked", "estimators"):
+            if was != now and name not in (*RESUMABLE, "stacked", "estimators", "set"):  # data have a checksum
                 other.append(f"{name} {now} instead of {was}")
     if other:
         raise ValueError(

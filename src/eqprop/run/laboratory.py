@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from eqprop.provenance import provenance
 from eqprop.relax import threads_for, using_threads
 from eqprop.run.dataset import check_same_data, data_again
 from eqprop.run.extras import make_optimizer
-from eqprop.run.own import Factory, own_of
+from eqprop.run.own import Factory, is_own, own_of
 from eqprop.run.session import Session, bind
 from eqprop.run.spec import Spec
 
@@ -97,6 +98,8 @@ def find_subject(
         raise ValueError(
             f"trial is {weights.trial}, which chooses a network of a run; {target} is not a run folder. Omit it."
         )
+    if "/" in target and not is_own(target) and Path(target).suffix not in papers.READERS:
+        raise FileNotFoundError(f"There is no folder {target}. Give a run folder, a file or the name of an experiment.")
     given = {"preset": preset, "estimator": weights.estimator, **settings}
     session = bind(target, model=model, dtype=dtype, trains=trains, **given)
     return Subject(session, session.problem(settings.get("batch")))
@@ -164,7 +167,8 @@ def compare(
 
 def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool:
     """Whether a document is that of this spec, with all samples, so that it can be reused."""
-    wanted = {"spec": spec.to_dict(), "dtype": str(dtype).removeprefix("torch."), "drop_unsettled": False}
+    settings = json.loads(json.dumps(spec.to_dict()))  # lists for tuples, as in a document that was read
+    wanted = {"spec": settings, "dtype": str(dtype).removeprefix("torch."), "drop_unsettled": False}
     return all(document.get(key) == value for key, value in {**wanted, "format": FORMAT}.items())
 
 

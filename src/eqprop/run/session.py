@@ -385,6 +385,10 @@ def build_model(spec: Spec, trial: int, dtype: torch.dtype = torch.float32, own:
     """The network of one trial with its initial weights, the same for every estimator and device."""
     seed, function = spec.run.seed + trial, own_of(own, spec.model)
     if isinstance(spec.model, OwnNet) and function is not None:
+        if spec.model.init != OwnNet().init and spec.cost.kind != "cross-entropy":  # a readout is drawn by it
+            raise ValueError(
+                f"init is {spec.model.init!r}, but your own function draws its weights. Omit init, or set it there."
+            )
         model = function(seed).to(dtype)
     else:
         with of_field("model"):
@@ -700,10 +704,10 @@ def _check_shapes(session: Session, model: Dynamics) -> None:
 
 
 def _brings_few_labels(session: Session, outputs: int) -> bool:
-    """Whether these are the few samples of one's own function, which need not show every class."""
-    images = session.images
-    brings = session.source is None and _own_samples(session.own, session.spec.run.seed) is not None
-    return brings and images.labelled and images.classes < outputs
+    """Whether these are the few samples of a net, or of one's own function, which need not show every class."""
+    images, seed = session.images, session.spec.run.seed
+    own, net = _own_samples(session.own, seed), session.spec.model.samples(1, seed)
+    return session.source is None and (own or net) is not None and images.labelled and images.classes < outputs
 
 
 def _check_serves(session: Session, estimator: Estimator) -> None:

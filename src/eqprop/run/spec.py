@@ -614,10 +614,10 @@ def _shown(value: object) -> str:
 
 
 MACHINE = {
-    "data": ("validation", "samples", "test_samples"),
+    "data": ("set", "validation", "samples", "test_samples"),
     "run": tuple(n for n in Run.__struct_fields__ if n != "precision"),
 }
-"""Settings that say how much and where, not what."""
+"""Settings that say how much and where, not what; whose data they were, a checksum says."""
 
 
 def _section_changes(section: str, was: Section, now: Section, published: Mapping[str, str]) -> Iterator[Change]:
