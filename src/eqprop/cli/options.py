@@ -17,6 +17,7 @@ from eqprop.settings import Field, bare
 PANELS = {
     "model": "Model",
     "cost": "Model",
+    "machine": "Model",
     "phases": "Phases and estimator",
     "estimator": "Phases and estimator",
     "optimizer": "Optimizer",
@@ -163,7 +164,9 @@ def _json(text: str) -> Any:
 
 
 NAMED_VALUES = {"optimizer_options": "momentum=0.9", "augmentation": "crop=4", "normalisation": "scale=3"} | {
-    "keep_at_rest": "radius=0.95"
+    "keep_at_rest": "radius=0.95",
+    "imperfections": "read_noise=0.01",
+    "machine_options": "reads=10",
 }
 """Settings that are tables, with an example."""
 

@@ -39,6 +39,7 @@ PAPERS = (
     "scellier-2024",
     "laborieux-2024",
     "gower-2025",
+    "laydevant-2024",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""

@@ -43,9 +43,10 @@ class Known(msgspec.Struct):
     diverged: dict[str, Any] | None
     test_error_top5: float | None = None
     precision: dict[str, Any] = msgspec.field(default_factory=dict)
+    work: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius")
+RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius", "work")
 """Names that only some lines have: no metric of one's own may take them."""
 
 

@@ -117,6 +117,7 @@ def trial_of(lines: Sequence[Line], seed: int, top5: bool) -> dict[str, Any]:
         "train_error": [line["train_error"] for line in good],
         "train_error_final": good[-1]["train_error_measured"] if good else None,
         "diverged": any(line["diverged"] is not None for line in lines),
+        **({"work": lines[-1]["work"]} if lines and lines[-1].get("work") else {}),
         **({"test_error_top5": [line.get("test_error_top5") for line in good]} if top5 else {}),
     }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop import papers
-from eqprop.cost import Cost, Problem, SquaredError
+from eqprop.cost import Cost, Problem, SpinError, SquaredError
 from eqprop.data import Data, Images, Streamed, as_floats, from_arrays
 from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
@@ -392,7 +392,8 @@ def build_model(spec: Spec, trial: int, dtype: torch.dtype = torch.float32, own:
     _begin_outputs(spec, model)
     if spec.model.nudge_site != "outside":  # a custom network may already have it there
         set_nudge_site(model, spec.model.nudge_site)
-    return model
+    with of_field("machine"):
+        return spec.machine.around(model, trial)
 
 
 @torch.no_grad()
@@ -433,6 +434,8 @@ def build_cost(
                 "model=function in Python, or --model FILE.py:FUNCTION on the command line."
             )
         return cost.to(dtype)
+    if kind == "spins":
+        return SpinError(classes)
     if (make := COSTS[kind]) is not None:
         settings = {name: v for name, v in msgspec.to_builtins(spec.cost).items() if name != "kind"}
         return make(**settings).to(dtype)
@@ -742,6 +745,8 @@ def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
 def _against_stacking(model: Dynamics, spec: Spec) -> str | None:
     if not isinstance(model, PrimitiveDynamics) or isinstance(spec.model, OwnNet):
         return "the trials of your own network run one after the other"
+    if model.settles_itself:
+        return "a machine runs one network at a time"
     if spec.phases.steered:
         return "what keeps a network at rest, or leads beta, looks at one network at a time"
     if spec.optimizer.kind not in ELEMENTWISE:
