@@ -210,7 +210,7 @@ class ToyNet(ModelSettings, frozen=True):
         return outputs * hidden + outputs * inputs + hidden * inputs
 
     def samples(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Random inputs and targets, one-hot so that a few show every output: the paper's dummy data  [table-hyp-th]."""
+        """Random inputs and one-hot targets: the paper's dummy data  [table-hyp-th]."""
         outputs, _, inputs = self.sizes
         source = torch.Generator().manual_seed(seed)
         x = torch.rand(n, inputs, generator=source, dtype=torch.float64)
