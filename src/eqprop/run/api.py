@@ -98,8 +98,8 @@ def train(
 ) -> Result:
     """Train an experiment, given by name, as a TOML file, a `Spec` or a bound `Session`, in a new run folder.
 
-    It may also be your own function, or FILE.py:FUNCTION (see `eqprop.run.own.OwnFunction`), which then gives the network,
-    its cost and its data; T, K, rates and the like are options.
+    It may also be your own function, or FILE.py:FUNCTION (see `eqprop.run.own.OwnFunction`), which then gives the
+    network, its cost and its data; T, K, rates and the like are options.
 
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
