@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from eqprop.run.own import Own, load_own
+from eqprop.run.own import OwnFunction, load_own
 from eqprop.run.spec import EVERY_OTHER, declared
 from eqprop.settings import Field, bare
 
@@ -213,7 +213,7 @@ def words_of(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (flag, value if isinstance(value, str) else json.dumps(value))
 
 
-def factory(settings: dict[str, Any]) -> Own | None:
+def factory(settings: dict[str, Any]) -> OwnFunction | None:
     """Load the function of --model, and take it out of the settings."""
     where = settings.pop("function", None)
     return None if where is None else load_own(where)

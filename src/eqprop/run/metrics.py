@@ -162,7 +162,7 @@ class StoredTrial:
         return abs(error - (mean(self.errors) or 0.0)) <= self.tolerance
 
 
-class Published(NamedTuple):
+class PublishedRows(NamedTuple):
     """Where a command publishes its rows: pattern of the files, one of them, and the command."""
 
     pattern: str
@@ -170,11 +170,11 @@ class Published(NamedTuple):
     command: str
 
 
-TABLE1 = Published("*/*.json", "paper/P-1h.json", "eqprop reproduce table1 --out")
+TABLE1 = PublishedRows("*/*.json", "paper/P-1h.json", "eqprop reproduce table1 --out")
 
 
 def stored_trials(
-    folder: Path, rows: Collection[str] | None = None, published: Published = TABLE1
+    folder: Path, rows: Collection[str] | None = None, published: PublishedRows = TABLE1
 ) -> list[StoredTrial]:
     """Every finished trial of the published rows in a folder, or of the given rows only."""
     wanted = None if rows is None else {row.strip().lower() for row in rows}

@@ -32,7 +32,7 @@ from eqprop.run.dataset import describe, given_data, read_images, source_fields,
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import Preparation, image_shape, make_optimizer
 from eqprop.run.folder import FORMAT
-from eqprop.run.own import Factory, Own, OwnNet, own_of
+from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
 
@@ -167,7 +167,7 @@ class Session:
 
     spec: Spec
     images: Images | Streamed
-    own: Own | None = None
+    own: OwnFunction | None = None
     source: str | None = None
     ranks: Ranks = ALONE
     identity: str = ""
@@ -521,7 +521,7 @@ def bind(
 
 def chosen(
     what: str | Path | Spec | Factory, model: Factory | ModelSettings | None, options: Mapping[str, Any]
-) -> tuple[Spec, Own | None]:
+) -> tuple[Spec, OwnFunction | None]:
     """The spec of an experiment with flat options, and your own function if there is one."""
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(model, ModelSettings | Mapping):
@@ -534,7 +534,7 @@ def chosen(
     return under_own_name(spec.override(**given), own), own
 
 
-def under_own_name(spec: Spec, own: Own | None) -> Spec:
+def under_own_name(spec: Spec, own: OwnFunction | None) -> Spec:
     """The spec for a network of one's own: under the name of its function, with no preset and no paper result.
 
     If the function also gives a cost, and the spec names no other, it is trained with that one.
@@ -557,13 +557,13 @@ def under_own_name(spec: Spec, own: Own | None) -> Spec:
     )
 
 
-def _own_samples(own: Own | None, seed: int) -> tuple[Tensor, Tensor] | None:
+def _own_samples(own: OwnFunction | None, seed: int) -> tuple[Tensor, Tensor] | None:
     built = None if own is None else own.build(seed)
     return None if built is None or built.x is None or built.y is None else (built.x, built.y)
 
 
 def _data(
-    spec: Spec, own: Own | None, data: Data | Streamed, dtype: torch.dtype | None
+    spec: Spec, own: OwnFunction | None, data: Data | Streamed, dtype: torch.dtype | None
 ) -> tuple[Images | Streamed, str | None]:
     """The data of a spec on its device, and where it came from."""
     names_it = data is None and spec.data.set is not None
