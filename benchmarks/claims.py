@@ -1,7 +1,7 @@
 """What the paper says in words, measured: how fast nets settle, two losses, energies, contractions.
 
 python -m benchmarks.claims NAME            prints what is measured
-python -m benchmarks.claims NAME --write    and writes results/claims/NAME.json
+python -m benchmarks.claims NAME --write    and writes results/claims/NAME.json; --device cuda for the two long ones
 
 settling      steps until nine tenths of the samples have a residual below 1e-3 and 1e-6, for every net of Tables 2
               and 3 at its first weights; prototypical nets also with alternating steps  [sec:depth]
@@ -66,12 +66,12 @@ def _name(below: float) -> str:
 
 
 @torch.no_grad()
-def settling() -> list[Document]:
-    x = mnist(dtype=torch.float64).sample(SAMPLES, SEED)[0]
+def settling(device: str = "cpu") -> list[Document]:
+    x = mnist(dtype=torch.float64).sample(SAMPLES, SEED)[0].to(device)
     found = []
     for settings, init, name in [(s, i, n) for s, names in NETS.items() for i in ("default", "glorot") for n in names]:
         make = gdu_net if settings == "GDU" else training_net
-        model = make(name, init, SEED, torch.float64)
+        model = make(name, init, SEED, torch.float64).to(device)
         for schedule in ("synchronous", "alternating") if name.startswith("P") else ("synchronous",):
             steps = steps_to_rest(model, x, schedule)
             row = {"name": name, "settings": settings, "init": init, "schedule": schedule, "steps": steps}
@@ -162,37 +162,41 @@ def settles(model: PrimitiveDynamics, x: Tensor, steps: int = 600) -> bool:
 EPOCHS = 10
 
 
-def smallest() -> list[Document]:
+def smallest(device: str = "cpu") -> list[Document]:
     """Running train errors of the last of a few epochs, in percent, of one trial."""
     whole = papers.find("P-1h").phases
     errors = {}
     for case, steps in (("whole", {}), ("T", {"T": whole.T // 2}), ("K", {"K": whole.K // 2})):
         with TemporaryDirectory() as folder:
-            result = train("P-1h", Path(folder) / "run", estimators=("ep",), trials=1, epochs=EPOCHS, **steps)
+            given = {"estimators": ("ep",), "trials": 1, "epochs": EPOCHS, "device": device, **steps}
+            result = train("P-1h", Path(folder) / "run", **given)
         errors[case] = result.summary["estimators"]["ep"]["train_error_mean"]
         print(case, errors[case], flush=True)
     return [{"name": "P-1h", "seed": SEED, "epochs": EPOCHS, "whole": errors.pop("whole"), "half": errors}]
 
 
-MEASURES: dict[str, Callable[[], list[Document]]] = {
+MEASURES: dict[str, Callable[..., list[Document]]] = {
     "settling": settling,
     "losses": losses,
     "energy": energy,
     "contraction": contraction,
     "smallest": smallest,
 }
+LONG = ("settling", "smallest")
+"""Those that take minutes on a CPU, and a device."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the paper says in words, measured.")
     parser.add_argument("name", choices=MEASURES)
     parser.add_argument("--write", action="store_true", help="write results/claims/NAME.json")
+    parser.add_argument("--device", default="cpu", help=f"cpu or cuda, for {' and '.join(LONG)}")
     given = parser.parse_args()
-    found = MEASURES[given.name]()
+    found = MEASURES[given.name](*([given.device] if given.name in LONG else []))
     for row in found:
         print(row)
     if given.write:
-        made = provenance(torch.device("cpu"))
+        made = provenance(torch.device(given.device))
         write_compact(RESULTS / f"{given.name}.json", [{**rounded(row), "provenance": made} for row in found])
 
 

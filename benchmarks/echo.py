@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.collect import RESULTS
 from eqprop.data import mnist, one_hot
-from eqprop.echo import Echo, Oscillators, ThroughTime
+from eqprop.echo import Echo, ForcedOscillators, ThroughTime
 from eqprop.files import write_json
 from eqprop.models import CrossEntropy
 from eqprop.provenance import provenance
@@ -55,15 +55,15 @@ def digits(given: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[: given.samples], labels[: given.samples], test_x, test_y
 
 
-def built(given: argparse.Namespace, dtype: torch.dtype = torch.float32) -> tuple[Oscillators, CrossEntropy]:
+def built(given: argparse.Namespace, dtype: torch.dtype = torch.float32) -> tuple[ForcedOscillators, CrossEntropy]:
     return (
-        Oscillators(SIDE, SIZE, seed=given.seed, dtype=dtype),
+        ForcedOscillators(SIDE, SIZE, seed=given.seed, dtype=dtype),
         CrossEntropy(SIZE, CLASSES, seed=given.seed, dtype=dtype),
     )
 
 
 @torch.no_grad()
-def error(net: Oscillators, cost: CrossEntropy, way: ThroughTime, x: Tensor, labels: Tensor) -> float:
+def error(net: ForcedOscillators, cost: CrossEntropy, way: ThroughTime, x: Tensor, labels: Tensor) -> float:
     """In percent."""
     wrong = 0
     for images, answers in zip(x.split(1000), labels.split(1000), strict=True):
@@ -74,7 +74,9 @@ def error(net: Oscillators, cost: CrossEntropy, way: ThroughTime, x: Tensor, lab
     return 100.0 * wrong / len(x)
 
 
-def cosines(given: argparse.Namespace, net: Oscillators, cost: CrossEntropy, x: Tensor, y: Tensor) -> dict[str, float]:
+def cosines(
+    given: argparse.Namespace, net: ForcedOscillators, cost: CrossEntropy, x: Tensor, y: Tensor
+) -> dict[str, float]:
     """Of the echo's gradient with the exact one, by parameter of the net."""
     exact = ThroughTime(given.delta).gradient(net, cost, x, y)[1]
     found = Echo(given.delta, eps=given.eps).gradient(net, cost, x, y)[1]

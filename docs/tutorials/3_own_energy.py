@@ -105,7 +105,7 @@ result = eqprop.train(
     beta=0.1,
     epochs=epochs,
     batch=20,
-    learning_rates={"*": 0.1, "c": 0.001},
+    rates={"*": 0.1, "c": 0.001},
 )
 error = result.test_error("ep-symmetric")
 trained = eqprop.load(folder, model=build)

@@ -153,7 +153,7 @@ result = eqprop.train(
     beta=0.2,
     epochs=epochs,
     batch=20,
-    learning_rates={"*": 0.02},
+    rates={"*": 0.02},
     watch=diary,
 )
 print("\n".join(diary.lines))

@@ -4,7 +4,7 @@ A frictionless system takes a sequence in. Its momenta are flipped and the input
 back the way it came; kicked by the cost on the way, it comes back beside that way by what backpropagation through time
 would compute (2506.05259). Nothing is stored but the last state.
 
-    net = Oscillators(inputs=28, size=64, seed=0)
+    net = ForcedOscillators(inputs=28, size=64, seed=0)
     cost = eqprop.CrossEntropy(64, 10)
     run = Echo(delta=0.5, eps=0.1).backward(net, cost, u, y)     # u (B, steps, 28): fills .grad
 
@@ -30,7 +30,7 @@ from eqprop.state import is_number
 At = Literal["last", "every"]
 
 
-class Phase(NamedTuple):
+class PhasePoint(NamedTuple):
     """Where a system is in phase space: positions and momenta, (B, n) each."""
 
     y: Tensor
@@ -46,10 +46,10 @@ class Hamiltonian(nn.Module, ABC):
     def potential(self, y: Tensor, u: Tensor) -> Tensor:
         """V(y, u), one value per sample, (B,)."""
 
-    def start(self, u: Tensor) -> Phase:
+    def start(self, u: Tensor) -> PhasePoint:
         """Where sequences u (B, steps, inputs) begin: at rest in the origin."""
         zero = u.new_zeros(len(u), self.size)
-        return Phase(zero, zero)
+        return PhasePoint(zero, zero)
 
     def slope(self, y: Tensor, u: Tensor) -> Tensor:
         """dV/dy, (B, n); differentiable again where gradients are recorded."""
@@ -62,7 +62,7 @@ class Hamiltonian(nn.Module, ABC):
 
 
 @final
-class Oscillators(Hamiltonian):
+class ForcedOscillators(Hamiltonian):
     """V = 1/2 sum alpha y^2 + sum ln cosh(W y + B u + b): coupled oscillators, pushed by a sequence.
 
     inputs      numbers per step
@@ -104,7 +104,7 @@ class Oscillators(Hamiltonian):
         return y * self.alpha.abs() + torch.tanh(y @ self.W.T + u @ self.B.T + self.b) @ self.W
 
 
-class Run(NamedTuple):
+class EchoRun(NamedTuple):
     """What a run gave.
 
     loss        per sample, (B,): at the last step, or the sum over all
@@ -113,7 +113,7 @@ class Run(NamedTuple):
     """
 
     loss: Tensor
-    end: Phase
+    end: PhasePoint
     returned: float | None = None
 
 
@@ -135,25 +135,27 @@ class _Sequences(ABC):
             raise ValueError(f"at is {self.at!r}; expected 'last' or 'every'.")
 
     @abstractmethod
-    def gradient(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> tuple[Run, dict[nn.Parameter, Tensor]]:
+    def gradient(
+        self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor
+    ) -> tuple[EchoRun, dict[nn.Parameter, Tensor]]:
         """The run and the batch mean of dL/dtheta, by parameter of the system and the cost."""
 
-    def backward(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> Run:
+    def backward(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> EchoRun:
         """Add the batch-mean dL/dtheta to `.grad`; return the run."""
         run, grads = self.gradient(system, cost, u, y)
         for p, g in grads.items():
             p.grad = g if p.grad is None else p.grad + g
         return run
 
-    def middle(self, s: Phase) -> Tensor:
+    def middle(self, s: PhasePoint) -> Tensor:
         """y + delta/2 z: where a step takes its slope."""
         return s.y + 0.5 * self.delta * s.z
 
-    def step(self, system: Hamiltonian, s: Phase, u: Tensor) -> Phase:
+    def step(self, system: Hamiltonian, s: PhasePoint, u: Tensor) -> PhasePoint:
         """y_h = y + delta/2 z, z' = z - delta dV/dy(y_h), y' = y_h + delta/2 z'. With z negated it runs back."""
         half = self.middle(s)
         z = s.z - self.delta * system.slope(half, u)
-        return Phase(half + 0.5 * self.delta * z, z)
+        return PhasePoint(half + 0.5 * self.delta * z, z)
 
     def target(self, y: Tensor, t: int, steps: int) -> Tensor | None:
         """The target of the cost after step t; None where it does not count."""
@@ -196,7 +198,9 @@ class Echo(_Sequences):
         if not is_number(self.eps) or not 0.0 < self.eps < math.inf:
             raise ValueError(f"eps is {self.eps!r}; expected the strength of the kicks, a positive number such as 0.1.")
 
-    def gradient(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> tuple[Run, dict[nn.Parameter, Tensor]]:
+    def gradient(
+        self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor
+    ) -> tuple[EchoRun, dict[nn.Parameter, Tensor]]:
         self.check(system, cost, u, y)
         run, direct = self._forward(system, cost, u, y)
         grads = dict(direct)
@@ -205,7 +209,9 @@ class Echo(_Sequences):
         return (run._replace(returned=self._returned(system, u, run.end)) if self.returning else run), grads
 
     @torch.no_grad()
-    def _forward(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> tuple[Run, dict[nn.Parameter, Tensor]]:
+    def _forward(
+        self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor
+    ) -> tuple[EchoRun, dict[nn.Parameter, Tensor]]:
         """The run, and the gradient of the cost's own parameters on the way."""
         s, steps = system.start(u), u.shape[1]
         loss, direct = u.new_zeros(len(u)), dict[nn.Parameter, Tensor]()
@@ -216,13 +222,15 @@ class Echo(_Sequences):
                 loss = loss + cost.values((s.y,), target, {})
                 for p, g in cost.direct_gradient((s.y,), target, {}).items():
                     direct[p] = direct[p] + g if p in direct else g
-        return Run(loss, s), direct
+        return EchoRun(loss, s), direct
 
-    def _echoed(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor, end: Phase) -> dict[nn.Parameter, Tensor]:
+    def _echoed(
+        self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor, end: PhasePoint
+    ) -> dict[nn.Parameter, Tensor]:
         """The sum over the echoes' steps, taken at once per step for both."""
         learned = [p for p in system.parameters() if p.requires_grad]
         steps, signs = u.shape[1], torch.cat([u.new_ones(len(u)), -u.new_ones(len(u))])
-        s = Phase(torch.cat([end.y, end.y]), -torch.cat([end.z, end.z]))
+        s = PhasePoint(torch.cat([end.y, end.y]), -torch.cat([end.z, end.z]))
         totals = [torch.zeros_like(p) for p in learned]
         unit = -0.5 * self.delta / (self.eps * len(u))
         for t in reversed(range(steps)):
@@ -238,7 +246,7 @@ class Echo(_Sequences):
         return dict(zip(learned, totals, strict=True))
 
     @torch.no_grad()
-    def _kicked(self, cost: Cost, s: Phase, target: Tensor | None, signs: Tensor) -> Phase:
+    def _kicked(self, cost: Cost, s: PhasePoint, target: Tensor | None, signs: Tensor) -> PhasePoint:
         """z + eps dl/dy in the first half of the batch and z - eps dl/dy in the second, both at the echo's own y."""
         if target is None:
             return s
@@ -247,8 +255,8 @@ class Echo(_Sequences):
         return s._replace(z=s.z + self.eps * signs.unsqueeze(-1) * pull)
 
     @torch.no_grad()
-    def _returned(self, system: Hamiltonian, u: Tensor, end: Phase) -> float:
-        s = Phase(end.y, -end.z)
+    def _returned(self, system: Hamiltonian, u: Tensor, end: PhasePoint) -> float:
+        s = PhasePoint(end.y, -end.z)
         for t in reversed(range(u.shape[1])):
             s = self.step(system, s, u[:, t])
         start = system.start(u)
@@ -260,7 +268,9 @@ class Echo(_Sequences):
 class ThroughTime(_Sequences):
     """dL/dtheta by backpropagation through every step, exactly; memory grows with the length of the sequences."""
 
-    def gradient(self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor) -> tuple[Run, dict[nn.Parameter, Tensor]]:
+    def gradient(
+        self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor
+    ) -> tuple[EchoRun, dict[nn.Parameter, Tensor]]:
         self.check(system, cost, u, y)
         learned = [p for p in (*system.parameters(), *cost.parameters()) if p.requires_grad]
         steps = u.shape[1]
@@ -271,5 +281,5 @@ class ThroughTime(_Sequences):
                 target = self.target(y, t, steps)
                 loss = loss if target is None else loss + cost.values((s.y,), target, {})
             grads = derivative(loss.mean(), learned)
-        end = Phase(s.y.detach(), s.z.detach())
-        return Run(loss.detach(), end), {p: g for p, g in zip(learned, grads, strict=True) if g is not None}
+        end = PhasePoint(s.y.detach(), s.z.detach())
+        return EchoRun(loss.detach(), end), {p: g for p, g in zip(learned, grads, strict=True) if g is not None}

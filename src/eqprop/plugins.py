@@ -25,6 +25,7 @@ KINDS = {
     "activation": "an `Activation`, or a differentiable function of one tensor",
     "data": "a function that returns what `data=` takes",
     "logger": "a `Watch`",
+    "machine": "a function of a network that returns an `eqprop.physical.Machine`, such as its class",
 }
 """Every kind of part, and what to register."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eqprop import CrossEntropy, SquaredError
 from eqprop.cost import Cost
-from eqprop.echo import Echo, Hamiltonian, Oscillators, Phase, ThroughTime
+from eqprop.echo import Echo, ForcedOscillators, Hamiltonian, PhasePoint, ThroughTime
 
 COST = SquaredError()
 
@@ -26,8 +26,8 @@ class Springs(Hamiltonian):
         super().__init__()
         self.k = nn.Parameter(torch.tensor([0.6, 0.9, 0.4], dtype=F64))
 
-    def start(self, u: Tensor) -> Phase:
-        return Phase(u.new_tensor([[0.5, -0.2]]).expand(len(u), 2), u.new_tensor([[0.1, 0.3]]).expand(len(u), 2))
+    def start(self, u: Tensor) -> PhasePoint:
+        return PhasePoint(u.new_tensor([[0.5, -0.2]]).expand(len(u), 2), u.new_tensor([[0.1, 0.3]]).expand(len(u), 2))
 
     def potential(self, y: Tensor, u: Tensor) -> Tensor:
         a, b, c = self.k
@@ -85,7 +85,7 @@ def test_the_echo_returns() -> None:
 
 @pytest.mark.parametrize("at", ["last", "every"])
 def test_oscillators_with_a_readout(at: Any) -> None:
-    net = Oscillators(3, 8, seed=0, dtype=F64)
+    net = ForcedOscillators(3, 8, seed=0, dtype=F64)
     labels = torch.arange(5) % 4 if at == "last" else torch.arange(30).view(5, 6) % 4
     y = torch.nn.functional.one_hot(labels, 4).to(F64)
     cost = CrossEntropy(8, 4, seed=1, dtype=F64)
@@ -99,7 +99,7 @@ def test_oscillators_with_a_readout(at: Any) -> None:
 
 
 def test_a_slope_written_by_hand_is_that_of_the_potential() -> None:
-    net = Oscillators(3, 8, seed=0, dtype=F64)
+    net = ForcedOscillators(3, 8, seed=0, dtype=F64)
     y, u = random_like((4, 8), 1), random_like((4, 3), 2)
     torch.testing.assert_close(net.slope(y, u), Hamiltonian.slope(net, y, u))
 

@@ -17,7 +17,7 @@ from helpers.training_runs import assert_same_bits
 
 from eqprop import data, train
 from eqprop.data import cifar, sources
-from eqprop.data.cifar import CIFAR10, CIFAR100, Published
+from eqprop.data.cifar import CIFAR10, CIFAR100, BinarySet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate
 from eqprop.run.spec import Spec
@@ -25,21 +25,21 @@ from eqprop.run.spec import Spec
 ROWS = 6
 
 
-def rows(chosen: Published, seed: int, n: int = ROWS) -> bytes:
+def rows(chosen: BinarySet, seed: int, n: int = ROWS) -> bytes:
     source = np.random.default_rng(seed)
     labels = source.integers(0, 20, (n, chosen.labels))
     labels[:, -1] = source.integers(0, chosen.classes, n)
     return np.concatenate([labels, source.integers(0, 256, (n, 3072))], 1).astype(np.uint8).tobytes()
 
 
-def contents(chosen: Published) -> dict[str, bytes]:
+def contents(chosen: BinarySet) -> dict[str, bytes]:
     files = {name: rows(chosen, seed) for seed, name in enumerate(chosen.rows)}
     if chosen.names:
         files[chosen.names] = "\n".join(f"class_{n}" for n in range(chosen.classes)).encode()
     return files
 
 
-def packed(chosen: Published, files: dict[str, bytes]) -> bytes:
+def packed(chosen: BinarySet, files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in {"readme.html": b"<html>", **files}.items():
@@ -49,7 +49,7 @@ def packed(chosen: Published, files: dict[str, bytes]) -> bytes:
     return gzip.compress(buffer.getvalue(), mtime=0)
 
 
-def small(chosen: Published) -> Published:
+def small(chosen: BinarySet) -> BinarySet:
     """The set with ROWS images per file and the digests of its generated files."""
     files = contents(chosen)
     return replace(
@@ -62,7 +62,7 @@ def small(chosen: Published) -> Published:
 
 
 @pytest.fixture(params=[CIFAR10, CIFAR100], ids=["cifar10", "cifar100"])
-def chosen(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+def chosen(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BinarySet:
     """A small set under the name of the real one, with an empty cache and no network."""
     monkeypatch.setenv("EQPROP_CACHE", str(tmp_path / "cache"))
     made = small(request.param)
@@ -71,24 +71,24 @@ def chosen(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return made
 
 
-def folder_of(chosen: Published, place: Path) -> Path:
+def folder_of(chosen: BinarySet, place: Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     for name, content in contents(chosen).items():
         (place / name).write_bytes(content)
     return place
 
 
-def archive_of(chosen: Published, place: Path) -> Path:
+def archive_of(chosen: BinarySet, place: Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     (place / chosen.archive).write_bytes(packed(chosen, contents(chosen)))
     return place / chosen.archive
 
 
-def cache_of(chosen: Published, tmp_path: Path) -> Path:
+def cache_of(chosen: BinarySet, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "eqprop" / "data" / chosen.name
 
 
-def check_content(chosen: Published, images: data.Images) -> None:
+def check_content(chosen: BinarySet, images: data.Images) -> None:
     files = [contents(chosen)[name] for name in chosen.rows]
     row = chosen.labels + 3072
     for content, x, y in (
@@ -106,7 +106,7 @@ def check_content(chosen: Published, images: data.Images) -> None:
 
 
 @pytest.mark.parametrize("form", ["folder", "archive"])
-def test_files_and_archive_in_the_cache_give_the_set(chosen: Published, form: str, tmp_path: Path) -> None:
+def test_files_and_archive_in_the_cache_give_the_set(chosen: BinarySet, form: str, tmp_path: Path) -> None:
     (folder_of if form == "folder" else archive_of)(chosen, cache_of(chosen, tmp_path))
     before = sorted(cache_of(chosen, tmp_path).iterdir())
     images = data.open_set(chosen.name.upper())
@@ -115,7 +115,7 @@ def test_files_and_archive_in_the_cache_give_the_set(chosen: Published, form: st
     assert sorted(cache_of(chosen, tmp_path).iterdir()) == before, "nothing is unpacked"
 
 
-def test_a_folder_in_their_format_is_your_own_data(chosen: Published, tmp_path: Path) -> None:
+def test_a_folder_in_their_format_is_your_own_data(chosen: BinarySet, tmp_path: Path) -> None:
     place = folder_of(chosen, tmp_path / "mine")
     last = list(chosen.rows)[-1]
     images = data.open_set(place)
@@ -143,7 +143,7 @@ def test_published_training_images_with_another_test_file_are_not_the_set(
     assert images.sha256 != published.sha256
 
 
-def test_floats_are_the_quotient_and_samples_are_floats(chosen: Published, tmp_path: Path) -> None:
+def test_floats_are_the_quotient_and_samples_are_floats(chosen: BinarySet, tmp_path: Path) -> None:
     images = data.open_set(folder_of(chosen, tmp_path / "mine"))
     exact = torch.from_numpy(images.train_x.numpy().astype(np.float32) / np.float32(255))
     assert torch.equal(images.floats(images.train_x), exact)
@@ -158,7 +158,7 @@ def test_floats_are_the_quotient_and_samples_are_floats(chosen: Published, tmp_p
     assert split.test_x.dtype == torch.uint8
 
 
-def test_a_changed_byte_is_noticed(chosen: Published, tmp_path: Path) -> None:
+def test_a_changed_byte_is_noticed(chosen: BinarySet, tmp_path: Path) -> None:
     place = cache_of(chosen, tmp_path)
     if chosen.files:
         folder_of(chosen, place)
@@ -176,7 +176,7 @@ def test_a_changed_byte_is_noticed(chosen: Published, tmp_path: Path) -> None:
         data.open_set(chosen.name)
 
 
-def test_every_kind_of_truncated_archive_is_reported(chosen: Published, tmp_path: Path) -> None:
+def test_every_kind_of_truncated_archive_is_reported(chosen: BinarySet, tmp_path: Path) -> None:
     path = archive_of(chosen, tmp_path)
     whole = path.read_bytes()
     for length in (0, 1, 5, 100, len(whole) // 2, len(whole) * 9 // 10):
@@ -199,7 +199,7 @@ def rebuilt(path: Path, change: object) -> None:
                 archive.addfile(made, io.BytesIO(what))
 
 
-def test_links_other_sizes_and_missing_members_are_refused(chosen: Published, tmp_path: Path) -> None:
+def test_links_other_sizes_and_missing_members_are_refused(chosen: BinarySet, tmp_path: Path) -> None:
     first = next(iter(chosen.rows))
     outside = tmp_path / "outside.bin"
     outside.write_bytes(contents(chosen)[first])
@@ -227,7 +227,7 @@ def test_links_other_sizes_and_missing_members_are_refused(chosen: Published, tm
     assert {entry.name for entry in tmp_path.iterdir()} == {chosen.archive, "outside.bin"}
 
 
-def test_labels_out_of_range_and_images_of_another_shape(chosen: Published, tmp_path: Path) -> None:
+def test_labels_out_of_range_and_images_of_another_shape(chosen: BinarySet, tmp_path: Path) -> None:
     place = folder_of(chosen, tmp_path / "mine")
     first = next(iter(chosen.rows))
     good = (place / first).read_bytes()
@@ -252,7 +252,7 @@ def test_a_file_of_names_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert data.open_set(place).class_names == ()
 
 
-def test_missing_files_are_named(chosen: Published, tmp_path: Path) -> None:
+def test_missing_files_are_named(chosen: BinarySet, tmp_path: Path) -> None:
     place = folder_of(chosen, tmp_path / "mine")
     last = list(chosen.rows)[-1]
     (place / last).unlink()
@@ -261,7 +261,7 @@ def test_missing_files_are_named(chosen: Published, tmp_path: Path) -> None:
 
 
 def test_without_files_the_archive_is_asked_for(
-    chosen: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: BinarySet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fetch(source: sources.Source, folder: Path) -> None:
         assert source.files == {chosen.archive: f"md5:{chosen.md5}"}

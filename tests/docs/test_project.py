@@ -155,7 +155,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, text: str, complaint
     assert found[0].endswith(complaint)
 
 
-FLOWS = {"backward layered": (100, 12), "train P-1h --epochs 1 --samples 200 --quiet": (580, 45), "gdu toy": (310, 27)}
+FLOWS = {"backward layered": (110, 12), "train P-1h --epochs 1 --samples 200 --quiet": (560, 47), "gdu toy": (390, 35)}
 
 
 @pytest.mark.parametrize(("words", "most"), FLOWS.items(), ids=[words.split()[0] for words in FLOWS])

@@ -26,7 +26,7 @@ from eqprop.engines.compiled import (
     LARGE,
     LONG,
     Compiled,
-    Given,
+    StepInputs,
     all_inputs,
     block_length,
     join,
@@ -284,7 +284,7 @@ def test_a_sweep_computes_every_convolution_once_forward_and_once_back(precision
         {"out": "identity", "*": "hard-sigmoid"},
         seed=0,
     )
-    given = Given(network, torch.rand(2, 2, 8, 8), None)
+    given = StepInputs(network, torch.rand(2, 2, 8, 8), None)
     values, s = given.tensors(), tuple(torch.rand_like(v) for v in network.init_state(given.x))
     groups = network.sweep(len(s))
     splits = [
@@ -315,7 +315,7 @@ def pooled_step(precision: Any) -> tuple[Any, tuple[Tensor, ...], tuple[Tensor, 
         "hard-sigmoid",
         seed=0,
     )
-    given = Given(network, torch.rand(2, 2, 13, 13), None)
+    given = StepInputs(network, torch.rand(2, 2, 13, 13), None)
     s = tuple(torch.rand_like(v) for v in network.init_state(given.x))
     return lambda v, state: step_of(given, v, state, None, precision), given.tensors(), s
 

@@ -19,7 +19,7 @@ from eqprop import EP, Phase, SquaredError
 from eqprop.cost import Nudge, Problem
 from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import PRECISIONS, Precision
-from eqprop.engines.compiled import Given, step_of, trace_step
+from eqprop.engines.compiled import StepInputs, step_of, trace_step
 from eqprop.engines.eager import (
     Agreement,
     PreciseStepper,
@@ -89,7 +89,7 @@ def test_the_traced_step_has_the_bits_of_the_reference(precision: Precision) -> 
     given = problem(net())
     s = tuple(torch.rand_like(layer) for layer in given.model.init_state(given.x))
     for nudge in (None, Nudge(given.cost, given.y, 0.5)):
-        inputs = Given(given.model, given.x, nudge)
+        inputs = StepInputs(given.model, given.x, nudge)
         values = inputs.tensors()
         split = trace_step(
             lambda v, state, inputs=inputs: step_of(inputs, v, state, None, precision),  # type: ignore[misc]

@@ -18,7 +18,7 @@ from eqprop.engines import Job, Task, choose
 from eqprop.engines.base import full_precision
 from eqprop.engines.cuda import nvrtc
 from eqprop.engines.cuda.deep import HELPERS, SHARED_BYTES, WARPS, Deep, layout, output_range
-from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.job import LONGEST_RUN, CapturedRunner, KernelRunner
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner
@@ -222,7 +222,7 @@ def test_the_graph_is_the_reference_bit_for_bit(kind):
     order = torch.randint(N, (5, 2, 6), generator=torch.Generator().manual_seed(7))
     for model in (conv, deep):
         plain, _ = trained(EagerRunner, model, kind, torch.float32, order)
-        got, _ = trained(Graph().runner, model, kind, torch.float32, order)
+        got, _ = trained(CapturedEngine().runner, model, kind, torch.float32, order)
         for a, b in zip(got, plain, strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
 

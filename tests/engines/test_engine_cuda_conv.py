@@ -27,7 +27,7 @@ from torch import Tensor
 from eqprop import BPTT, EP, RBP, Nudge, SquaredError, relax
 from eqprop.engines import Task, choose
 from eqprop.engines.cuda import nvrtc
-from eqprop.engines.cuda.conv import Conv, ConvRunner
+from eqprop.engines.cuda.conv import ConvEngine, ConvRunner
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.models import Convolutional, Layered, stack
 
@@ -142,14 +142,14 @@ def test_states_of_both_phases(T: int, K: int) -> None:
 def test_iterations_are_counted_and_do_not_depend_on_calls(method: str) -> None:
     for networks in (None, 3):
         of = case("two maps", method, networks=networks)
-        check_training(Conv(), of, GPU)
-        check_calls(Conv(), of, GPU)
+        check_training(ConvEngine(), of, GPU)
+        check_calls(ConvEngine(), of, GPU)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 def test_a_network_that_is_not_finite_is_frozen_and_the_others_go_on(method: str) -> None:
-    check_frozen(Conv(), case("two maps", method, networks=3), GPU)
+    check_frozen(ConvEngine(), case("two maps", method, networks=3), GPU)
 
 
 @pytest.mark.gpu
@@ -180,7 +180,7 @@ def test_kernels_that_do_not_compile_hand_over_to_the_graph(monkeypatch: pytest.
     monkeypatch.setattr(nvrtc, "Module", broken)
     of = case("two maps", networks=2)
     model, twin = (of.model(GPU) for _ in range(2))
-    runner = Conv().runner(job_for(model, of, GPU, 0.05))
+    runner = ConvEngine().runner(job_for(model, of, GPU, 0.05))
     with pytest.warns(RuntimeWarning, match="graph engine takes over"):
         runner.run(of.order(3).cuda())
     Eager().runner(job_for(twin, of, GPU, 0.05)).run(of.order(3).cuda())

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eqprop.engines.base import full_precision
-from eqprop.engines.cuda.conv import Conv
-from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.conv import ConvEngine
+from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.eager import Eager, EagerRunner
 from eqprop.models import Layered
 from eqprop.relax import Phase
@@ -38,7 +38,7 @@ with pytest.warns(UserWarning, match="Layered is final"):
             return super().drive(x)
 
 
-@pytest.mark.parametrize("engine", [Eager(), Graph(), Conv()])
+@pytest.mark.parametrize("engine", [Eager(), CapturedEngine(), ConvEngine()])
 def test_relaxation_is_in_float32(engine: Any) -> None:
     model = Looks((3, 5, 4))
     model.seen = set()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eqprop import from_energy
 from eqprop.engines import traced
-from eqprop.engines.traced import CannotTrace, Checks, Watch, trace
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, trace
 
 HELD = torch.tensor([1.0, 2.0, 3.0])
 COUNT = torch.tensor(2)
@@ -201,7 +201,7 @@ class Slotless(Owner):
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_watch_sees(name: str) -> None:
     net = Net()
-    watch = Watch(net)
+    watch = Fingerprint(net)
     assert watch.refusal is None
     assert not watch.changed()
     CHANGES[name](net)
@@ -209,19 +209,19 @@ def test_the_watch_sees(name: str) -> None:
 
 
 def test_the_watch_sees_a_class_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(Net())
+    watch = Fingerprint(Net())
     monkeypatch.setattr(Net, "scale", 3.0)
     assert watch.changed()
 
 
 def test_the_watch_sees_globals(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(Net())
+    watch = Fingerprint(Net())
     monkeypatch.setitem(globals(), "GAIN", 0.75)
     assert watch.changed()
 
 
 def test_the_watch_sees_names_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(lambda x: traced.ARRAY * x)
+    watch = Fingerprint(lambda x: traced.ARRAY * x)
     monkeypatch.setattr(traced, "ARRAY", 3)
     assert watch.changed()
 
@@ -242,10 +242,10 @@ def test_the_watch_sees_closures_defaults_and_partials() -> None:
     for roots in ((function,), (functools.partial(function, by=1.0),), ({"deep": [function]},)):
         for change in (change_gain, change_default, lambda: setattr(owner, "gain", owner.gain + 1)):
             gain, function.__defaults__ = 1.0, (2.0,)
-            watch = Watch(*roots)
+            watch = Fingerprint(*roots)
             change()
             assert watch.changed()
-    watch = Watch(owner.method)
+    watch = Fingerprint(owner.method)
     owner.gain += 1
     assert watch.changed()
 
@@ -253,7 +253,7 @@ def test_the_watch_sees_closures_defaults_and_partials() -> None:
 def test_the_watch_does_not_mind_values() -> None:
     """Values of parameters, buffers and held tensors are inputs of what is traced."""
     net = Net()
-    watch = Watch(net)
+    watch = Fingerprint(net)
     with torch.no_grad():
         net.inner.weight.add_(1.0)
         net.inner.bias.data = torch.zeros(2)
@@ -267,13 +267,13 @@ def test_the_watch_does_not_mind_values() -> None:
 def test_the_watch_refuses_what_it_cannot_watch() -> None:
     net = Net()
     net.table = np.ones(traced.ARRAY)
-    assert "numpy array" in str(Watch(net).refusal)
+    assert "numpy array" in str(Fingerprint(net).refusal)
     net = Net()
     net.nested = [[n] for n in range(traced.MOST)]
-    assert "too many to watch" in str(Watch(net).refusal)
+    assert "too many to watch" in str(Fingerprint(net).refusal)
     net = Net()
     net.register_forward_pre_hook(lambda *_: None)
-    assert "hooks" in str(Watch(net).refusal)
+    assert "hooks" in str(Fingerprint(net).refusal)
 
 
 def test_the_watch_lets_a_model_go() -> None:
@@ -281,7 +281,7 @@ def test_the_watch_lets_a_model_go() -> None:
     import weakref
 
     model = from_energy(lambda x, s, th: (s[0] * th["W"]).sum(-1), {"W": torch.ones(2)}, (2,), eps=0.1)
-    watch, gone = Watch(model), weakref.ref(model)
+    watch, gone = Fingerprint(model), weakref.ref(model)
     gc.disable()
     try:
         del model

@@ -24,7 +24,7 @@ from eqprop.cli.tune import decisions_table, progress, trials_table
 from eqprop.report.figures import as_text, error_curves, panel_of, save
 from eqprop.report.gdu import _heading
 from eqprop.report.page import render
-from eqprop.report.runs import Run, collect, rows, to_csv, to_latex
+from eqprop.report.runs import RunFolder, collect, rows, to_csv, to_latex
 from eqprop.run import train
 from eqprop.run.session import bind
 from eqprop.run.spec import Spec
@@ -47,14 +47,14 @@ def names(count: int, seed: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A real run in which one trial diverged."""
     place = tmp_path_factory.mktemp("hostile") / "run"
     train(SMALL, place, epochs=2, data=few_images(80, 40), trials=2)
     return collect(place).runs[0]
 
 
-def named(run: Run, name: str) -> Run:
+def named(run: RunFolder, name: str) -> RunFolder:
     """The same run with a hostile name wherever a file of a received folder can hold one."""
     experiment = run.spec.override(name=name, rates={**run.spec.optimizer.rates, name: 0.1})
     data = {**run.described.data, "name": name, "set": name, "sha256": name}
@@ -80,17 +80,17 @@ def tags(page: str) -> list[tuple[str, tuple[str, ...]]]:
     return reader.tags
 
 
-def contents(run: Run) -> Any:
+def contents(run: RunFolder) -> Any:
     return replace(collect(run.folder), runs=[run])
 
 
-def test_html_has_the_same_tags_whatever_the_name(run: Run) -> None:
+def test_html_has_the_same_tags_whatever_the_name(run: RunFolder) -> None:
     usual = tags(render(contents(named(run, "usual"))))
     for name in names(60, seed=1):
         assert tags(render(contents(named(run, name)))) == usual, name
 
 
-def test_csv_cells_hold_the_name_and_no_formula(run: Run) -> None:
+def test_csv_cells_hold_the_name_and_no_formula(run: RunFolder) -> None:
     for name in names(200, seed=2):
         _, row = csv.reader(io.StringIO(to_csv(rows([named(run, name)]))))
         assert row[0].removeprefix("'") == name.removeprefix("'")
@@ -99,7 +99,7 @@ def test_csv_cells_hold_the_name_and_no_formula(run: Run) -> None:
             assert not cell.startswith("-") or re.fullmatch(r"-[\d.e+-]+", cell), name
 
 
-def test_latex_has_no_command_of_the_name(run: Run) -> None:
+def test_latex_has_no_command_of_the_name(run: RunFolder) -> None:
     usual = to_latex(rows([named(run, "usual")]))
     known = {*re.findall(r"\\[a-z]+", usual), r"\textbackslash", r"\textasciicircum", r"\textasciitilde"}
     for name in names(200, seed=3):
@@ -109,7 +109,7 @@ def test_latex_has_no_command_of_the_name(run: Run) -> None:
         assert not set(bare) & set("\\#$%&_{}^~"), name
 
 
-def test_figures_draw_a_name_as_it_is(run: Run) -> None:
+def test_figures_draw_a_name_as_it_is(run: RunFolder) -> None:
     for name in names(12, seed=4):
         figure = error_curves([panel_of(named(run, name))])
         assert figure.axes[0].get_title().startswith(as_text(name))
@@ -124,7 +124,7 @@ def shown(renderable: object, width: int = 400) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_tables_of_the_terminal_show_a_name_as_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_the_terminal_show_a_name_as_it_is(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     from eqprop.cli.common import show_result
     from eqprop.cli.list import _compared, _trained
     from eqprop.cli.reproduce import results_table
@@ -149,7 +149,7 @@ def _bare(text: str) -> str:
     return "".join(text.split())
 
 
-def test_progress_shows_a_name_as_it_is(run: Run, tmp_path: Path) -> None:
+def test_progress_shows_a_name_as_it_is(run: RunFolder, tmp_path: Path) -> None:
     for name in names(20, seed=6):
         display = Display(new_console(file=io.StringIO(), width=300))
         display.begin(bind(SMALL.override(name=name), few_images(40, 10)), tmp_path / "x")
@@ -204,7 +204,7 @@ def test_headings_of_gdu_figures_escape_names() -> None:
     assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}, 6.0).startswith(r"a\$b\$")
 
 
-def test_a_report_takes_no_picture_from_elsewhere_and_waits_for_no_pipe(run: Run, tmp_path: Path) -> None:
+def test_a_report_takes_no_picture_from_elsewhere_and_waits_for_no_pipe(run: RunFolder, tmp_path: Path) -> None:
     figures = tmp_path / "toy" / "figures"
     figures.mkdir(parents=True)
     (figures / "own.png").write_bytes(b"own")

@@ -27,7 +27,7 @@ from eqprop.models import Layered
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
-from eqprop.report.runs import Run, collect, read_run, rows, to_csv, to_latex
+from eqprop.report.runs import RunFolder, collect, read_run, rows, to_csv, to_latex
 from eqprop.run import train
 from eqprop.run.log import read_metrics
 
@@ -37,7 +37,7 @@ def as_mnist(images: Images) -> Images:
     return replace(images, sha256=MNIST_DIGEST)
 
 
-def whole_run(place: Path, error: float, epochs: int | None = None, preset: str = "paper", **changes: Any) -> Run:
+def whole_run(place: Path, error: float, epochs: int | None = None, preset: str = "paper", **changes: Any) -> RunFolder:
     """A made-up run of P-1h on the whole of MNIST that ended with this error."""
     folder = place / f"{preset}-{error}-{epochs}-{len(changes)}"
     experiment = papers.find("P-1h", preset).override(**changes)
@@ -54,13 +54,13 @@ def whole_run(place: Path, error: float, epochs: int | None = None, preset: str 
     return read_run(folder)
 
 
-def described_as(run: Run, **data: Any) -> Run:
+def described_as(run: RunFolder, **data: Any) -> RunFolder:
     """The same run with another description of its data."""
     content = {**run.described.content, "data": {**run.described.data, **data}}
     return replace(run, described=replace(run.described, content=content))
 
 
-def verdict(run: Run) -> tuple[str, bool]:
+def verdict(run: RunFolder) -> tuple[str, bool]:
     """The word, and whether the paper's number stands beside the run."""
     (row,) = rows([run])
     return row.verdict, row.paper_result is not None
@@ -208,7 +208,7 @@ def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp
     assert verdict(replace_experiment(whole, seed=7)) == ("yes", True)
 
 
-def replace_experiment(run: Run, **fields: Any) -> Run:
+def replace_experiment(run: RunFolder, **fields: Any) -> RunFolder:
     return replace(run, described=replace(run.described, spec=run.spec.override(**fields)))
 
 

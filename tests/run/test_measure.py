@@ -17,7 +17,7 @@ from eqprop import SquaredError, papers, relax
 from eqprop.data import Images, mnist
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.engines.base import full_precision
-from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
@@ -172,7 +172,7 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
 
 
 def test_few_samples_at_a_time_are_relaxed() -> None:
-    for engine in (Conv(), Deep()):
+    for engine in (ConvEngine(), Deep()):
         assert engine.evaluated_from is not None
         assert engine.evaluates(engine.evaluated_from)
         assert not engine.evaluates(engine.evaluated_from - 1)
@@ -195,7 +195,7 @@ def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
             model.get_parameter("bfc0" if request.param == "P-conv" else "b0").add_(0.5 - outputs.mean(1))
     outputs = relax(model, x.expand(4, *x.shape), experiment.phases.T).state[0]
     engine = choose("auto", Task(model))
-    assert isinstance(engine, Conv if request.param == "P-conv" else Deep)
+    assert isinstance(engine, ConvEngine if request.param == "P-conv" else Deep)
     return Measure(engine, model, experiment, x, outputs[0].argmax(-1), 4)
 
 

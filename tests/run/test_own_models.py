@@ -16,7 +16,7 @@ from torch import Tensor
 import eqprop
 from eqprop import papers
 from eqprop.run import evaluate, load, resume, train
-from eqprop.run.own import Own
+from eqprop.run.own import OwnFunction
 
 FILE = """
 import torch
@@ -151,7 +151,7 @@ def test_a_run_of_your_own_resumes_with_the_function_alone(mine: Path) -> None:
     train(target, mine / "part", **options, only=("ep",))
     with pytest.raises(ValueError, match=r"own network .*mine.py:build|trained on arrays"):
         resume(mine / "part")
-    resume(mine / "part", model=Own(_function(mine, "build"), target))
+    resume(mine / "part", model=OwnFunction(_function(mine, "build"), target))
     assert_same_bits(mine / "whole", mine / "part", ("ep", "bptt"))
     assert evaluate(mine / "part", model=_function(mine, "build"))["bptt"][0]["epoch"] == 2
 
@@ -163,10 +163,10 @@ def _function(mine: Path, name: str) -> Any:
 
 
 def test_trials_of_a_function_without_a_seed_differ_and_repeat(mine: Path) -> None:
-    own = Own(_function(mine, "seedless"))
+    own = OwnFunction(_function(mine, "seedless"))
     first, second = own(0), own(1)
     assert not torch.equal(first.W, second.W)
-    assert torch.equal(first.W, Own(_function(mine, "seedless"))(0).W)
+    assert torch.equal(first.W, OwnFunction(_function(mine, "seedless"))(0).W)
 
 
 @pytest.mark.parametrize(

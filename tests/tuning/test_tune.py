@@ -28,9 +28,9 @@ from eqprop.run.toml import to_toml
 from eqprop.tuning import recipe as decide
 from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
 from eqprop.tuning.probe import (
-    Agreement,
     Batches,
-    Look,
+    BetaAgreement,
+    Measurements,
     Residuals,
     Scales,
     Sizes,
@@ -88,8 +88,8 @@ def test_K_is_where_the_gradients_of_every_weight_have_died_out() -> None:
 
 
 def test_beta_is_the_largest_that_agrees_about_as_well_as_the_best() -> None:
-    def curve(*signs: float) -> Agreement:
-        return Agreement(decide.BETAS, {"W": signs}, {"W": signs})
+    def curve(*signs: float) -> BetaAgreement:
+        return BetaAgreement(decide.BETAS, {"W": signs}, {"W": signs})
 
     peak = curve(0.7, 0.8, 0.9, 0.91, 0.905, 0.6, 0.3)
     assert decide.nudge([peak]).value == 0.2
@@ -170,7 +170,7 @@ def test_rates_that_diverge_are_not_the_best_of_those_tried() -> None:
     plan = bind(SMALL, few_images())
     recipe = Recipe(plan, SMALL, print)  # type: ignore[arg-type]
     sizes = Scales({"W12": 1.0, "W01": 1.0}, {"W12": 1.0, "W01": 2.0})
-    recipe.looks.append(Look("", same((0.0,)), Sizes({}), Agreement((), {}, {}), sizes))
+    recipe.looks.append(Measurements("", same((0.0,)), Sizes({}), BetaAgreement((), {}, {}), sizes))
     trainings = OnTargets(lambda e: e.optimizer.rates["W12"] > 0.15)
     chosen = decide._choose_rates(recipe, trainings, ["W12", "W01"])  # type: ignore[arg-type]
     assert not chosen.diverged

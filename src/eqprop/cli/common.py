@@ -206,6 +206,11 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
         stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
         if stopped:
             console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
+    for estimator, result in summary["estimators"].items():
+        for trial in result["trials"]:
+            if work := trial.get("work"):
+                said = ", ".join(f"{count:,} {name}" for name, count in work.items())
+                console.print(f"{estimator}, seed {trial['seed']}, work of the machine: {said}.", soft_wrap=True)
     console.print(f"Run folder: {folder}", soft_wrap=True)
     console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
 

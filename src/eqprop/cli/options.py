@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from eqprop.run.own import Own, load_own
+from eqprop.run.own import OwnFunction, load_own
 from eqprop.run.spec import EVERY_OTHER, declared
 from eqprop.settings import Field, bare
 
 PANELS = {
     "model": "Model",
     "cost": "Model",
+    "machine": "Model",
     "phases": "Phases and estimator",
     "estimator": "Phases and estimator",
     "optimizer": "Optimizer",
@@ -163,7 +164,9 @@ def _json(text: str) -> Any:
 
 
 NAMED_VALUES = {"optimizer_options": "momentum=0.9", "augmentation": "crop=4", "normalisation": "scale=3"} | {
-    "keep_at_rest": "radius=0.95"
+    "keep_at_rest": "radius=0.95",
+    "imperfections": "read_noise=0.01",
+    "machine_options": "reads=10",
 }
 """Settings that are tables, with an example."""
 
@@ -210,7 +213,7 @@ def words_of(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (flag, value if isinstance(value, str) else json.dumps(value))
 
 
-def factory(settings: dict[str, Any]) -> Own | None:
+def factory(settings: dict[str, Any]) -> OwnFunction | None:
     """Load the function of --model, and take it out of the settings."""
     where = settings.pop("function", None)
     return None if where is None else load_own(where)

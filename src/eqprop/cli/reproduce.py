@@ -24,8 +24,8 @@ from eqprop.estimators.named import BACKPROP, label
 from eqprop.files import write_json
 from eqprop.messages import unknown
 from eqprop.papers import CifarRow
-from eqprop.report.page import Written, write_report
-from eqprop.report.runs import CIFAR_HEADINGS, Row, Run, published_cells, read_run
+from eqprop.report.page import ReportFiles, write_report
+from eqprop.report.runs import CIFAR_HEADINGS, Row, RunFolder, published_cells, read_run
 from eqprop.run import bind
 from eqprop.run.api import begin_or_resume
 from eqprop.run.dataset import describe
@@ -34,7 +34,7 @@ from eqprop.run.folder import is_run, read_json
 from eqprop.run.log import cosines
 from eqprop.run.loop import Stopped
 from eqprop.run.metrics import (
-    Published,
+    PublishedRows,
     Result,
     StoredTrial,
     draw,
@@ -191,7 +191,7 @@ def _check_data(trial: StoredTrial, session: Session) -> None:
             )
 
 
-CIFAR10 = Published("*.json", "small.json", "eqprop reproduce cifar10 --out")
+CIFAR10 = PublishedRows("*.json", "small.json", "eqprop reproduce cifar10 --out")
 UNFINISHED = 75
 """Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
 
@@ -355,7 +355,7 @@ def publish(row: CifarRow, out: Path, note: str | None = None) -> dict[str, Any]
     return found
 
 
-def _published_trial(run: Run, estimator: str) -> dict[str, Any]:
+def _published_trial(run: RunFolder, estimator: str) -> dict[str, Any]:
     """A seed's errors per epoch, with its seconds, how its free phases ended, and the guard's cosines with float32."""
     lines = [line for line in run.lines if line["diverged"] is None]
     (free,) = free_phases(run.lines).get(estimator) or [{}]
@@ -408,7 +408,7 @@ def _check_out(out: Path) -> None:
         raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
 
 
-def _show(out: Path, written: Written) -> None:
+def _show(out: Path, written: ReportFiles) -> None:
     from eqprop.report.runs import collect, rows
 
     console = new_console()

@@ -29,7 +29,7 @@ MOST_NAMES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Published:
+class BinarySet:
     """A set as its authors publish it.
 
     archive, md5    the archive's file name and MD5
@@ -60,7 +60,7 @@ class Published:
         return all((folder / name).is_file() for name in self.rows)
 
 
-CIFAR10 = Published(
+CIFAR10 = BinarySet(
     name="cifar10",
     title="CIFAR-10",
     archive="cifar-10-binary.tar.gz",
@@ -81,7 +81,7 @@ CIFAR10 = Published(
     sha256="a0181da372c0d63a5920fdbea2ec3f83ecbc552d378218e1cb473cf634941a3b",
 )
 
-CIFAR100 = Published(
+CIFAR100 = BinarySet(
     name="cifar100",
     title="CIFAR-100",
     archive="cifar-100-binary.tar.gz",
@@ -94,10 +94,10 @@ CIFAR100 = Published(
     names="fine_label_names.txt",
 )
 
-CIFARS: dict[str, Published] = {CIFAR10.name: CIFAR10, CIFAR100.name: CIFAR100}
+CIFARS: dict[str, BinarySet] = {CIFAR10.name: CIFAR10, CIFAR100.name: CIFAR100}
 
 
-def read_published(chosen: Published, place: Path, device: torch.device | str | None = None) -> Images:
+def read_published(chosen: BinarySet, place: Path, device: torch.device | str | None = None) -> Images:
     """The published set from a folder of its files or from its archive; verified, or raises."""
     check_device(device)
     contents = _from_archive(chosen, place) if place.is_file() else _from_folder(chosen, place)
@@ -109,7 +109,7 @@ def read_published(chosen: Published, place: Path, device: torch.device | str | 
     return _images(chosen, contents, place, chosen.name).to(device)
 
 
-def read_folder(chosen: Published, folder: Path, device: torch.device | str | None = None) -> Images:
+def read_folder(chosen: BinarySet, folder: Path, device: torch.device | str | None = None) -> Images:
     """A folder of files in the format of the set, with any number of images, such as one with labels of your own.
 
     It has the set's name if it holds the published images, else the folder's.
@@ -119,7 +119,7 @@ def read_folder(chosen: Published, folder: Path, device: torch.device | str | No
     return images.to(device)
 
 
-def layout_of(folder: Path) -> Published | None:
+def layout_of(folder: Path) -> BinarySet | None:
     """The set whose files the folder holds, if any."""
     return next((each for each in CIFARS.values() if each.there(folder)), None)
 
@@ -132,7 +132,7 @@ def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _check_md5(content: bytes, expected: str | None, what: str, chosen: Published, place: Path) -> None:
+def _check_md5(content: bytes, expected: str | None, what: str, chosen: BinarySet, place: Path) -> None:
     got = _md5(content)
     if expected is not None and got != expected:
         own = "" if place.is_file() else f" Or use the folder as your own data: --data {place}."
@@ -142,7 +142,7 @@ def _check_md5(content: bytes, expected: str | None, what: str, chosen: Publishe
         )
 
 
-def _from_folder(chosen: Published, folder: Path) -> dict[str, bytes]:
+def _from_folder(chosen: BinarySet, folder: Path) -> dict[str, bytes]:
     missing = [name for name in chosen.rows if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -153,7 +153,7 @@ def _from_folder(chosen: Published, folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (*chosen.rows, *named)}
 
 
-def _from_archive(chosen: Published, path: Path) -> dict[str, bytes]:
+def _from_archive(chosen: BinarySet, path: Path) -> dict[str, bytes]:
     """The files by their exact names: other members, links and sizes that do not fit are never read."""
     if not chosen.files:
         _check_md5(path.read_bytes(), chosen.md5, str(path), chosen, path)
@@ -177,7 +177,7 @@ def _from_archive(chosen: Published, path: Path) -> dict[str, bytes]:
     return found
 
 
-def _member(chosen: Published, archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+def _member(chosen: BinarySet, archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
     rows = chosen.rows.get(Path(member.name).name)
     size = member.size if rows is None else rows * (chosen.labels + PIXELS)
     fits = member.isreg() and member.size == size and (rows is not None or size <= MOST_NAMES)
@@ -188,7 +188,7 @@ def _member(chosen: Published, archive: tarfile.TarFile, member: tarfile.TarInfo
     return stream.read()
 
 
-def _images(chosen: Published, contents: Mapping[str, bytes], place: Path, name: str) -> Images:
+def _images(chosen: BinarySet, contents: Mapping[str, bytes], place: Path, name: str) -> Images:
     *train, test = (_rows(chosen, contents[file], place, file) for file in chosen.rows)
     *names, last = chosen.rows
     digest = hashlib.sha256()
@@ -208,7 +208,7 @@ def _images(chosen: Published, contents: Mapping[str, bytes], place: Path, name:
     )
 
 
-def _names(chosen: Published, content: bytes, place: Path) -> tuple[str, ...]:
+def _names(chosen: BinarySet, content: bytes, place: Path) -> tuple[str, ...]:
     """One name per line; none if there is no file of names."""
     names = tuple(content.decode("utf-8", "replace").split())
     if names and len(names) != chosen.classes:
@@ -218,7 +218,7 @@ def _names(chosen: Published, content: bytes, place: Path) -> tuple[str, ...]:
     return names
 
 
-def _rows(chosen: Published, content: bytes, place: Path, file: str) -> NDArray[Any]:
+def _rows(chosen: BinarySet, content: bytes, place: Path, file: str) -> NDArray[Any]:
     """(N, label bytes + pixels), with labels that exist."""
     row = chosen.labels + PIXELS
     if not content or len(content) % row:

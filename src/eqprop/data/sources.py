@@ -13,7 +13,7 @@ import torch
 
 from eqprop.cache import cache_folder
 from eqprop.data.arrays import as_images, image_folder, is_image_folder, read_npz
-from eqprop.data.cifar import CIFAR10, CIFAR100, CIFARS, Published, layout_of, read_folder, read_published
+from eqprop.data.cifar import CIFAR10, CIFAR100, CIFARS, BinarySet, layout_of, read_folder, read_published
 from eqprop.data.idx import GZIP_MAGIC
 from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
@@ -228,7 +228,7 @@ def cifar100(place: str | Path | None = None, device: torch.device | str | None 
     return _cifar(CIFAR100, place, device)
 
 
-def _cifar(chosen: Published, place: str | Path | None, device: torch.device | str | None) -> Images:
+def _cifar(chosen: BinarySet, place: str | Path | None, device: torch.device | str | None) -> Images:
     if place is not None:
         return read_published(chosen, Path(place), device)
     cache = cache_folder("data", chosen.name)

@@ -43,7 +43,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class SampleForm:
     """What every sample must be: shape, type as stored, the label's range or the number of targets.
 
     `unit`: floats must lie in [0, 1].
@@ -111,7 +111,7 @@ def _drawing(seed: int) -> Iterator[None]:
 class _Collate:
     """Check samples and put them together; in a worker process."""
 
-    def __init__(self, form: Form, what: str, dtype: torch.dtype) -> None:
+    def __init__(self, form: SampleForm, what: str, dtype: torch.dtype) -> None:
         self.form, self.what, self.dtype = form, what, dtype
 
     def __call__(self, items: list[tuple[int, Tensor, Tensor] | _Complaint]) -> tuple[Tensor, Tensor] | _Complaint:
@@ -128,7 +128,7 @@ class _Collate:
         return torch.stack(x), answers[:, 0].to(torch.int64) if self.form.labelled else answers.to(self.dtype)
 
 
-def _wrong(x: Tensor, y: Tensor, form: Form) -> str | None:
+def _wrong(x: Tensor, y: Tensor, form: SampleForm) -> str | None:
     """What is wrong with a sample, if anything."""
     if tuple(x.shape) != form.shape:
         return f"has shape {tuple(x.shape)}; expected {form.shape}, that of the first. Resize or pad them"
@@ -179,7 +179,7 @@ class Half:
         return self.stop - self.first
 
     def read(
-        self, batches: Sequence[tuple[Tensor, Tensor]], form: Form, dtype: torch.dtype, pin: bool
+        self, batches: Sequence[tuple[Tensor, Tensor]], form: SampleForm, dtype: torch.dtype, pin: bool
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, y) per batch of samples and their seeds, on the CPU; raises a sentence for what cannot be used."""
         # A generator of its own: starting the workers draws from it, and the caller's must stay as it is.
@@ -230,7 +230,7 @@ class Streamed:
 
     train: Half
     test: Half
-    form: Form
+    form: SampleForm
     name: str
     sha256: str
     dtype: torch.dtype = torch.float32
@@ -407,7 +407,7 @@ def streamed(
     count = len(names) or classes if labelled else first[2].numel()
     if not isinstance(count, int) or count < 1:
         raise ValueError("The samples have class numbers; give their number: streamed(train, test, classes=10).")
-    form = Form(tuple(first[1].shape), first[1].dtype, labelled, count)
+    form = SampleForm(tuple(first[1].shape), first[1].dtype, labelled, count)
     return Streamed(
         *halves,
         form=form,
@@ -444,7 +444,7 @@ def _first(half: Half, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
     return found
 
 
-def _identity(halves: tuple[Half, Half], form: Form, dtype: torch.dtype, name: str) -> str:
+def _identity(halves: tuple[Half, Half], form: SampleForm, dtype: torch.dtype, name: str) -> str:
     digest = hashlib.sha256(f"{name} {form}".encode())
     for half in halves:
         digest.update(f" {half.what} {len(half)} ".encode())

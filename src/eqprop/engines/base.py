@@ -477,11 +477,11 @@ def learning_rates(job: Job) -> dict[str, float]:
 _BUILT_IN = {
     "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
-    "cuda-conv": "eqprop.engines.cuda.conv:Conv",
+    "cuda-conv": "eqprop.engines.cuda.conv:ConvEngine",
     "cpu": "eqprop.engines.cpu.engine:Cpu",
     "xla": "eqprop.engines.xla:Xla",
     "compiled": "eqprop.engines.compiled:Compiled",
-    "cuda-graph": "eqprop.engines.cuda.graph:Graph",
+    "cuda-graph": "eqprop.engines.cuda.graph:CapturedEngine",
     "eager": "eqprop.engines.eager:Eager",
 }
 ENGINES: Table[Any] = Table("engine", _BUILT_IN, lambda name, part: part)

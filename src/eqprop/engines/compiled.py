@@ -32,7 +32,7 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Runner, Task, full_precision
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
 from eqprop.engines.eager import EagerRunner, PreciseStepper, difference_in
-from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, first, first_line, size_of, trace
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, first, first_line, size_of, trace
 from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
@@ -436,7 +436,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Given:
+class StepInputs:
     """What a step reads besides the state, as tensors: parameters and buffers, x, and the nudge's y and beta."""
 
     model: Dynamics
@@ -508,7 +508,7 @@ def block_length(T: int, sweep: int = 1, bounds: tuple[int, int] = BOUNDS) -> in
 class CompiledStepper(Stepper):
     """Takes steps in compiled blocks; what does not depend on the state is computed at the first step of each kind."""
 
-    def __init__(self, steps: CompiledSteps, given: Given, phase: Phase) -> None:
+    def __init__(self, steps: CompiledSteps, given: StepInputs, phase: Phase) -> None:
         self.steps, self.given, self.phase = steps, given, phase
         self.reference: Stepper | None = None
         model = given.model
@@ -598,7 +598,7 @@ class CompiledStepper(Stepper):
             self.inputs = dict(zip(split.inputs, values, strict=True)) | self.inputs
 
 
-def _period(given: Given, phase: Phase) -> int:
+def _period(given: StepInputs, phase: Phase) -> int:
     """How many updates a sweep or a pair of half-steps takes."""
     if phase.schedule == "alternating":
         return 2
@@ -646,14 +646,14 @@ class CompiledSteps:
         self._blocks: WeakKeyDictionary[Dynamics, dict[tuple[object, ...], Block]] = WeakKeyDictionary()
         self._refused: WeakKeyDictionary[Dynamics, str] = WeakKeyDictionary()
         self._formats: WeakKeyDictionary[Dynamics, dict[Same | None, torch.memory_format]] = WeakKeyDictionary()
-        self._watches: WeakKeyDictionary[Dynamics, dict[Same | None, Watch]] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[Dynamics, dict[Same | None, Fingerprint]] = WeakKeyDictionary()
 
     def stepper(self, model: Dynamics, x: Tensor, nudge: Nudge | None, phase: Phase) -> Stepper:
         if model in self._refused:
             return PreciseStepper(model, x, nudge, self.precision)
-        return CompiledStepper(self, Given(model, x, nudge), phase)
+        return CompiledStepper(self, StepInputs(model, x, nudge), phase)
 
-    def memory_format(self, given: Given) -> torch.memory_format:
+    def memory_format(self, given: StepInputs) -> torch.memory_format:
         """Channels last where a step convolves the state, as is fastest, if it can be traced so."""
         known = self._formats.setdefault(given.model, {})
         cost = None if given.nudge is None else Same(given.nudge.cost)
@@ -661,7 +661,7 @@ class CompiledSteps:
             known[cost] = self._fastest_format(given)
         return known[cost]
 
-    def _fastest_format(self, given: Given) -> torch.memory_format:
+    def _fastest_format(self, given: StepInputs) -> torch.memory_format:
         last = torch.channels_last
         values, s = given.tensors(), given.model.init_state(given.x)
 
@@ -676,7 +676,7 @@ class CompiledSteps:
             pass  # a model may take views of its images that only the other format allows
         return torch.contiguous_format
 
-    def renew(self, given: Given) -> None:
+    def renew(self, given: StepInputs) -> None:
         """Forget what was traced of a model if what it or its cost holds besides tensors has changed."""
         watches = self._watches.setdefault(given.model, {})
         cost = None if given.nudge is None else Same(given.nudge.cost)
@@ -684,14 +684,14 @@ class CompiledSteps:
             self.forget(given.model)
             watches.clear()
         if cost not in watches:
-            watches[cost] = Watch(*given.modules)
+            watches[cost] = Fingerprint(*given.modules)
 
     def forget(self, model: Dynamics) -> None:
         """Forget what was traced and compiled of a model."""
         for known in (self._splits, self._blocks, self._formats):
             known.pop(model, None)
 
-    def refusal(self, given: Given) -> str | None:
+    def refusal(self, given: StepInputs) -> str | None:
         """Why what a model holds cannot be watched; None if it can."""
         return next((w.refusal for w in self._watches[given.model].values() if w.refusal is not None), None)
 
@@ -702,7 +702,7 @@ class CompiledSteps:
         self._refused[model] = str(error)
         warnings.warn(f"{model.title} runs on the eager engine, which is slower: {error}.", stacklevel=2)
 
-    def split(self, given: Given, values: Arguments, s: State, update: Update) -> Split:
+    def split(self, given: StepInputs, values: Arguments, s: State, update: Update) -> Split:
         beta = None if given.nudge is None else given.nudge.beta
         cost = None if given.nudge is None else Same(given.nudge.cost)
         if (refusal := self.refusal(given)) is not None:
@@ -731,7 +731,7 @@ class CompiledSteps:
         return stepping(self.stepper, difference_in(self.precision))
 
 
-def step_of(given: Given, values: Arguments, s: State, update: Update, precision: Precision) -> State:
+def step_of(given: StepInputs, values: Arguments, s: State, update: Update, precision: Precision) -> State:
     """One step with these values in the place of the parameters and the data."""
     theta, x, nudge = given.unpack(values)
 

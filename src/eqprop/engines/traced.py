@@ -211,7 +211,7 @@ _LEAVES = (
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if name.endswith("_hooks") and isinstance(value, dict))
 
 
-class Watch:
+class Fingerprint:
     """What modules and functions hold besides the values of tensors, as it was when they were traced.
 
     Watched are attributes, closures, globals, defaults, containers, methods, the identity of tensors, and the shapes,

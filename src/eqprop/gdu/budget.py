@@ -29,7 +29,7 @@ BEHIND_SQUASH = "which squash makes between neurons and the synapses do not feel
 
 
 @dataclass(frozen=True)
-class Parts:
+class ErrorParts:
     """The parts of the RMSE of neurons or synapses, as means over groups; their sum is at least the RMSE.
 
     None: does not apply (`rounding` is separated in float32 only). `unsettled` is the contribution of the samples that
@@ -61,8 +61,8 @@ class Budget:
     verdict             one sentence
     """
 
-    neurons: Parts
-    synapses: Parts
+    neurons: ErrorParts
+    synapses: ErrorParts
     asymmetry: float
     spectral_radius: float
     saturated: float
@@ -88,7 +88,7 @@ def parts_of(
     settled: Mapping[Group, Distance],
     convention: Convention,
     has_primitive: bool,
-) -> Parts:
+) -> ErrorParts:
     """The parts for neurons or synapses, as means over the groups of that kind.
 
     `whole` covers all samples compared, `settled` the settled ones among them (the same if all have settled).
@@ -100,7 +100,7 @@ def parts_of(
     if kind == "synapses" and has_primitive and rest is not None and mean["output_slope"] is None:
         mean["output_slope"] = 0.0
     unsettled = None if rmse is None or rest is None else rmse - rest
-    return Parts(rmse, **mean, unsettled=unsettled)
+    return ErrorParts(rmse, **mean, unsettled=unsettled)
 
 
 def outcome_of(whole: Mapping[Group, Distance], settled: Mapping[Group, Distance], convention: Convention) -> str:
@@ -129,7 +129,9 @@ def left_at_zero(whole: Mapping[Group, Distance]) -> list[str]:
     return [name for name, found in heard.items() if found == [False, True]]
 
 
-def sentence(outcome: str, neurons: Parts, synapses: Parts, diagnosis: Diagnosis | None, has_primitive: bool) -> str:
+def sentence(
+    outcome: str, neurons: ErrorParts, synapses: ErrorParts, diagnosis: Diagnosis | None, has_primitive: bool
+) -> str:
     """The verdict: what limits the match, the remedy if it needs one, and whether learning suffers.
 
     `diagnosis` is the doctor's, of these phases on these samples; None where the property holds and nobody asked.
@@ -162,7 +164,7 @@ def _harmless(diagnosis: Diagnosis) -> str:
     )
 
 
-def _part(what: str, parts: Parts, largest: tuple[str, float], meaning: str) -> str:
+def _part(what: str, parts: ErrorParts, largest: tuple[str, float], meaning: str) -> str:
     name, value = largest
     return f"{what} (mean RMSE {parts.rmse:.1e}) the largest part is {name.replace('_', ' ')} ({value:.1e}), {meaning}"
 

@@ -141,16 +141,16 @@ class Examination:
         return scale(detach(self.wide.pull(self.rest)), -1.0)
 
     @cached_property
-    def series(self) -> Series:
+    def series(self) -> NeumannSeries:
         return self.series_of(self.push, self.ep.K)
 
-    def series_of(self, push: State, K: int) -> Series:
+    def series_of(self, push: State, K: int) -> NeumannSeries:
         move = flat(self.around.product(tuple(torch.zeros_like(v) for v in push), push))
         sums = neumann(self.product, move, K, min(MOST_TERMS, self.most_steps))
         if sums.grows:
-            return Series({}, {}, sums.terms, grows=True)
+            return NeumannSeries({}, {}, sums.terms, grows=True)
         short, complete = (_learned(self.around, unflat(rows, self.rest)) for rows in (sums.short, sums.complete))
-        return Series(short, complete, sums.terms, grows=False)
+        return NeumannSeries(short, complete, sums.terms, grows=False)
 
     def harm(self, a: Grads, b: Grads) -> float:
         """By which share of what the parameters should get two gradients differ."""
@@ -260,7 +260,7 @@ def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0) 
 
 
 @dataclass(frozen=True)
-class Series:
+class NeumannSeries:
     """EP's gradient at rest as beta -> 0: after K terms of sum_t J^t m, and with all of them.
 
     terms       how many it takes until they no longer count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -47,8 +47,9 @@ class Activation:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """A built-in one is pickled by name: its functions may be lambdas, and it stays the same object."""
-        known = ACTIVATIONS.built_in.get(self.name) is self
-        return (activation, (self.name,)) if known else object.__reduce_ex__(self, 2)
+        if ACTIVATIONS.built_in.get(self.name) is self:
+            return activation, (self.name,)
+        return Activation, tuple([getattr(self, f.name) for f in fields(self)])
 
     def slope(self, v: Tensor) -> Tensor:
         """sigma'(v), elementwise; differentiable again when gradients are being recorded."""

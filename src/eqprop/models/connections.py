@@ -162,7 +162,7 @@ class Connection:
         one, two = (self.weight_gradient(post, pre, wide) for pre in ends)
         return {name: moved[name] + (one[name] - two[name]).to(moved[name].dtype) for name in moved}
 
-    def around(self, at: Ends, theta: Theta, back: Theta) -> Departure:
+    def around(self, at: Ends, theta: Theta, back: Theta) -> ConnectionDeparture:
         """What A and the feedback change by when the layers move from here; `back` holds the feedback's parameters."""
         return LinearDeparture(self, theta, back) if self.linear else WideDeparture(self, at, theta, back)
 
@@ -206,7 +206,7 @@ def changed(plus: Ends, minus: Ends) -> Ends:
     return Ends(plus.post - minus.post, plus.pre if plus.pre is minus.pre else plus.pre - minus.pre)
 
 
-class Departure(Protocol):
+class ConnectionDeparture(Protocol):
     """A connection's maps around a state, as functions of how far its layers have moved from there."""
 
     def forward(self, pre: Tensor) -> Tensor:

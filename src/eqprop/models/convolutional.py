@@ -19,8 +19,8 @@ from eqprop.messages import unknown
 from eqprop.models.activations import Activation, activation
 from eqprop.models.connections import (
     Connection,
+    ConnectionDeparture,
     Dense,
-    Departure,
     Ends,
     Init,
     Shape,
@@ -328,7 +328,7 @@ class Conv(Connection):
         moved = DEPARTURES[self.pooling](z, self.pool)(conv(change.pre, theta["W"], None, self.window))
         return before, moved.spread(minus.post, change.post)
 
-    def around(self, at: Ends, theta: Theta, back: Theta) -> Departure:
+    def around(self, at: Ends, theta: Theta, back: Theta) -> ConnectionDeparture:
         return ConvDeparture(self, at, theta)
 
     def _by_weights(self, post: Tensor, weight: Tensor) -> dict[str, Tensor]:

@@ -210,11 +210,11 @@ class ToyNet(ModelSettings, frozen=True):
         return outputs * hidden + outputs * inputs + hidden * inputs
 
     def samples(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Random inputs and labels: the paper's dummy data  [table-hyp-th]."""
+        """Random inputs and one-hot targets: the paper's dummy data  [table-hyp-th]."""
         outputs, _, inputs = self.sizes
         source = torch.Generator().manual_seed(seed)
         x = torch.rand(n, inputs, generator=source, dtype=torch.float64)
-        return x, torch.randint(outputs, (n,), generator=source)
+        return x, torch.nn.functional.one_hot(torch.randint(outputs, (n,), generator=source), outputs)
 
     def build(self, seed: int, dtype: torch.dtype) -> Toy:
         return Toy(self.sizes, self.activation, eps=self.eps, bias=self.bias, **self.drawn(seed, dtype))

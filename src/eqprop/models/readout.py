@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost, PhaseError, check_kind
+from eqprop.cost import Cost, FunctionCost, PhaseError, SpinError, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
@@ -127,7 +127,13 @@ class SoftmaxCrossEntropy(Cost):
 
 COSTS: Table[Callable[[], Cost] | None] = Table(
     "cost",
-    {"squared-error": None, "cross-entropy": None, "softmax": SoftmaxCrossEntropy, "phase": PhaseError},
+    {
+        "squared-error": None,
+        "cross-entropy": None,
+        "softmax": SoftmaxCrossEntropy,
+        "phase": PhaseError,
+        "spins": SpinError,
+    },
     lambda name, part: _made(part),
 )
 """Costs by name: those from outside, and those without settings, as functions that make one."""

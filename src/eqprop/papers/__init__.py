@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eqprop.messages import shown, unknown
-from eqprop.run.own import Factory, Own, as_own, is_own, load_own
+from eqprop.run.own import Factory, OwnFunction, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
 from eqprop.run.spec import NAMED, SECTIONS, Optimizer, Spec, declared
 
@@ -39,6 +39,7 @@ PAPERS = (
     "scellier-2024",
     "laborieux-2024",
     "gower-2025",
+    "laydevant-2024",
     "ours",
 )
 """The files, in the order in which tables show their experiments."""
@@ -343,7 +344,7 @@ READERS: dict[str, Callable[[Path, str | None, str | None], Spec]] = {".toml": _
 """Readers of experiment files, by suffix."""
 
 
-def find_own(experiment: str | Path | Spec | Factory, model: Factory | None) -> tuple[Any, Own | None]:
+def find_own(experiment: str | Path | Spec | Factory, model: Factory | None) -> tuple[Any, OwnFunction | None]:
     """The experiment and your own function, if there is one: given as model, or instead of an experiment."""
     own = as_own(model)
     target = str(experiment) if isinstance(experiment, Path) else experiment
@@ -359,7 +360,7 @@ def find_own(experiment: str | Path | Spec | Factory, model: Factory | None) -> 
     return own_spec(own), own
 
 
-def own_spec(own: Own) -> Spec:
+def own_spec(own: OwnFunction) -> Spec:
     """The spec of your own function, where nothing else is given: every setting has its default."""
     source, _, function = own.name.rpartition(":")
     name = f"{Path(source).stem}-{function}" if source else function

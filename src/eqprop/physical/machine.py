@@ -43,10 +43,12 @@ class Reading:
 
     state       one tensor per layer, (B, n), the output first
     residual    how far each sample is from rest, if the machine knows, (B,); else it is asked of the model
+    runs        how often the machine settled and was read for it; None: once per sample
     """
 
     state: State
     residual: Tensor | None = None
+    runs: int | None = None
 
 
 @dataclass
@@ -183,14 +185,15 @@ class Machine(PrimitiveDynamics):
 
     def _read(self, x: Tensor, nudge: Nudge | None, start: State | None) -> Reading:
         reading = self.settle(x, nudge, start)
-        self.work.settles += len(x)
-        self.work.reads += len(x)
         expected = [tuple(v.shape) for v in self.model.init_state(x)]
         if not isinstance(reading, Reading) or [tuple(v.shape) for v in reading.state] != expected:
             got = [tuple(v.shape) for v in reading.state] if isinstance(reading, Reading) else shown(reading)
             raise ValueError(
                 f"{self.title} read {got}; expected a Reading with layers of shapes {expected}, the output first."
             )
+        runs = len(x) if reading.runs is None else reading.runs
+        self.work.settles += runs
+        self.work.reads += runs
         state = tuple(v.to(like) for v, like in zip(reading.state, self.model.init_state(x), strict=True))
         if not all(bool(torch.isfinite(v).all()) for v in state):
             raise ValueError(f"{self.title} read numbers that are not finite; expected voltages, spins or the like.")

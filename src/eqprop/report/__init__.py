@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, overload
 from eqprop.gdu import Report
 
 if TYPE_CHECKING:
-    from eqprop.report.page import Written
+    from eqprop.report.page import ReportFiles
 
 
 class _Callable(ModuleType):
     @overload
-    def __call__(self, folder: str | Path, out: str | Path | None = None) -> Written: ...
+    def __call__(self, folder: str | Path, out: str | Path | None = None) -> ReportFiles: ...
 
     @overload
     def __call__(self, folder: Report, out: str | Path) -> Path: ...
 
-    def __call__(self, folder: str | Path | Report, out: str | Path | None = None) -> Written | Path:
+    def __call__(self, folder: str | Path | Report, out: str | Path | None = None) -> ReportFiles | Path:
         """Write the page of a run folder, or of a folder of run folders; see `eqprop.report.page.write_report`.
 
         Of a comparison it writes gdu.json, traces.json and figures/ (PNG and PDF) to `out`, like `eqprop gdu --out`.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from eqprop.estimators.named import label
 from eqprop.files import write_bytes, write_json, write_text
-from eqprop.report.runs import KINDS, Point, Run
+from eqprop.report.runs import KINDS, Point, RunFolder
 from eqprop.run.published import PaperResult
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Panel:
     note: str = ""
 
 
-def panel_of(run: Run) -> Panel:
+def panel_of(run: RunFolder) -> Panel:
     curves = {(m, kind): run.curve(m, kind) for m in run.spec.estimators for kind in KINDS}
     note = "; ".join([f"{run.model} on {run.data}", *run.changes])
     return Panel(run.title, {key: points for key, points in curves.items() if points}, run.paper_results, note)

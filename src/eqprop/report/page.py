@@ -19,7 +19,7 @@ from eqprop.files import read_bytes, write_text
 from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
-from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, Run, collect, rows, to_csv, to_latex
+from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect, rows, to_csv, to_latex
 from eqprop.run.folder import AUGMENTED
 from eqprop.run.log import Line, cosines
 from eqprop.run.spec import SECTIONS
@@ -31,7 +31,7 @@ STEPS = (1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Series:
+class ErrorCurve:
     """A curve: an estimator and a kind of error, "test" or "train"."""
 
     estimator: str
@@ -68,12 +68,12 @@ class Axes:
         return percent_ticks(self.low, self.high)
 
 
-def series(run: Run) -> list[Series]:
-    found = [Series(m, kind, run.curve(m, kind)) for m in run.spec.estimators for kind in KINDS]
+def series(run: RunFolder) -> list[ErrorCurve]:
+    found = [ErrorCurve(m, kind, run.curve(m, kind)) for m in run.spec.estimators for kind in KINDS]
     return [s for s in found if s.points]
 
 
-def axes(curves: Sequence[Series], epochs: int, paper: Sequence[float] = ()) -> Axes:
+def axes(curves: Sequence[ErrorCurve], epochs: int, paper: Sequence[float] = ()) -> Axes:
     """Fit the axes to the curves, their bands and the paper's errors; 0 lies at the lower edge, 100 is the largest."""
     values = [v for s in curves for p in s.points for v in (p.mean, p.mean + (p.std or 0.0)) if v > 0]
     values += paper
@@ -91,7 +91,7 @@ def _round(value: float, direction: object) -> float:
     return min(v for v in ladder if v >= value * 0.999999)
 
 
-def draw(curves: Sequence[Series], epochs: int, name: str, paper: Mapping[str, float]) -> str:
+def draw(curves: Sequence[ErrorCurve], epochs: int, name: str, paper: Mapping[str, float]) -> str:
     """The SVG of one figure; paper: test errors by estimator."""
     frame = axes(curves, epochs, list(paper.values()))
     inside = [
@@ -131,7 +131,7 @@ def _epoch_ticks(epochs: int) -> list[int]:
     return sorted({1, *range(step, epochs + 1, step)} - ({step} if step > 1 and step <= 1 + epochs * 0.04 else set()))
 
 
-def _line(s: Series, frame: Axes) -> str:
+def _line(s: ErrorCurve, frame: Axes) -> str:
     path = " ".join(f"{'L' if n else 'M'}{frame.x(p.epoch):.1f} {frame.y(p.mean):.1f}" for n, p in enumerate(s.points))
     dot = s.points[-1]
     return (
@@ -149,7 +149,7 @@ def _paper(estimator: str, error: float, frame: Axes) -> str:
     )
 
 
-def _band(s: Series, frame: Axes) -> str:
+def _band(s: ErrorCurve, frame: Axes) -> str:
     """Mean plus/minus one standard deviation."""
     points = [p for p in s.points if p.std is not None]
     if len(points) < 2:
@@ -160,7 +160,7 @@ def _band(s: Series, frame: Axes) -> str:
     return f'<polygon class="band {s.estimator} {s.kind}" data-series="{s.key}" points="{corners}"/>'
 
 
-def hover_data(curves: Sequence[Series], frame: Axes) -> dict[str, object]:
+def hover_data(curves: Sequence[ErrorCurve], frame: Axes) -> dict[str, object]:
     """Data for the script: where each epoch is drawn, and the values there."""
     return {
         "series": [
@@ -200,7 +200,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
-class Written:
+class ReportFiles:
     """The files of a report, and why runs were left out."""
 
     page: Path
@@ -210,7 +210,7 @@ class Written:
     left_out: tuple[str, ...] = ()
 
 
-def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> Written:
+def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> ReportFiles:
     """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
     Writes to `out`, or to the folder itself. Drawing the curves takes most of the time: skip it with `with_curves` for
@@ -219,7 +219,7 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     contents = collect(folder)
     place = out or folder
     table = rows(contents.runs)
-    written = Written(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
+    written = ReportFiles(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
     write_text(written.csv, to_csv(table))
     write_text(written.latex, to_latex(table))
     for run in contents.runs if with_curves else ():
@@ -230,7 +230,7 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     return written
 
 
-def _file_name(run: Run, folder: Path) -> str:
+def _file_name(run: RunFolder, folder: Path) -> str:
     """Named after the run's folder, such as paper-P-1h."""
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
@@ -341,7 +341,7 @@ def _top5(row: Row) -> str:
     return "" if row.top5 is None else f'<span class="note">top-5 {row.top5:.2f}</span>'
 
 
-def _figures(runs: list[Run]) -> str:
+def _figures(runs: list[RunFolder]) -> str:
     drawn = [(run, series(run)) for run in runs]
     alone = sum(bool(curves) for _, curves in drawn) == 1
     shown = [_figure(run, curves, alone) for run, curves in drawn if curves]
@@ -357,7 +357,7 @@ def _figures(runs: list[Run]) -> str:
     )
 
 
-def _figure(run: Run, curves: list[Series], alone: bool) -> str:
+def _figure(run: RunFolder, curves: list[ErrorCurve], alone: bool) -> str:
     epochs = max(p.epoch for s in curves for p in s.points)
     buttons = "".join(
         f'<button type="button" class="{s.estimator} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
@@ -407,13 +407,13 @@ def _picture(p: Picture) -> str:
     return f'<figure><img src="{p.source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
 
 
-def _settings(runs: list[Run]) -> str:
+def _settings(runs: list[RunFolder]) -> str:
     if not runs:
         return ""
     return f'<section id="settings"><h2>Settings and provenance</h2>{"".join(map(_details, runs))}</section>\n'
 
 
-def _details(run: Run) -> str:
+def _details(run: RunFolder) -> str:
     settings = run.spec.to_dict()
     shown = {k: settings[k] for k in ("preset", "source", "notes") if settings[k]}
     shown |= {f"{name}: {k}": v for name in SECTIONS for k, v in settings[name].items() if v is not None}
@@ -436,7 +436,7 @@ def _details(run: Run) -> str:
     )
 
 
-def _agreement(run: Run) -> dict[str, str]:
+def _agreement(run: RunFolder) -> dict[str, str]:
     """Cosines of updates in a declared precision with float32's, and of float32's with float64's, per estimator."""
     out = {}
     kinds = {
@@ -458,7 +458,7 @@ def _reason(line: Line) -> str:
     return str(why.get("reason", why)) if isinstance(why, Mapping) else str(why)
 
 
-def _graph(run: Run) -> str:
+def _graph(run: RunFolder) -> str:
     """The picture of a net that is a graph."""
     net = run.spec.model
     return f'<div class="graph">{net.build(0, torch.float32).draw()}</div>' if isinstance(net, GraphNet) else ""
@@ -468,12 +468,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 LARGEST_PICTURE = 2 << 20
 
 
-def _augmented(runs: list[Run]) -> str:
+def _augmented(runs: list[RunFolder]) -> str:
     shown = "".join(map(_augmented_images, runs))
     return f'<section id="augmented"><h2>Training images, augmented</h2>{shown}</section>\n' if shown else ""
 
 
-def _augmented_images(run: Run) -> str:
+def _augmented_images(run: RunFolder) -> str:
     """Training images as the first epoch sees them, inside the page; nothing that is not a PNG of usual size."""
     path = run.folder / AUGMENTED
     if run.spec.data.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:

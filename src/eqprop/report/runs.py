@@ -41,7 +41,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """The content of a run folder."""
 
     folder: Path
@@ -198,7 +198,7 @@ class Contents:
     """Everything a page shows, and why runs were left out."""
 
     folder: Path
-    runs: list[Run]
+    runs: list[RunFolder]
     pictures: list[Picture]
     left_out: list[str] = field(default_factory=list)
 
@@ -218,7 +218,7 @@ def collect(folder: Path) -> Contents:
     return Contents(folder, runs, pictures, left_out)
 
 
-def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def _read_all(folders: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
     """The runs that can be read, and what is wrong with the others: one damaged run must not hide the rest."""
     runs, left_out = [], []
     for folder in folders:
@@ -229,12 +229,12 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunFolder:
     """Read a run, finished or not."""
-    return Run(folder, read_description(folder), read_metrics(folder), sessions(folder))
+    return RunFolder(folder, read_description(folder), read_metrics(folder), sessions(folder))
 
 
-def _order(run: Run) -> tuple[int, int, str, str]:
+def _order(run: RunFolder) -> tuple[int, int, str, str]:
     """Sort as in the paper's table, then by preset; the user's own come last, by name."""
     place = papers.place_of(run.spec.name)
     presets, preset = papers.PRESETS, run.spec.preset
@@ -277,7 +277,7 @@ Verdict = Literal["yes", "lower", "no", "unfinished", "other data", "other setti
 class Row:
     """One run and one estimator: our result and the paper's."""
 
-    run: Run
+    run: RunFolder
     estimator: str
     test: Point | None
     train: Point | None
@@ -316,7 +316,7 @@ class Row:
         return "lower" if self.test.mean < self.paper_result.test else "no"
 
 
-def rows(runs: list[Run]) -> list[Row]:
+def rows(runs: list[RunFolder]) -> list[Row]:
     return [
         Row(
             run,

@@ -24,7 +24,7 @@ RADIUS = 14.0
 """Of a node, in points: arrows end there."""
 
 
-class Look(NamedTuple):
+class ArrowStyle(NamedTuple):
     """How an arrow is drawn."""
 
     colour: str = "black"
@@ -34,7 +34,7 @@ class Look(NamedTuple):
     gap: float = RADIUS
 
 
-PLAIN = Look()
+PLAIN = ArrowStyle()
 
 
 def blank(ax: Axes, width: float, height: float, title: str = "") -> None:
@@ -62,7 +62,7 @@ def box(ax: Axes, at: Point, text: str, size: Point, face: str = "#f4f4f4") -> N
     ax.text(*at, text, ha="center", va="center", fontsize=9)
 
 
-def arrow(ax: Axes, start: Point, end: Point, look: Look = PLAIN) -> None:
+def arrow(ax: Axes, start: Point, end: Point, look: ArrowStyle = PLAIN) -> None:
     """An arrow from one node to another."""
     shape: dict[str, Any] = {"arrowstyle": look.style, "color": look.colour, "linewidth": look.width}
     shape |= {"shrinkA": look.gap, "shrinkB": look.gap, "connectionstyle": f"arc3,rad={look.bend}"}
@@ -83,7 +83,7 @@ def theorem() -> Figure:
     _chain(forward, names)
     for n in range(4):
         words(forward, (n, 1.6), "$x$")
-        arrow(forward, (n, 1.6), (n, 1.0), Look(GREY, 0.9, gap=9.0))
+        arrow(forward, (n, 1.6), (n, 1.0), ArrowStyle(GREY, 0.9, gap=9.0))
     words(forward, (3, 0.45), "$s_T = s_*$")
     _loss(forward, (4.4, 1.0), (3, 1.0))
     blank(back, 5.4, 2.0, "BPTT: gradients, backward in time")
@@ -113,13 +113,13 @@ def _chain(
     for n in range(len(names) - 1):
         colour = between[n] if between else faces[n] if backward else "black"
         ends = ((n + 1, 1.0), (n, 1.0)) if backward else ((n, 1.0), (n + 1, 1.0))
-        arrow(ax, *ends, Look(colour, 1.8 if between or backward else 1.2))
+        arrow(ax, *ends, ArrowStyle(colour, 1.8 if between or backward else 1.2))
 
 
 def _loss(ax: Axes, at: Point, last: Point, backward: bool = False) -> None:
     words(ax, at, r"$\mathcal{L} = \ell(s_T, y)$", size=10.0)
     near = (at[0] - 0.45, at[1])
-    arrow(ax, *((near, last) if backward else (last, near)), Look(GREEN if backward else "black", 1.6, gap=12.0))
+    arrow(ax, *((near, last) if backward else (last, near)), ArrowStyle(GREEN if backward else "black", 1.6, gap=12.0))
 
 
 def _key(ax: Axes) -> None:
@@ -142,9 +142,9 @@ def unfolded() -> Figure:
 
 
 def _unfolded(ax: Axes, backward: bool) -> None:
-    flow = Look(RED, 1.6) if backward else Look()
+    flow = ArrowStyle(RED, 1.6) if backward else ArrowStyle()
 
-    def passed(start: Point, end: Point, look: Look = flow) -> None:
+    def passed(start: Point, end: Point, look: ArrowStyle = flow) -> None:
         arrow(ax, *((end, start) if backward else (start, end)), look)
 
     for at, name in ((0.0, "0"), (1.4, "1"), (3.8, "T-1"), (5.2, "T")):
@@ -155,12 +155,12 @@ def _unfolded(ax: Axes, backward: bool) -> None:
         passed((start, 0.7), (end, 0.7))
     for at, name in ((0.7, "0"), (2.0, "1"), (4.5, "T-1")):
         node(ax, (at, 1.75), rf"$\theta_{{{name}}}$", AT_REST[1], size=8.5)
-        passed((at, 1.75), (at, 0.52), Look(flow.colour))
+        passed((at, 1.75), (at, 0.52), ArrowStyle(flow.colour))
         if backward:
             words(ax, (at + 0.48, 1.2), rf"$\partial\mathcal{{L}}/\partial\theta_{{{name}}}$", RED, 10.0)
         else:
             words(ax, (at - 0.34, 1.3), "$x$")
-            arrow(ax, (at - 0.34, 1.3), (at, 0.65), Look(GREY, 0.9, gap=6.0))
+            arrow(ax, (at - 0.34, 1.3), (at, 0.65), ArrowStyle(GREY, 0.9, gap=6.0))
     words(ax, (2.6, 0.7), "···", size=14.0)
     words(ax, (6.5, 0.7), r"$\mathcal{L} = \ell(s_T, y)$", size=10.0)
     said = r"$\partial\mathcal{L}/\partial\theta = \sum_t \partial\mathcal{L}/\partial\theta_t$"
@@ -188,7 +188,7 @@ def draw_toy(ax: Axes, target: bool = False) -> None:
         strict=True,
     ):
         box(ax, at, text, (1.2, 0.66), face)
-    both, one = Look(style="<|-|>", gap=4.0), Look(gap=4.0)
+    both, one = ArrowStyle(style="<|-|>", gap=4.0), ArrowStyle(gap=4.0)
     arrow(ax, (0.6, 0.35), (0.6, 2.15), one)
     arrow(ax, (1.2, 0.2), (2.0, 0.9), one)
     arrow(ax, (2.0, 1.6), (1.22, 2.3), both)
@@ -196,7 +196,7 @@ def draw_toy(ax: Axes, target: bool = False) -> None:
         words(ax, at, name)
     if target:
         words(ax, (0.6, 3.6), "$y$", RED, 11.0)
-        arrow(ax, (0.6, 3.5), (0.6, 2.85), Look(RED, 1.6, gap=3.0))
+        arrow(ax, (0.6, 3.5), (0.6, 2.85), ArrowStyle(RED, 1.6, gap=3.0))
         words(ax, (1.65, 3.25), r"nudge $\beta(y - s^0)$", RED, 8.5)
 
 
@@ -213,7 +213,7 @@ def layered_net() -> Figure:
         box(ax, (at, 0.4), text, (1.3, 0.9), face)
     weights = ("$W_{N-2,N-1}$", "", "$W_{01}$")
     for start, end, name in zip(places, places[1:], weights, strict=False):
-        one_way = Look(gap=2.0) if start == places[0] else Look(style="<|-|>", gap=2.0)
+        one_way = ArrowStyle(gap=2.0) if start == places[0] else ArrowStyle(style="<|-|>", gap=2.0)
         for a, b in ((start + 0.66, end - 0.66),) if name else ((start + 0.66, 3.85), (4.4, end - 0.66)):
             arrow(ax, (a, 0.4), (b, 0.4), one_way)
         words(ax, ((start + end) / 2, 0.75), name or "$W_{n,n+1}$")
@@ -239,14 +239,14 @@ def conv_net() -> Figure:
         box(ax, (at, 1.2), text, (1.15 if "s^0" in text else 1.6 if "=" in text or "h^1" in text else 1.3, 0.9), face)
     for start, low, size in ((0.0, "12", "32 × 24 × 24"), (4.0, "01", "64 × 8 × 8")):
         a, b = start + 0.85, start + 3.15
-        arrow(ax, (a, 1.45), (b, 1.45), Look(gap=2.0))
+        arrow(ax, (a, 1.45), (b, 1.45), ArrowStyle(gap=2.0))
         words(ax, (start + 2.0, 2.15), rf"$\mathcal{{P}}(W^{{\rm conv}}_{{{low}}} * h^{{{low[1]}}})$", size=10.0)
         words(ax, (start + 2.0, 1.72), f"5 × 5, {size}; pool 2 × 2", "#555555", 7.5)
-    arrow(ax, (7.15, 0.95), (4.85, 0.95), Look(RED, gap=2.0))
+    arrow(ax, (7.15, 0.95), (4.85, 0.95), ArrowStyle(RED, gap=2.0))
     words(ax, (6.0, 0.5), r"$\tilde{W}^{\rm conv}_{01} * \mathcal{P}^{-1}(h^0)$", RED, 10.0)
     words(ax, (2.0, 0.6), "static input: one way", GREY, 8.0)
-    arrow(ax, (8.85, 1.45), (10.4, 1.45), Look(gap=2.0))
-    arrow(ax, (10.4, 0.95), (8.85, 0.95), Look(RED, gap=2.0))
+    arrow(ax, (8.85, 1.45), (10.4, 1.45), ArrowStyle(gap=2.0))
+    arrow(ax, (10.4, 0.95), (8.85, 0.95), ArrowStyle(RED, gap=2.0))
     words(ax, (9.62, 2.0), r"$W^{\rm fc}_{01} \cdot s^1$", size=10.0)
     words(ax, (9.62, 0.45), r"$W^{{\rm fc}\top}_{01} \cdot s^0$", RED, 10.0)
     said = r"$\mathcal{P}$ keeps the largest of each 2 × 2; $\mathcal{P}^{-1}$ puts a value back where it came from, "
@@ -295,7 +295,7 @@ def _draw_paths(ax: Axes, title: str, backward: bool = False) -> None:
 def _path(ax: Axes, start: Point, end: Point, counts: bool, backward: bool) -> None:
     if backward and not counts:
         return
-    look = Look(RED, 1.6) if backward else Look() if counts else Look("#cccccc", 0.8)
+    look = ArrowStyle(RED, 1.6) if backward else ArrowStyle() if counts else ArrowStyle("#cccccc", 0.8)
     arrow(ax, *((end, start) if backward else (start, end)), look)
 
 
@@ -309,7 +309,7 @@ def _draw_nudged(ax: Axes) -> None:
             face = COLOURS[(2 * moved - 2 + layer) % len(COLOURS)] if moved else AT_REST[layer]
             node(ax, (t, 1 - layer), rf"$s^{{{layer},\beta}}_{{{t}}}$", face, size=7.5)
             if t < last:
-                arrow(ax, (t, 1 - layer), (t + 1, layer), Look(width=0.9))
+                arrow(ax, (t, 1 - layer), (t + 1, layer), ArrowStyle(width=0.9))
     words(ax, (0.0, -0.52), "pale: at rest", "#555555", 7.5)
 
 

@@ -37,7 +37,7 @@ from eqprop.run.folder import (
 )
 from eqprop.run.loop import Interruption, Loop, Scope
 from eqprop.run.metrics import Result, summarise
-from eqprop.run.own import Factory, Own, own_of
+from eqprop.run.own import Factory, OwnFunction, own_of
 from eqprop.run.session import Session, bind, check_training, chosen
 from eqprop.run.spec import MACHINE, Spec, split_estimators
 from eqprop.run.watch import Several, Watch, as_watch, counted
@@ -70,7 +70,7 @@ def continual_warning(spec: Spec) -> str | None:
     )
 
 
-def no_test_set(own: Own | None) -> str | None:
+def no_test_set(own: OwnFunction | None) -> str | None:
     """A warning if errors are measured on the training samples, else None."""
     if own is None or own.build(0).x is None:
         return None
@@ -98,8 +98,8 @@ def train(
 ) -> Result:
     """Train an experiment, given by name, as a TOML file, a `Spec` or a bound `Session`, in a new run folder.
 
-    It may also be your own function, or FILE.py:FUNCTION (see `eqprop.run.own.Own`), which then gives the network, its
-    cost and its data; T, K, rates and the like are options.
+    It may also be your own function, or FILE.py:FUNCTION (see `eqprop.run.own.OwnFunction`), which then gives the
+    network, its cost and its data; T, K, rates and the like are options.
 
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
@@ -150,7 +150,7 @@ class OpenRun:
 @contextmanager
 def _started(
     spec: Spec,
-    own: Own | None,
+    own: OwnFunction | None,
     out: Path | None,
     data: Data,
     only: Sequence[str] | None,
@@ -301,7 +301,12 @@ def begin_or_resume(
 
 @contextmanager
 def _begun(
-    spec: Spec, own: Own | None, folder: Path, data: Data, only: Sequence[str] | None, options: Mapping[str, Any]
+    spec: Spec,
+    own: OwnFunction | None,
+    folder: Path,
+    data: Data,
+    only: Sequence[str] | None,
+    options: Mapping[str, Any],
 ) -> Iterator[OpenRun]:
     if not join().largest([float(is_run(folder))])[0]:
         with _started(spec, own, folder, data, only) as run:
@@ -314,7 +319,7 @@ def _begun(
         yield run
 
 
-def _check_same_run(wanted: Spec, folder: Path, own: Own | None) -> None:
+def _check_same_run(wanted: Spec, folder: Path, own: OwnFunction | None) -> None:
     """Raise unless the folder's run has these settings; those of the machine may differ."""
     there = read_description(folder).spec
     if own is not None:  # its network declares it

@@ -61,6 +61,7 @@ class Head:
     run             identity of the run (see `plan.identity`)
     start_source    fingerprint of the training data that `Checkpoint.start` belongs to
     guard           what keeps free phases at rest (see `rest.Guard`); empty without
+    work            what a machine in the loop has done so far (see `eqprop.physical.Work`); empty without
     """
 
     position: Position
@@ -73,6 +74,7 @@ class Head:
     run: str = ""
     start_source: str = ""
     guard: dict[str, float] = field(default_factory=dict)
+    work: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 
 from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_set, set_name, split_validation
 from eqprop.data.images import MNIST_DIGEST, check_device, is_mnist
-from eqprop.run.own import Own
+from eqprop.run.own import OwnFunction
 from eqprop.run.spec import DataSettings
 
 TARGETS = "targets"
@@ -97,7 +97,7 @@ def data_name(data: Mapping[str, Any]) -> str:
     return str(data.get("set") or data.get("name") or "data without a name")
 
 
-def data_again(recorded: Mapping[str, Any], data: Data | Streamed, own: Own | None) -> Source:
+def data_again(recorded: Mapping[str, Any], data: Data | Streamed, own: OwnFunction | None) -> Source:
     """The data of a run: as given, where its folder says it was, or from your own function."""
     if data is not None:
         return given_data(data)

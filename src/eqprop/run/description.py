@@ -31,7 +31,7 @@ class _Data(msgspec.Struct):
     class_names: list[str] = []
 
 
-class _Content(msgspec.Struct):
+class _Description(msgspec.Struct):
     """What experiment.json holds besides the spec."""
 
     experiment: dict[str, Any]
@@ -107,7 +107,7 @@ def read_description(folder: Path) -> Description:
         found = content.get("format")
         raise ValueError(f"{path} has format {found!r}; this version reads {FORMAT}. Use the version that wrote it.")
     try:
-        msgspec.convert(content, _Content)
+        msgspec.convert(content, _Description)
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} is damaged ({error}); expected a run. Restore it from a copy.") from error
     try:

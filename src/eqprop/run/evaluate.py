@@ -28,7 +28,7 @@ from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_fil
 from eqprop.run.dataset import TARGETS, Source, data_again, read_images
 from eqprop.run.description import Description, read_description
 from eqprop.run.distributed import ALONE, Ranks
-from eqprop.run.own import Factory, Own, own_of
+from eqprop.run.own import Factory, OwnFunction, own_of
 from eqprop.run.session import Session, build_cost, build_model, check_inputs, is_channels_last, make_start
 from eqprop.run.spec import Spec
 from eqprop.run.watch import counted
@@ -351,7 +351,7 @@ def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
     return name
 
 
-def _readout(spec: Spec, checkpoint: Checkpoint, trial: int, own: Own | None) -> Cost:
+def _readout(spec: Spec, checkpoint: Checkpoint, trial: int, own: OwnFunction | None) -> Cost:
     """The cost of a trial, sized from its saved weights."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
     classes, inputs = (2, 1) if saved is None else saved.shape

@@ -16,8 +16,8 @@ from eqprop.run.folder import METRICS
 from eqprop.run.session import Leg
 
 Line = dict[str, Any]
-"""One line: the fields of `Known`; `test_error_top5` if the experiment counts it; below float32, in the first and the
-last epoch, `precision`: how far the update of the epoch's first mini-batch agrees with float32's, and in the first
+"""One line: the fields of `LineFields`; `test_error_top5` if the experiment counts it; below float32, in the first and
+the last epoch, `precision`: how far the update of the epoch's first mini-batch agrees with float32's, and in the first
 how far float32's agrees with float64's; what keeps the net at rest has found and changed (see `rest.Guard`); and the
 watch's own metrics."""
 
@@ -25,7 +25,7 @@ WALL_TIME = "seconds"
 """The only field of a line that differs between two runs of the same experiment."""
 
 
-class Known(msgspec.Struct):
+class LineFields(msgspec.Struct):
     """What every line has: errors in percent, `unsettled` as a share of samples; None where a trial was stopped."""
 
     estimator: str
@@ -43,9 +43,10 @@ class Known(msgspec.Struct):
     diverged: dict[str, Any] | None
     test_error_top5: float | None = None
     precision: dict[str, Any] = msgspec.field(default_factory=dict)
+    work: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius")
+RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius", "work")
 """Names that only some lines have: no metric of one's own may take them."""
 
 
@@ -131,7 +132,7 @@ def _check_order(lines: Iterable[Line], path: Path) -> None:
 def _parsed(text: str, where: str) -> Line:
     try:
         line = json.loads(text)
-        msgspec.convert(line, Known)
+        msgspec.convert(line, LineFields)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{where} is damaged ({error}); expected a line of metrics. Restore it from a copy, or remove that line."

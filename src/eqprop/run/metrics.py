@@ -117,6 +117,7 @@ def trial_of(lines: Sequence[Line], seed: int, top5: bool) -> dict[str, Any]:
         "train_error": [line["train_error"] for line in good],
         "train_error_final": good[-1]["train_error_measured"] if good else None,
         "diverged": any(line["diverged"] is not None for line in lines),
+        **({"work": lines[-1]["work"]} if lines and lines[-1].get("work") else {}),
         **({"test_error_top5": [line.get("test_error_top5") for line in good]} if top5 else {}),
     }
 
@@ -161,7 +162,7 @@ class StoredTrial:
         return abs(error - (mean(self.errors) or 0.0)) <= self.tolerance
 
 
-class Published(NamedTuple):
+class PublishedRows(NamedTuple):
     """Where a command publishes its rows: pattern of the files, one of them, and the command."""
 
     pattern: str
@@ -169,11 +170,11 @@ class Published(NamedTuple):
     command: str
 
 
-TABLE1 = Published("*/*.json", "paper/P-1h.json", "eqprop reproduce table1 --out")
+TABLE1 = PublishedRows("*/*.json", "paper/P-1h.json", "eqprop reproduce table1 --out")
 
 
 def stored_trials(
-    folder: Path, rows: Collection[str] | None = None, published: Published = TABLE1
+    folder: Path, rows: Collection[str] | None = None, published: PublishedRows = TABLE1
 ) -> list[StoredTrial]:
     """Every finished trial of the published rows in a folder, or of the given rows only."""
     wanted = None if rows is None else {row.strip().lower() for row in rows}

@@ -27,7 +27,7 @@ from eqprop.plugins import Table
 from eqprop.settings import about
 
 Factory = Callable[..., Any]
-"""Your own function: what `Own` describes."""
+"""Your own function: what `OwnFunction` describes."""
 
 
 @final
@@ -62,7 +62,7 @@ class Built(NamedTuple):
     data: Any = None
 
 
-class Own:
+class OwnFunction:
     """Your own function, for `gdu`, `doctor`, `train` and `tune`. It takes a seed or nothing, and returns one of
 
         model                   a `Dynamics`, such as `eqprop.from_energy` makes
@@ -110,24 +110,24 @@ class Own:
         return (built.x, built.y, built.x, built.y)
 
 
-def as_own(function: Factory | None, name: str | None = None) -> Own | None:
-    return function if function is None or isinstance(function, Own) else Own(function, name)
+def as_own(function: Factory | None, name: str | None = None) -> OwnFunction | None:
+    return function if function is None or isinstance(function, OwnFunction) else OwnFunction(function, name)
 
 
 MODELS: Table[Factory] = Table("model", {}, lambda name, part: part)
 """Models from outside by name."""
 
 
-def registered_own(net: ModelSettings) -> Own | None:
+def registered_own(net: ModelSettings) -> OwnFunction | None:
     """The registered model that a spec's net names, if it is one; a class is made with its settings first."""
     if not isinstance(net, OwnNet) or net.function not in MODELS:
         return None
     part, common = MODELS[net.function], OwnNet.__struct_fields__
     own = {name: value for name, value in msgspec.to_builtins(net).items() if name not in common}
-    return Own(part(**own) if isinstance(part, type) else part, net.function)
+    return OwnFunction(part(**own) if isinstance(part, type) else part, net.function)
 
 
-def own_of(model: Factory | None, net: ModelSettings) -> Own | None:
+def own_of(model: Factory | None, net: ModelSettings) -> OwnFunction | None:
     """Your own function, as given, or a registered model."""
     return as_own(model) or registered_own(net)
 
@@ -137,9 +137,9 @@ def is_own(target: object) -> bool:
     return isinstance(target, str) and (target.endswith(".py") or ".py:" in target or target in MODELS)
 
 
-def load_own(where: str) -> Own:
-    """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `Own`."""
-    return Own(MODELS[where] if where in MODELS else load_function(where), where)
+def load_own(where: str) -> OwnFunction:
+    """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `OwnFunction`."""
+    return OwnFunction(MODELS[where] if where in MODELS else load_function(where), where)
 
 
 def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop import papers
-from eqprop.cost import Cost, Problem, SquaredError
+from eqprop.cost import Cost, Problem, SpinError, SquaredError
 from eqprop.data import Data, Images, Streamed, as_floats, from_arrays
 from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
@@ -32,7 +32,7 @@ from eqprop.run.dataset import describe, given_data, read_images, source_fields,
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import Preparation, image_shape, make_optimizer
 from eqprop.run.folder import FORMAT
-from eqprop.run.own import Factory, Own, OwnNet, own_of
+from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
 
@@ -167,7 +167,7 @@ class Session:
 
     spec: Spec
     images: Images | Streamed
-    own: Own | None = None
+    own: OwnFunction | None = None
     source: str | None = None
     ranks: Ranks = ALONE
     identity: str = ""
@@ -396,7 +396,8 @@ def build_model(spec: Spec, trial: int, dtype: torch.dtype = torch.float32, own:
     _begin_outputs(spec, model)
     if spec.model.nudge_site != "outside":  # a custom network may already have it there
         set_nudge_site(model, spec.model.nudge_site)
-    return model
+    with of_field("machine"):
+        return spec.machine.around(model, trial)
 
 
 @torch.no_grad()
@@ -437,6 +438,8 @@ def build_cost(
                 "model=function in Python, or --model FILE.py:FUNCTION on the command line."
             )
         return cost.to(dtype)
+    if kind == "spins":
+        return SpinError(classes)
     if (make := COSTS[kind]) is not None:
         settings = {name: v for name, v in msgspec.to_builtins(spec.cost).items() if name != "kind"}
         return make(**settings).to(dtype)
@@ -522,7 +525,7 @@ def bind(
 
 def chosen(
     what: str | Path | Spec | Factory, model: Factory | ModelSettings | None, options: Mapping[str, Any]
-) -> tuple[Spec, Own | None]:
+) -> tuple[Spec, OwnFunction | None]:
     """The spec of an experiment with flat options, and your own function if there is one."""
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(model, ModelSettings | Mapping):
@@ -535,7 +538,7 @@ def chosen(
     return under_own_name(spec.override(**given), own), own
 
 
-def under_own_name(spec: Spec, own: Own | None) -> Spec:
+def under_own_name(spec: Spec, own: OwnFunction | None) -> Spec:
     """The spec for a network of one's own: under the name of its function, with no preset and no paper result.
 
     If the function also gives a cost, and the spec names no other, it is trained with that one.
@@ -558,13 +561,13 @@ def under_own_name(spec: Spec, own: Own | None) -> Spec:
     )
 
 
-def _own_samples(own: Own | None, seed: int) -> tuple[Tensor, Tensor] | None:
+def _own_samples(own: OwnFunction | None, seed: int) -> tuple[Tensor, Tensor] | None:
     built = None if own is None else own.build(seed)
     return None if built is None or built.x is None or built.y is None else (built.x, built.y)
 
 
 def _data(
-    spec: Spec, own: Own | None, data: Data | Streamed, dtype: torch.dtype | None
+    spec: Spec, own: OwnFunction | None, data: Data | Streamed, dtype: torch.dtype | None
 ) -> tuple[Images | Streamed, str | None]:
     """The data of a spec on its device, and where it came from."""
     names_it = data is None and spec.data.set is not None
@@ -746,6 +749,8 @@ def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
 def _against_stacking(model: Dynamics, spec: Spec) -> str | None:
     if not isinstance(model, PrimitiveDynamics) or isinstance(spec.model, OwnNet):
         return "the trials of your own network run one after the other"
+    if model.settles_itself:
+        return "a machine runs one network at a time"
     if spec.phases.steered:
         return "what keeps a network at rest, or leads beta, looks at one network at a time"
     if spec.optimizer.kind not in ELEMENTWISE:

@@ -23,8 +23,11 @@ from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
 from eqprop.optimizers import OPTIMIZERS
+from eqprop.physical.imperfect import Imperfections
 from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
+from eqprop.physical.settings import MachineSettings
+from eqprop.physical.spins import SpinNet
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
 from eqprop.run.published import PaperResult
@@ -231,6 +234,7 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "toy": ToyNet,
     "resistive": ResistiveNet,
     "oscillators": OscillatorNet,
+    "spins": SpinNet,
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -240,10 +244,11 @@ SECTIONS: dict[str, type[Section]] = {
     "estimator": EstimatorSettings,
     "optimizer": Optimizer,
     "data": DataSettings,
+    "machine": MachineSettings,
     "run": Run,
 }
 """The sections of a spec; `section_type` says which settings one of a given kind has."""
-NAMED = {"cost": "kind", "estimator": "kind", "optimizer": "kind", "data": "set"}
+NAMED = {"cost": "kind", "estimator": "kind", "optimizer": "kind", "data": "set", "machine": "kind"}
 """Sections that a name alone stands for: cost = "cross-entropy"."""
 
 
@@ -314,6 +319,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     estimator: EstimatorSettings = EstimatorSettings()
     optimizer: Optimizer = Optimizer()
     data: DataSettings = DataSettings()
+    machine: MachineSettings = MachineSettings()
     run: Run = Run()
 
     def __post_init__(self) -> None:
@@ -468,7 +474,7 @@ def _joined(section: str, was: Mapping[str, Any], new: Mapping[str, Any]) -> dic
     rates = new.get("rates")
     if isinstance(rates, Mapping) and EVERY_OTHER not in rates:
         new["rates"] = {**was.get("rates", {}), **rates}
-    for name in ("augmentation", "normalisation", "keep_at_rest"):
+    for name in ("augmentation", "normalisation", "keep_at_rest", "imperfections"):
         if isinstance(table := new.get(name), Mapping):
             new[name] = {**(was.get(name) or {}), **table}
     return {**was, **new}
@@ -476,7 +482,8 @@ def _joined(section: str, was: Mapping[str, Any], new: Mapping[str, Any]) -> dic
 
 def _table(value: Any) -> Any:
     """A Struct or dataclass as a table; anything else as it is."""
-    return msgspec.to_builtins(value) if isinstance(value, Augmentation | Normalisation | msgspec.Struct) else value
+    kinds = Augmentation | Normalisation | Imperfections | msgspec.Struct
+    return msgspec.to_builtins(value) if isinstance(value, kinds) else value
 
 
 def _split_estimators(given: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:

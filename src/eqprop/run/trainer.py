@@ -24,6 +24,7 @@ from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP, Backprop, Estimator, Signs, random_sign
 from eqprop.models import CrossEntropy, unstack, unstack_readout
 from eqprop.optimizers import drowned
+from eqprop.physical.machine import Machine, Work
 from eqprop.relax import NotFiniteError, Relaxation
 from eqprop.run.checkpoint import (
     Checkpoint,
@@ -549,6 +550,8 @@ class Trainer:
             line["precision"] = self._agreement(r, epoch)
         if self.guard is not None and stopped is None:
             line.update(self.guard.measured())
+        if isinstance(self.model, Machine):
+            line["work"] = self.model.work.to_dict()
         return {**line, "seconds": self.epoch_seconds, "diverged": diverged}
 
     def _agreement(self, r: int, epoch: int) -> dict[str, Any]:
@@ -586,6 +589,7 @@ class Trainer:
             start_source=source_of(self.start),
             average=self._good_averages,
             guard={} if self.guard is None else self.guard.to_dict(),
+            work=self.model.work.to_dict() if isinstance(self.model, Machine) else {},
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -597,6 +601,8 @@ class Trainer:
         restore_start(self.start, self.leg.trials, checkpoint)
         if self.guard is not None and checkpoint.guard:
             self.guard.restore(checkpoint.guard)
+        if isinstance(self.model, Machine) and checkpoint.work:
+            self.model.work = Work(**checkpoint.work)
         self.diverged = dict(checkpoint.diverged)
         self.position = checkpoint.position
         self._augment_as_in(self.position.epoch)

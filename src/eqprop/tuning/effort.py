@@ -37,28 +37,28 @@ LEAST_EPOCHS = 2
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepCost:
     """Cost of a dependent step on a kind of machine: latency in seconds, operations per second."""
 
     latency: float
     operations: float
 
 
-PACES = {"cpu": Pace(15e-6, 1e11), "cuda": Pace(20e-6, 1e13)}
+PACES = {"cpu": StepCost(15e-6, 1e11), "cuda": StepCost(20e-6, 1e13)}
 """Round figures for the engines on two server cores and on a large GPU."""
-BY_AUTODIFF = Pace(130e-6, 1e11)
+BY_AUTODIFF = StepCost(130e-6, 1e11)
 """The same for a step of one's own function on a CPU: measured 118 to 295 microseconds for three small energies, AMD
 EPYC, one thread, torch 2.13."""
 
 
 @dataclass(frozen=True)
-class Work:
+class Operations:
     """Operations of one mini-batch iteration: a fixed part, and a part per step of T and K."""
 
     fixed: float
     step: float
 
-    def seconds(self, spec: Spec, pace: Pace) -> float:
+    def seconds(self, spec: Spec, pace: StepCost) -> float:
         steps = spec.phases.T + spec.phases.K
         return steps * (pace.latency + self.step / pace.operations) + self.fixed / pace.operations
 
@@ -73,7 +73,7 @@ class Effort:
     seconds: float
 
 
-def count_work(session: Session) -> Work:
+def count_work(session: Session) -> Operations:
     """Count the operations of an EP iteration by running two short ones on the CPU."""
     spec, model = session.spec, copy.deepcopy(session.model).cpu()
     stored, answers = (part.cpu() for part in session.images.first(spec.optimizer.batch))
@@ -88,7 +88,7 @@ def count_work(session: Session) -> Work:
         counts.append(float(counter.get_total_flops()))
     step = counts[1] - counts[0]
     # A step also passes over every neuron a few times, which the FLOP counter does not see.
-    return Work(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
+    return Operations(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
 
 
 def short_training(
@@ -110,7 +110,7 @@ def short_training(
     return Effort(samples, epochs, validation, epochs * samples / batch * each * 1.2)
 
 
-def _pace(session: Session) -> Pace:
+def _pace(session: Session) -> StepCost:
     device = torch.device(session.spec.run.device).type
     if device == "cpu" and not isinstance(session.model, Graph):  # which has formulas written by hand
         return BY_AUTODIFF

@@ -42,7 +42,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class BetaAgreement:
     """EP's gradient compared with the exact one at each beta, per weight, averaged over mini-batches.
 
     sign        share of the synapses with a nonzero exact gradient where EP's gradient has the same sign
@@ -67,13 +67,13 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class Look:
+class Measurements:
     """All measurements at one set of weights."""
 
     weights: str
     residuals: Residuals
     sizes: Sizes
-    agreement: Agreement
+    agreement: BetaAgreement
     scales: Scales
 
 
@@ -161,7 +161,7 @@ def exact_gradients(
 
 def agreement(
     model: Dynamics, cost: Cost, batches: Batches, exact: Exact, spec: Spec, betas: Sequence[float]
-) -> Agreement:
+) -> BetaAgreement:
     """Compare EP, configured as in the spec, with the exact gradients at each beta."""
     names = weight_names(model)
     sign: dict[str, list[float]] = {name: [] for name in names}
@@ -172,7 +172,7 @@ def agreement(
             pairs = [(f[name].double(), g[name]) for f, g in zip(found, exact.gradients, strict=True)]
             sign[name].append(sum(_same_sign(f, g) for f, g in pairs) / len(pairs))
             cosine[name].append(sum(_cosine(f, g) for f, g in pairs) / len(pairs))
-    return Agreement(tuple(betas), {n: tuple(v) for n, v in sign.items()}, {n: tuple(v) for n, v in cosine.items()})
+    return BetaAgreement(tuple(betas), {n: tuple(v) for n, v in sign.items()}, {n: tuple(v) for n, v in cosine.items()})
 
 
 def gradients(model: Dynamics, cost: Cost, batches: Batches, spec: Spec) -> list[dict[str, Tensor]]:

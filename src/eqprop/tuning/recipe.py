@@ -22,9 +22,9 @@ from eqprop.run.session import Session, bind
 from eqprop.run.spec import EVERY_OTHER, Spec
 from eqprop.tuning.effort import Effort, Outcome, Trainings, as_experiment, check_budget, held_out, short_training
 from eqprop.tuning.probe import (
-    Agreement,
     Batches,
-    Look,
+    BetaAgreement,
+    Measurements,
     Residuals,
     Scales,
     Sizes,
@@ -106,7 +106,7 @@ def second_steps(curves: Sequence[Sizes], T: int) -> Decision:
     return Decision("K", K, f"after this, the gradients of every weight stay below {share} of their maximum{short}")
 
 
-def nudge(curves: Sequence[Agreement]) -> Decision:
+def nudge(curves: Sequence[BetaAgreement]) -> Decision:
     """beta: the largest at which the sign agreement of EP's gradient is about as good as at the best beta."""
     columns = [c.mean_sign() for c in curves]
     mean = [sum(values) / len(values) for values in zip(*columns, strict=True)]
@@ -218,7 +218,7 @@ class Recipe:
     session: Session
     spec: Spec
     tell: Callable[[str], None]
-    looks: list[Look] = field(default_factory=list)
+    looks: list[Measurements] = field(default_factory=list)
     decisions: dict[str, Decision] = field(default_factory=dict)
     trainings: Trainings | None = None
 
@@ -251,7 +251,7 @@ class Recipe:
         signs = agreement(model, cost, batches, exact, self.spec, [beta for beta in BETAS if beta <= most])
         self.decide(nudge([*(look.agreement for look in self.looks), signs]))
         sizes = scales(model, cost, batches, self.spec)
-        self.looks.append(Look(weights, settling, exact.sizes, signs, sizes))
+        self.looks.append(Measurements(weights, settling, exact.sizes, signs, sizes))
 
 
 def tune(

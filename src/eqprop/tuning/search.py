@@ -345,7 +345,7 @@ class Objective:
         spec = with_values(self.spec, values).override(epochs=self.effort.epochs)
         folder = self.search.folder / TRIALS / digest(settings_of(spec))[:16]
         trial.set_user_attr("folder", str(folder.relative_to(self.search.folder)))
-        report = Report(trial, self.effort.epochs, self.search.tell)
+        report = PruningWatch(trial, self.effort.epochs, self.search.tell)
         report.past(read_metrics(folder))
         images = self.search.session.images
         assert isinstance(images, Images), "a search takes no stream"
@@ -373,7 +373,7 @@ class Objective:
         return float(trained["test_error"][-1])
 
 
-class Report(Watch):
+class PruningWatch(Watch):
     """Report the held-out error of every epoch to the study, and end a trial that should be pruned."""
 
     def __init__(self, trial: Trial, epochs: int, tell: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from eqprop.cost import Problem, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Tally, Task, checked_rows, has_bare_sgd, load_engine
 from eqprop.engines.cpu.binding import Net, NoLibraryError, library, net_of, networks_of, refuses_net, unit_of
-from eqprop.engines.traced import Watch
+from eqprop.engines.traced import Fingerprint
 from eqprop.estimators import BPTT, EP, Estimator, Grads, Signs
 from eqprop.models import Convolutional, Layered
 from eqprop.relax import SWEEPS, Phase, Relaxation, prepare, relax, settled_below
@@ -198,7 +198,7 @@ class Gradients:
     """
 
     def __init__(self, model: Dynamics, networks: int) -> None:
-        self.watch, self.networks = Watch(model), networks
+        self.watch, self.networks = Fingerprint(model), networks
         self.net = net_of(model, networks)
         self.addresses = [p.data_ptr() for p in model.parameters()]
         held = [w.parameter for w in self.net.held]

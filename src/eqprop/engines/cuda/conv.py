@@ -35,7 +35,7 @@ GATHERED = 2
 _BUFFERS = ("packed", "own", "pairs", "part", "gfc", "g0", "g12", "gs", "states", "stats")
 
 
-class _Args(ctypes.Structure):
+class _ConvArgs(ctypes.Structure):
     """`Args` of kernels/conv_net.cuh."""
 
     _fields_ = [
@@ -129,12 +129,12 @@ class ConvRunner(CapturedRunner):
             "stats": self.buffer(cells, 4),
         }
 
-    def _arguments(self) -> _Args:
+    def _arguments(self) -> _ConvArgs:
         estimator, rates, model = self.job.estimator, learning_rates(self.job), self.model
         # EP's kernels return the change due to the nudge; the gradient is -1/beta times that  [eq:ep-grad].
         unit = -1.0 / estimator.beta if isinstance(estimator, EP) else 1.0
         parameters = dict(model.named_parameters())
-        return _Args(
+        return _ConvArgs(
             **self.common_arguments(),
             **{ours: parameters[name].data_ptr() for ours, name in PARAMETERS.items() if name in parameters},
             **{name: self.buffers[name].data_ptr() for name in _BUFFERS},
@@ -157,7 +157,7 @@ class ConvRunner(CapturedRunner):
         return free, last
 
 
-class Conv(KernelEngine):
+class ConvEngine(KernelEngine):
     name = "cuda-conv"
     models = (Convolutional,)
     activations = ACTIVATIONS

@@ -44,7 +44,7 @@ Role = tuple[int, int, int]
 """Layer, pair of tiles, part."""
 
 
-class _Args(ctypes.Structure):
+class _DeepArgs(ctypes.Structure):
     """`Args` of deep.cu."""
 
     _fields_ = [
@@ -268,11 +268,11 @@ class DeepRunner(KernelRunner):
             "t": layers(1, self.keeps_states),
         }
 
-    def _arguments(self) -> _Args:
+    def _arguments(self) -> _DeepArgs:
         model, rates = self.model, learning_rates(self.job)
         inner = range(model.depth - 1)
         pointers = {name: _Pointers(*(t.data_ptr() for t in tensors)) for name, tensors in self.layers.items()}
-        return _Args(
+        return _DeepArgs(
             job=self.job_args(),
             W=(ctypes.c_void_p * 4)(*(model.weight(n).data_ptr() for n in inner)),
             b=(ctypes.c_void_p * 4)(*(model.get_parameter(f"b{n}").data_ptr() for n in inner if model.bias)),

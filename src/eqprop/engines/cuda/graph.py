@@ -224,7 +224,7 @@ def rates_read_from(optimizer: torch.optim.Optimizer, rates: Sequence[Tensor]) -
             group.update({name: old[name] for name in ("lr", *fused)})
 
 
-class Graph(Engine):
+class CapturedEngine(Engine):
     name = "cuda-graph"
     device = "cuda"
     reference = True

@@ -17,7 +17,7 @@ NUDGINGS: tuple[Nudging, ...] = ("one-sided", "symmetric", "random-sign")
 """In the order of their numbers in the kernels."""
 
 
-class _Args(ctypes.Structure):
+class _OneHiddenArgs(ctypes.Structure):
     """`Args` of one_hidden.cu."""
 
     _fields_ = [
@@ -51,7 +51,7 @@ class OneHiddenRunner(KernelRunner):
             self.signs = self.job.signs or Signs(tuple(range(R)))
             self.buffers["signs"] = self.buffer(LONGEST_RUN, R)
         rates = learning_rates(self.job)
-        self.arguments = _Args(
+        self.arguments = _OneHiddenArgs(
             job=self.job_args(),
             W01=self.model.weight(0).data_ptr(),
             b0=self.model.get_parameter("b0").data_ptr() if self.model.bias else None,

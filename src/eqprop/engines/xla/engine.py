@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, first_line, size_of
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, first_line, size_of
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
@@ -46,12 +46,12 @@ class Call(NamedTuple):
         return self.estimator.computed(self.problem, self.s)
 
 
-class Known:
+class GuardedProgram:
     """A program and what keeps it true."""
 
     def __init__(self, call: Call, kind: Kind) -> None:
         model, cost = call.problem.model, call.problem.cost
-        self.watch = Watch(model, type(cost) if is_plain(cost) else cost)
+        self.watch = Fingerprint(model, type(cost) if is_plain(cost) else cost)
         if self.watch.refusal is not None:
             raise CannotTrace(self.watch.refusal)
         beta, unit = strength(call.estimator, model)
@@ -142,7 +142,7 @@ class Refusal:
     """
 
     def __init__(self, reason: str, call: Call, forever: bool) -> None:
-        watch = Watch(call.problem.model, call.problem.cost)
+        watch = Fingerprint(call.problem.model, call.problem.cost)
         self.reason, self.forever = reason, forever
         self.watch = watch if watch.refusal is None else None
 
@@ -160,7 +160,7 @@ class Memory:
     warned      the reasons that were given as warnings
     """
 
-    programs: dict[object, Known] = field(default_factory=dict)
+    programs: dict[object, GuardedProgram] = field(default_factory=dict)
     refused: dict[object, Refusal] = field(default_factory=dict)
     kinds: dict[Estimator, Kind] = field(default_factory=dict)
     changes: int = 0
@@ -211,7 +211,7 @@ class Programs:
             return self._left(memory, key, call, str(error))
         return free, grads
 
-    def _known(self, memory: Memory, key: object, call: Call, kind: Kind) -> Known:
+    def _known(self, memory: Memory, key: object, call: Call, kind: Kind) -> GuardedProgram:
         """The program of this kind, made anew if anything changed."""
         refusal = memory.refused.get(key)
         if refusal is not None:
@@ -227,7 +227,7 @@ class Programs:
             self._count(memory, "what it reads beside tensors changes at every call")
         if len(memory.programs) >= MOST:
             memory.programs.clear()
-        memory.programs[key] = Known(call, kind)
+        memory.programs[key] = GuardedProgram(call, kind)
         return memory.programs[key]
 
     def _count(self, memory: Memory, reason: str) -> None:
@@ -246,7 +246,7 @@ class Programs:
             warnings.warn(f"{title} runs on the eager engine, which is slower: {reason}.", stacklevel=6)
         return found
 
-    def _is_true(self, memory: Memory, known: Known, call: Call) -> bool:
+    def _is_true(self, memory: Memory, known: GuardedProgram, call: Call) -> bool:
         """Compare short phases from this state with the reference's: False where the program has gone stale.
 
         The nudge is as strong as the cost itself, so that rounding does not hide a difference. Raises CannotTrace if it

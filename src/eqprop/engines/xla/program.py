@@ -40,7 +40,7 @@ Name = tuple[int, str]
 """A parameter: 0 for the model's or 1 for the cost's, and its name."""
 
 
-class Held(NamedTuple):
+class TensorPlace(NamedTuple):
     """A parameter or buffer where its module holds it, so that it is found after it was replaced."""
 
     store: dict[str, Any]
@@ -52,13 +52,13 @@ class Held(NamedTuple):
         return found
 
 
-def held_by(module: nn.Module) -> dict[str, Held]:
+def held_by(module: nn.Module) -> dict[str, TensorPlace]:
     """The parameters and buffers of a module by name."""
-    found: dict[str, Held] = {}
+    found: dict[str, TensorPlace] = {}
     for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
         owner, _, key = name.rpartition(".")
         part = module.get_submodule(owner)
-        found[name] = Held(part._parameters if key in part._parameters else part._buffers, key)
+        found[name] = TensorPlace(part._parameters if key in part._parameters else part._buffers, key)
     return found
 
 

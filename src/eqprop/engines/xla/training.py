@@ -25,7 +25,7 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
-from eqprop.engines.traced import CannotTrace, Checks, Watch, apart, size_of
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, size_of
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.engine import AGREE, NOISE, strength
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
@@ -88,10 +88,10 @@ class TrainingPieces(Derivatives):
         return self._piece("constrained", run, ()), names
 
 
-class Given(NamedTuple):
+class ScanInputs(NamedTuple):
     """What a call takes and leaves as it is.
 
-    theta       all parameters and buffers; those that are learned are taken from `Carried`
+    theta       all parameters and buffers; those that are learned are taken from `ScanCarry`
     order       (MOST, B) or (MOST, R, B) rows of the samples, of which the first `count` are used
     beta, unit  of the nudge, by iteration
     rates       of the learned parameters
@@ -113,7 +113,7 @@ class Given(NamedTuple):
     free: Array
 
 
-class Carried(NamedTuple):
+class ScanCarry(NamedTuple):
     """What iterations change.
 
     kept        by the optimizer, for each learned parameter
@@ -143,7 +143,7 @@ class Iterations:
         signs: Any = torch.ones(self.networks, dtype=torch.float64) if self.stacked else 1
         one = estimator.with_sign(signs) if isinstance(estimator, EP) and draws(estimator) else estimator
         pieces = TrainingPieces(problem, s, *strength(one, job.model))
-        self.watch = Watch(job.model, job.cost)
+        self.watch = Fingerprint(job.model, job.cost)
         if self.watch.refusal is not None:
             raise CannotTrace(self.watch.refusal)
         self.kind = Kind.of(job.model, len(s), estimator)
@@ -167,18 +167,18 @@ class Iterations:
         self.run = jax.jit(partial(self._run, looked=False))
         self.look = jax.jit(partial(self._run, looked=True))
 
-    def __call__(self, given: Given, carried: Carried, looked: bool) -> Carried:
+    def __call__(self, given: ScanInputs, carried: ScanCarry, looked: bool) -> ScanCarry:
         """`_run`, compiled at its first call."""
         first = looked not in self.made
         self.made.add(looked)
         with running(first):
             return jax.block_until_ready((self.look if looked else self.run)(given, carried))
 
-    def _run(self, given: Given, carried: Carried, looked: bool) -> Carried:
+    def _run(self, given: ScanInputs, carried: ScanCarry, looked: bool) -> ScanCarry:
         """Run iterations; `looked` at each, or else as if all numbers stayed finite, which is a third faster."""
         return lax.fori_loop(0, given.count, lambda n, now: self._iterate(given, n, now, looked), carried)
 
-    def _iterate(self, given: Given, n: Array, now: Carried, looked: bool) -> Carried:
+    def _iterate(self, given: ScanInputs, n: Array, now: ScanCarry, looked: bool) -> ScanCarry:
         rows = given.order[n]
         theta = [now.learned[self.learned_at[k]] if k in self.learned_at else v for k, v in enumerate(given.theta)]
         x, y, labels = given.images[rows], given.targets[rows], given.labels[rows]
@@ -200,7 +200,7 @@ class Iterations:
         if going is not None:  # a network that is frozen keeps its parameters
             before = zip(learned, now.learned, strict=True)
             learned = [jnp.where(self._by_network(going, p), p, old) for p, old in before]
-        return Carried(learned, kept, counts, now.clock + 1.0, found.state)
+        return ScanCarry(learned, kept, counts, now.clock + 1.0, found.state)
 
     def _good(self, loss: Array, grads: list[Array]) -> Array:
         """Which networks' numbers are finite."""
@@ -217,7 +217,9 @@ class Iterations:
                 grads[number] = grads[number] + g if number in grads else g
         return [grads[n] for n in range(len(learned))]
 
-    def _counted(self, now: Carried, given: Given, loss: Array, wrong: Array, residual: Array) -> dict[str, Array]:
+    def _counted(
+        self, now: ScanCarry, given: ScanInputs, loss: Array, wrong: Array, residual: Array
+    ) -> dict[str, Array]:
         counts = now.counts
         wrong, residual = wrong.reshape(self.networks, -1), residual.reshape(self.networks, -1)
         return counts | {
@@ -235,7 +237,7 @@ class Iterations:
         return [g * self._by_network(factor, g).astype(g.dtype) for g in grads]
 
     def _stepped(
-        self, given: Given, inputs: Inputs, now: Carried, grads: list[Array]
+        self, given: ScanInputs, inputs: Inputs, now: ScanCarry, grads: list[Array]
     ) -> tuple[list[Array], list[Values]]:
         """The optimizer's step, and the constraint."""
         parts = zip(self.rules, now.learned, grads, now.kept, given.rates, strict=True)
@@ -348,7 +350,7 @@ class XlaRunner(EagerRunner):
 
     def _given(
         self, iterations: Iterations, rows: Tensor, estimator: Estimator, signs: Tensor | None, free: bool = False
-    ) -> Given:
+    ) -> ScanInputs:
         """The inputs of a call for these rows."""
         if self.samples is None:
             self.samples = Samples.of(self.job)
@@ -368,7 +370,7 @@ class XlaRunner(EagerRunner):
             betas, units = (np.broadcast_to(v, (MOST, *v.shape)) for v in (beta, unit))
         rates = rates_of(self.job.optimizer)
         kind = iterations.kind
-        return Given(
+        return ScanInputs(
             [as_array(place.tensor) for place in iterations.places],
             [as_array(v) for v in iterations.constants],
             *(self.samples.images, self.samples.targets, self.samples.labels),
@@ -382,7 +384,7 @@ class XlaRunner(EagerRunner):
             np.bool_(free),
         )
 
-    def _carried(self, iterations: Iterations) -> Carried:
+    def _carried(self, iterations: Iterations) -> ScanCarry:
         """Where a call begins."""
         state = self.job.optimizer.state
         counts = {name: as_array(getattr(self.tally, name)) for name in Tally.names()}
@@ -391,7 +393,7 @@ class XlaRunner(EagerRunner):
             tuple(rule.read(p, state.get(p, {}))) for p, rule in zip(iterations.learned, iterations.rules, strict=True)
         ]
         free = tuple(as_array(layer) for layer in iterations.state)
-        return Carried(learned, kept, counts, as_array(self.clock), free)
+        return ScanCarry(learned, kept, counts, as_array(self.clock), free)
 
     def _call(self, iterations: Iterations, rows: Tensor, signs: Tensor | None) -> None:
         """Run some iterations, and take over what they leave."""
@@ -477,7 +479,7 @@ def _far(p: np.ndarray[Any, Any], slope: float) -> np.float64:
     return np.float64(2.0 ** round(math.log2(8.0 * size / slope)) if size > 0.0 and 0.0 < slope < math.inf else 1.0)
 
 
-def _finite(end: Carried) -> bool:
+def _finite(end: ScanCarry) -> bool:
     """Whether parameters, what the optimizer keeps, and losses are finite: what is not never becomes so again."""
     values = (*end.learned, *(v for kept in end.kept for v in kept), end.counts["loss"])
     return all(bool(np.isfinite(np.sum(np.asarray(v), dtype=np.float64))) for v in values)

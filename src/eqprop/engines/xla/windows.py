@@ -24,10 +24,10 @@ class Zones(NamedTuple):
     """Which place of each pooling zone holds its maximum: `places` counts along the image's rows, as torch does."""
 
     places: Array
-    window: Window
+    window: PoolingZones
 
 
-class Window(NamedTuple):
+class PoolingZones(NamedTuple):
     """How pooling zones lie on an image, (height, width) each; `sides` are the image's."""
 
     size: tuple[int, int]
@@ -69,12 +69,12 @@ def _window(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil: bool = False,
-) -> Window:
+) -> PoolingZones:
     sides = _pair(shape[-2:])
     k, p, d = _pair(size), _pair(padding), _pair(dilation)
     s = _pair(stride, k)
     counts = [_results(*one, ceil) for one in zip(sides, k, s, p, d, strict=True)]
-    return Window(k, s, p, d, sides, _pair(counts))
+    return PoolingZones(k, s, p, d, sides, _pair(counts))
 
 
 def _results(side: int, k: int, s: int, p: int, d: int, ceil: bool) -> int:
@@ -84,7 +84,7 @@ def _results(side: int, k: int, s: int, p: int, d: int, ceil: bool) -> int:
     return count - 1 if ceil and (count - 1) * s >= side + p else count
 
 
-def _cut(x: Array, window: Window, fill: float) -> list[Array]:
+def _cut(x: Array, window: PoolingZones, fill: float) -> list[Array]:
     """For each place within a zone, the values there of every zone; `fill` outside the image."""
     span = [
         (n - 1) * s + (k - 1) * d + 1
@@ -196,7 +196,7 @@ def avg_pool_backward(
     return jax.vjp(lambda v: sum(_cut(v, w, 0.0)), x)[1](part)[0]
 
 
-def _pool_counts(w: Window, count_padding: bool, divisor: int | None) -> Any:
+def _pool_counts(w: PoolingZones, count_padding: bool, divisor: int | None) -> Any:
     """What each zone's sum is divided by."""
     if divisor:
         return np.full(w.results, divisor)

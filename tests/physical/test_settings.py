@@ -1,0 +1,79 @@
+"""A machine as data: named in a spec, run in training with its work counted, refused with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eqprop
+from eqprop import Spec
+from eqprop.models.layered import LayeredNet
+from eqprop.physical import Machine, Simulated
+
+DATA = torch.rand(40, 8), torch.arange(40) % 3, torch.rand(9, 8), torch.arange(9) % 3
+SMALL = Spec.of("small", model=LayeredNet((3, 12, 8)), T=20, K=5, estimator="ep", batch=4, epochs=1, rates={"*": 0.1})
+
+
+def test_a_run_counts_the_work_of_its_machine_across_a_resume(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"imperfections": {"read_noise": 0.01}, "data": DATA}
+    whole = eqprop.train(SMALL, tmp_path / "whole", epochs=2, **options)
+    eqprop.train(SMALL, tmp_path / "parts", **options)
+    parts = eqprop.resume(tmp_path / "parts", epochs=2, data=DATA)
+    counts = [run.summary["estimators"]["ep"]["trials"][0]["work"] for run in (whole, parts)]
+    # An epoch of 40 samples in two phases, and 9 more to test on; the training set once at the end of a run.
+    assert counts[0]["settles"] >= 2 * (2 * 40 + 9) + 40
+    assert counts[0]["writes"] >= 20
+    assert counts[1]["settles"] == counts[0]["settles"] + 40
+
+
+def test_a_perfect_machine_trains_with_the_same_bits_as_its_model(tmp_path: Path) -> None:
+    runs = [
+        eqprop.train(SMALL, tmp_path / name, data=DATA, machine=name, engine="eager") for name in ("none", "simulated")
+    ]
+    models = [eqprop.load(run.folder).model for run in runs]
+    assert isinstance(models[1], Simulated)
+    assert not isinstance(models[0], Machine)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_imperfections_are_merged_and_kept_in_files(tmp_path: Path) -> None:
+    spec = SMALL.override(imperfections={"read_noise": 0.1}).override(imperfections={"weight_bits": 4})
+    device = spec.machine.imperfections
+    assert device is not None
+    assert (device.read_noise, device.weight_bits) == (0.1, 4)
+    assert Spec(**spec.to_dict()) == spec
+    first, second = (spec.machine.around(LayeredNet((3, 12, 8)).build(0, torch.float32), trial) for trial in (0, 1))
+    assert isinstance(first, Simulated)
+    assert isinstance(second, Simulated)
+    assert (first.imperfections.seed, second.imperfections.seed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"machine": "isng"}, "Unknown machine 'isng'; expected one of none, simulated, spice, ising"),
+        (
+            {"machine": "spice"},
+            "machine: spice cannot be made: Spice got a Layered; expected an eqprop.physical.Resistive",
+        ),
+        ({"machine": "board.py:Board"}, "The machine board.py:Board is your own code; give it again: --machine"),
+        ({"imperfections": {"weight_bits": 0}}, "weight_bits is 0; expected a whole number of bits"),
+        ({"imperfections": {"read_noise": float("nan")}}, "read_noise is nan; expected a number from 0 on"),
+        (
+            {"imperfections": {"noise": 0.1}},
+            "Unknown field of machine.imperfections 'noise'; expected one of state_noise",
+        ),
+        ({"augmentation": {"filp": True}}, "Unknown field of data.augmentation 'filp'"),
+        ({"machine_options": {"reads": 3}}, "machine.options sets reads, and there is no machine. Name one."),
+        ({"machine": "simulated", "trials": 2, "stacked": True}, "a machine runs one network at a time"),
+    ],
+)
+def test_what_is_no_machine_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        eqprop.bind(SMALL, DATA, **options)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
