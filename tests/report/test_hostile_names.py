@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import random
 import re
 from dataclasses import replace
@@ -202,15 +201,3 @@ def test_names_that_no_output_can_show_are_refused(name: Any) -> None:
 
 def test_headings_of_gdu_figures_escape_names() -> None:
     assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}, 6.0).startswith(r"a\$b\$")
-
-
-def test_a_report_takes_no_picture_from_elsewhere_and_waits_for_no_pipe(run: RunFolder, tmp_path: Path) -> None:
-    figures = tmp_path / "toy" / "figures"
-    figures.mkdir(parents=True)
-    (figures / "own.png").write_bytes(b"own")
-    (tmp_path / "secret").write_bytes(b"secret")
-    (figures / "link.png").symlink_to(tmp_path / "secret")
-    os.mkfifo(figures / "pipe.png")
-    os.mkfifo(tmp_path / "toy" / "gdu.json")
-    shown = collect(tmp_path).pictures
-    assert [(picture.caption, picture.png) for picture in shown] == [("own, toy", b"own")]

@@ -243,9 +243,7 @@ def _order(run: RunFolder) -> tuple[int, int, str, str]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """Pictures that are files of the folder: a page must not show what a link in someone's folder leads to."""
-    found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
-    return [_picture(path, folder) for path in found]
+    return [_picture(path, folder) for path in sorted(folder.rglob("figures/*.png")) if path.is_file()]
 
 
 def _picture(path: Path, folder: Path) -> Picture:
