@@ -119,7 +119,8 @@ def energy() -> list[Document]:
             energies.append((0.5 * sum(v.square().sum(-1) for v in s) - phi) / 0.08)
             s = model.transition(x, s)
         E, Phi = (torch.stack(own).diff(dim=0) for own in (energies, primitive))
-        counted = {"energy_rises": E > 1e-10, "primitive_rises": Phi > 1e-10, "primitive_falls": Phi < -1e-10}
+        counted = {"energy_rises": E > 1e-10, "energy_falls": E < -1e-10}
+        counted |= {"primitive_rises": Phi > 1e-10, "primitive_falls": Phi < -1e-10}
         found.append({"seed": seed, "steps": len(E), **{name: int(v.sum()) for name, v in counted.items()}})
     return found
 
