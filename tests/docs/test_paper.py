@@ -136,7 +136,7 @@ def changed(value: Any, change: Change) -> Any:
 
 
 def changes(rule: str, found: dict[str, list[Leaf]]) -> Iterator[list[tuple[Leaf, Any]]]:
-    """Changes of one number, of all of one name, of all; of a process; into a number of the rule; of a name by another."""
+    """Changes of one number, of all of one name, of all; of processes; into a number of the rule; by another name."""
     for name, own in found.items():
         for change in NUMBERS:
             yield from ([(leaf, changed(leaf.value, change))] for leaf in own)
