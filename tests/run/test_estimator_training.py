@@ -22,9 +22,9 @@ from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicE
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cpu.engine import Cpu
-from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
-from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.estimators import Backprop, Signs
@@ -62,7 +62,7 @@ def first_lines(run: Path) -> list[float]:
 def test_every_form_learns_and_the_folder_says_which_it_was(runs: Path) -> None:
     ends = []
     for form in FORMS:
-        assert json.loads((runs / form / "experiment.json").read_text())["settings"]["estimators"] == [form]
+        assert json.loads((runs / form / "experiment.json").read_text())["experiment"]["run"]["estimators"] == [form]
         summary = json.loads((runs / form / "result.json").read_text())
         assert list(summary["estimators"]) == [form]
         losses = first_lines(runs / form)
@@ -260,7 +260,7 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
     order = torch.randint(12, (70, 4), generator=torch.Generator().manual_seed(1))
     order = order if networks is None else order[:, None].expand(70, networks, 4)
     ends = []
-    for engine, device in ((Graph(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
+    for engine, device in ((CapturedEngine(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
         job = small_job(networks, signs, form, device)
         assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
         runner = engine.runner(job)
@@ -274,7 +274,7 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
 KERNELS: dict[type[Engine], Callable[[], Dynamics]] = {
     OneHidden: lambda: Layered((10, 64, 784), seed=0),
     Deep: lambda: Layered((10, 64, 64, 784), seed=0),
-    Conv: lambda: Convolutional(seed=0),
+    ConvEngine: lambda: Convolutional(seed=0),
 }
 
 
@@ -289,7 +289,7 @@ def test_the_kernels_refuse_the_forms_they_do_not_know(engine: type[Engine]) -> 
     for form in (EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4), ContinualEP(20, 4)):
         known = isinstance(form, EP) and form.nudging in engine.nudgings
         assert (engine().refuses(Task(net, SquaredError(), form)) is None) == known
-        assert Graph().refuses(Task(net, SquaredError(), form)) is None
+        assert CapturedEngine().refuses(Task(net, SquaredError(), form)) is None
 
 
 def test_signs_are_bits_of_a_hash() -> None:
