@@ -288,6 +288,14 @@ class Row:
         return None if self.estimator == BACKPROP else (self.run.spec.phases.T, self.run.spec.phases.K)
 
     @property
+    def shown(self) -> str:
+        """Mean and deviation of the test error, and the train error in parentheses."""
+        if self.test is None:
+            return "–"
+        spread = "" if self.test.std is None else f" ± {self.test.std:.2f}"
+        return f"{self.test.mean:.2f}{spread}" + ("" if self.train is None else f" ({self.train.mean:.2f})")
+
+    @property
     def top5(self) -> float | None:
         """Mean test error among the five largest outputs after the last epoch, over the trials of `test`."""
         lost = {line["trial"] for line in self.run.diverged(self.estimator)}
