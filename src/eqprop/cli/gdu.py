@@ -33,7 +33,7 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
-from eqprop.run.laboratory import Weights, compare, find_subject, lost_in
+from eqprop.run.laboratory import Weights, compare, find_problem, lost_in
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 from eqprop.run.watch import counted
@@ -77,7 +77,7 @@ def gdu(
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
     with own_code(settings.get("function") or target):
         weights = Weights(estimator, trial)
-        subject = find_subject(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
+        subject = find_problem(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:
