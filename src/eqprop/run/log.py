@@ -124,8 +124,8 @@ def _check_order(lines: Iterable[Line], path: Path) -> None:
         if line["epoch"] != reached[one]:
             raise ValueError(
                 f"{path} is damaged: {one[0]}, trial {one[1]} continues with epoch {line['epoch']} where "
-                f"{reached[one]} is expected. Restore it from a copy, or delete its lines of {one[0]} and {path.parent / one[0]} to "
-                "train that estimator again."
+                f"{reached[one]} is expected. Restore it from a copy, or delete its lines of {one[0]} and "
+                f"{path.parent / one[0]} to train that estimator again."
             )
 
 
