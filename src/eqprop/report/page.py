@@ -18,8 +18,10 @@ from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
 from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
+from eqprop.report.examined import Examination, examinations
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
-from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect, rows, to_csv, to_latex
+from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect_all, rows, to_csv, to_latex
+from eqprop.report.sections import compared, looked_at, what_is_seen
 from eqprop.run.folder import AUGMENTED
 from eqprop.run.log import Line, cosines
 from eqprop.run.spec import SECTIONS
@@ -210,14 +212,28 @@ class ReportFiles:
     left_out: tuple[str, ...] = ()
 
 
-def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> ReportFiles:
+MOST_EXAMINED = 3
+"""Runs whose nets are looked at again for a page; more would take minutes."""
+
+
+def write_report(
+    folder: Path | Sequence[Path],
+    out: Path | None = None,
+    *,
+    with_curves: bool = True,
+    examine: bool = True,
+    gradients: bool = False,
+) -> ReportFiles:
     """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
-    Writes to `out`, or to the folder itself. Drawing the curves takes most of the time: skip it with `with_curves` for
-    intermediate updates.
+    folder          a run folder, a folder of run folders, or several of them, whose runs are set side by side
+    out             where to write; by default the folder itself, or the one that several lie in
+    with_curves     draw the curves as files, which takes time: not needed for intermediate updates
+    examine         load the nets, of three runs at most: errors by class, worst answers, settling, the doctor's verdict
+    gradients       also compare the estimator's gradient of a mini-batch with BPTT's
     """
-    contents = collect(folder)
-    place = out or folder
+    contents = collect_all([folder] if isinstance(folder, Path) else folder)
+    place = out or contents.folder
     table = rows(contents.runs)
     written = ReportFiles(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
     write_text(written.csv, to_csv(table))
@@ -225,8 +241,10 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     for run in contents.runs if with_curves else ():
         panel = panel_of(run)
         if panel.curves:
-            write_figure(written.curves / _file_name(run, folder), save(error_curves([panel])))
-    write_text(written.page, render(contents))
+            write_figure(written.curves / _file_name(run, contents.folder), save(error_curves([panel])))
+    few = examine and len(contents.runs) <= MOST_EXAMINED
+    seen = [(run, list(examinations(run, gradients))) for run in contents.runs] if few else []
+    write_text(written.page, render(contents, seen))
     return written
 
 
@@ -235,11 +253,14 @@ def _file_name(run: RunFolder, folder: Path) -> str:
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
-def render(contents: Contents) -> str:
-    """The page as HTML."""
+def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examination]]] = ()) -> str:
+    """The page as HTML.
+
+    seen    runs whose nets were looked at again, and what was seen
+    """
     table = rows(contents.runs)
-    parts = [_head(contents), _pictures(contents), _table(table), _figures(contents.runs)]
-    parts += [_augmented(contents.runs), _settings(contents.runs), _sources(table)]
+    parts = [_head(contents), _pictures(contents), _table(table), compared(contents.runs), _figures(contents.runs)]
+    parts += [_seen(contents, seen), _augmented(contents.runs), _settings(contents.runs), _sources(table)]
     style, script = (files("eqprop.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -272,20 +293,27 @@ def _left_out(contents: Contents) -> str:
     return f"<p>Left out, as they are damaged:</p><ul>{items}</ul>"
 
 
+JUDGED = (
+    " A row counts as reproduced if every trial ended, none diverged, and their mean is at most two of the paper’s "
+    "standard deviations from the paper’s. The paper’s number stands only beside a run with its data, network and "
+    "number of samples, and with the settings of a preset."
+)
+
+
 def _table(table: list[Row]) -> str:
+    """Errors by run and estimator; columns about the paper only where one of its numbers stands."""
     if not table:
         return ""
     runs = list(dict.fromkeys(id(row.run) for row in table))
-    body = "".join(_rows_of_run([row for row in table if id(row.run) == run]) for run in runs)
+    paper = any(row.paper_result for row in table)
+    body = "".join(_rows_of_run([row for row in table if id(row.run) == run], paper, len(runs) > 1) for run in runs)
+    papers_heads = "<th>paper</th><th class=text></th>" if paper else ""
     return (
         '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
-        "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if every trial "
-        "ended, none diverged, and their mean is at most two of the paper’s standard deviations from the paper’s. The "
-        "paper’s number stands only "
-        "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
+        f"at the last epoch, in percent; running train error in parentheses.{JUDGED if paper else ''}</p>"
         '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'
-        "<th>ours</th><th>paper</th>"
-        "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
+        f"<th>{'ours' if paper else 'error'}</th>{papers_heads}"
+        "<th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
         f"{body}{_literature(table)}</table></div></section>\n"
     )
 
@@ -306,23 +334,26 @@ def _literature(table: list[Row]) -> str:
     return f'<tbody class="literature">{lines}</tbody>\n' if lines else ""
 
 
-def _rows_of_run(table: list[Row]) -> str:
+def _rows_of_run(table: list[Row], paper: bool, several: bool) -> str:
     """One row per estimator, after the network and its differences from the paper."""
     run = table[0].run
     note = f'<span class="note">{escape(", ".join([run.model, *run.changes]))}</span>'
-    name = f'<th scope="rowgroup" rowspan="{len(table)}">{escape(run.title)}{note}</th>'
-    rows = "".join(_row(row, name if n == 0 else "") for n, row in enumerate(table))
+    place = f' <span class="soft">{escape(run.folder.name)}</span>' if several else ""
+    name = f'<th scope="rowgroup" rowspan="{len(table)}">{escape(run.title)}{place}{note}</th>'
+    rows = "".join(_row(row, name if n == 0 else "", paper) for n, row in enumerate(table))
     return f"<tbody>{rows}</tbody>\n"
 
 
-def _row(row: Row, name: str) -> str:
+def _row(row: Row, name: str, with_paper: bool) -> str:
     paper = row.paper_result
     lost = f", {row.diverged} diverged" if row.diverged else ""
     cells = [
         f'<td class="text">{escape(row.run.data)}</td><td class="text">{escape(label(row.estimator))}</td>',
         f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}{_top5(row)}</td>',
-        f"<td>{'–' if paper is None else str(paper)}</td>",
-        f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
+        f"<td>{'–' if paper is None else str(paper)}</td>" if with_paper else "",
+        f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>'
+        if with_paper
+        else "",
         f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
         f"<td>{0 if row.test is None else row.test.epoch} of {row.run.spec.optimizer.epochs}</td>",
         "".join(f"<td>{steps}</td>" for steps in row.phases or ("–", "–")),
@@ -347,11 +378,11 @@ def _figures(runs: list[RunFolder]) -> str:
     shown = [_figure(run, curves, alone) for run, curves in drawn if curves]
     if not shown:
         return ""
+    papers_line = "; dotted: the paper’s test error" if any(run.paper_results for run in runs) else ""
     return (
         '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; bands show plus '
-        "and minus one standard deviation. Solid: test error; dashed: running train error; dotted: the paper’s "
-        "test error, if the run is the paper’s. Point at a figure, or "
-        "use the arrow keys, to see values; buttons toggle curves.</p>"
+        f"and minus one standard deviation. Solid: test error; dashed: running train error{papers_line}. Point at a "
+        "figure, or use the arrow keys, to see values; buttons toggle curves.</p>"
         f'<div class="figures">{"".join(shown)}</div>'
         "</section>\n"
     )
@@ -365,17 +396,31 @@ def _figure(run: RunFolder, curves: list[ErrorCurve], alone: bool) -> str:
         for s in curves
     )
     trials = max(p.trials for s in curves for p in s.points)
+    place = "" if alone else f' <span class="soft">{escape(run.folder.name)}</span>'
     drawn = {s.estimator for s in curves}
     paper = {name: result.test for name, result in run.paper_results.items() if name in drawn}
     data = json.dumps(hover_data(curves, axes(curves, epochs, list(paper.values())))).replace("<", "\\u003c")
     return (
-        f"<figure data-curves{' class=alone' * alone}><h3>{escape(run.title)}</h3>"
+        f"<figure data-curves{' class=alone' * alone}><h3>{escape(run.title)}{place}</h3>"
         f"{draw(curves, epochs, run.title, paper)}"
         f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
-        f"<figcaption>{escape(run.model)} on {escape(run.data)}, {trials} trial{'s' * (trials != 1)}"
-        f"{escape(''.join(f', {change}' for change in run.changes))}</figcaption>"
+        f"<figcaption>{escape(what_is_seen(run))}<br>{escape(run.model)} on {escape(run.data)}, {trials} "
+        f"trial{'s' * (trials != 1)}{escape(''.join(f', {change}' for change in run.changes))}</figcaption>"
         f'<script type="application/json">{data}</script></figure>'
     )
+
+
+def _seen(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examination]]]) -> str:
+    """What the nets get wrong, how they settle, and what the doctor says."""
+    shown = "".join(looked_at(run, found) for run, found in seen if found)
+    if shown:
+        return f'<section id="nets"><h2>The nets</h2>{shown}</section>\n'
+    if len(contents.runs) > MOST_EXAMINED:
+        why = (
+            f"The nets of more than {MOST_EXAMINED} runs are not looked at; the page of a single run has its classes, "
+        )
+        return f'<p class="soft">{why}worst answers, settling and the doctor’s verdict.</p>\n'
+    return ""
 
 
 def _pictures(contents: Contents) -> str:
