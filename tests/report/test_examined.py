@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_epochs_show_their_changes_and_the_best(folder: Path) -> None:
     cells = re.findall(r"<tr><th scope=\"row\">(\d+).*?</th><td>(.*?)</td><td>(.*?)</td>", epochs_table(run, "ep"))
     assert [float(test) for _, test, _ in cells] == pytest.approx(errors, abs=0.005)
     changes = [float(change.replace("−", "-")) for _, _, change in cells[1:]]
-    assert changes == pytest.approx([b - a for a, b in zip(errors, errors[1:], strict=False)], abs=0.011)
+    assert changes == pytest.approx([b - a for a, b in pairwise(errors)], abs=0.011)
     best = re.search(r'<th scope="row">(\d+) <span class="soft">best', epochs_table(run, "ep"))
     assert best is not None
     assert errors[int(best[1]) - 1] == min(errors)
