@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
     from eqprop.run.evaluate import evaluate, load, predict
+    from eqprop.run.sweep import sweep
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
@@ -67,6 +68,7 @@ _NAMES = {
     "provenance": ("__version__",),
     "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
     "run": ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train"),
+    "run.sweep": ("sweep",),
     "state": ("State",),
 }
 _HOMES = {name: f"eqprop.{module}" for module, names in _NAMES.items() for name in names}
@@ -148,6 +150,7 @@ __all__ = [
     "resume",
     "stability",
     "starts",
+    "sweep",
     "train",
     "zoo",
 ]

@@ -56,7 +56,7 @@ def test_training_a_cell_that_does_not_come_out_as_printed_names_the_preset_that
 def test_the_help_of_train_stands_in_groups_and_cuts_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     said = help_at_80("train")
     titles = re.findall(r"╭─ ([\w ]+?) ─", said)
-    assert titles == ["Arguments", "Options", "Phases and estimator", "Optimizer", "Data", "Run"]
+    assert titles == ["Arguments", "Options", "Model", "Phases and estimator", "Optimizer", "Data", "Run"]
     command: Any = typer.main.get_command(load_commands(["train"]))
     for option in command.commands["train"].params if hasattr(command, "commands") else command.params:
         for flag in option.opts if not option.hidden else ():

@@ -258,7 +258,7 @@ def test_the_readout_takes_the_place_of_the_output_layer() -> None:
     assert experiment.model == LayeredNet((512, 512, 784))
     assert dict(experiment.optimizer.rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
     changes = [change.field for change in experiment.changes(papers.find("P-2h"))]
-    assert changes == ["sizes", "rates", "cost"]
+    assert changes == ["sizes", "cost", "rates"]
     conv = papers.find("P-conv").override(cost="cross-entropy")
     assert conv.model == ConvolutionalNet(flat=())
     assert dict(conv.optimizer.rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
@@ -295,7 +295,7 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     assert 100.0 * float((answers != images.test_y).double().mean()) == pytest.approx(errors[-1])
     assert evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"] == pytest.approx(errors[-1])
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["cost"] == "cross-entropy"
+    assert plain["experiment"]["cost"] == {"kind": "cross-entropy"}
 
 
 def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert summary(done.stdout)["engine"] == "eager"
     experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]
-    assert experiment["rates"] == {"W01": 0.1, "Wout": 0.2}
+    assert experiment["optimizer"]["rates"] == {"W01": 0.1, "Wout": 0.2}
     wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
     assert wrong.returncode == 2
     assert "Did you mean 'cross-entropy'?" in wrong.stderr

@@ -36,6 +36,7 @@ from eqprop.messages import unknown
 from eqprop.run.laboratory import Weights, compare, find_subject, lost_in
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
+from eqprop.run.watch import counted
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 KEPT = ("batch", "seed", "device", "threads", "precision")
@@ -101,11 +102,10 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_metrics(document))
     console.print(_budget(document))
     console.print(Text(_jacobian(document)))
-    for name, counts in document.get("silenced", {}).items():  # absent in documents of earlier versions
+    for name, counts in document["silenced"].items():
         if counts["unheard"]:
             console.print(Text(f"{name}: {Silence(**counts)}"))
-    if "release" in document:  # absent in documents of earlier versions
-        console.print(Text(str(Release(**document["release"]))))
+    console.print(Text(str(Release(**document["release"]))))
     if document.get("concentration"):
         console.print(Text(str(Concentration(**document["concentration"]))))
     if "precision" in document:
@@ -136,10 +136,7 @@ def _heading(d: Mapping[str, Any]) -> str:
 
 
 def _training(trained: Mapping[str, Any]) -> str:
-    n = trained.get("epochs")  # absent in documents of earlier versions
-    by = trained.get("estimator", trained.get("method"))
-    long = "" if n is None else f" for {n} epoch{'s' if n != 1 else ''}"
-    return f", trained by {by}{long}, trial {trained['trial']}"
+    return f", trained by {trained['estimator']} for {counted(trained['epochs'], 'epoch')}, trial {trained['trial']}"
 
 
 def _settling(d: Mapping[str, Any]) -> str:

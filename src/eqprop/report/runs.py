@@ -266,9 +266,7 @@ def _order(run: RunFolder) -> tuple[int, int, str, str]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """Pictures that are files of the folder: a page must not show what a link in someone's folder leads to."""
-    found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
-    return [_picture(path, folder) for path in found]
+    return [_picture(path, folder) for path in sorted(folder.rglob("figures/*.png")) if path.is_file()]
 
 
 def _picture(path: Path, folder: Path) -> Picture:
@@ -311,6 +309,14 @@ class Row:
     def phases(self) -> tuple[int, int] | None:
         """T and K; None for backprop, which has no phases."""
         return None if self.estimator == BACKPROP else (self.run.spec.phases.T, self.run.spec.phases.K)
+
+    @property
+    def shown(self) -> str:
+        """Mean and deviation of the test error, and the train error in parentheses."""
+        if self.test is None:
+            return "–"
+        spread = "" if self.test.std is None else f" ± {self.test.std:.2f}"
+        return f"{self.test.mean:.2f}{spread}" + ("" if self.train is None else f" ({self.train.mean:.2f})")
 
     @property
     def top5(self) -> float | None:

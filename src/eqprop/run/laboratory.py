@@ -145,6 +145,7 @@ def compare(
     )
     with using_threads(subject.threads):
         report = compare_problem(of.model, of.cost, of.x, of.y, phases.T, phases.K, phases.beta, options)
+        made_by = provenance(of.x.device)
     found = report.to_dict()
     document = {
         "name": spec.name,
@@ -160,16 +161,18 @@ def compare(
         **found,
         "spec": spec.to_dict(),
         "format": FORMAT,
-        "provenance": provenance(of.x.device),
+        "provenance": made_by,
     }
     return document, {"name": spec.name, **report.traces_to_dict()}
 
 
 def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool:
     """Whether a document is that of this spec, with all samples, so that it can be reused."""
-    settings = json.loads(json.dumps(spec.to_dict()))  # lists for tuples, as in a document that was read
-    wanted = {"spec": settings, "dtype": str(dtype).removeprefix("torch."), "drop_unsettled": False}
-    return all(document.get(key) == value for key, value in {**wanted, "format": FORMAT}.items())
+    wanted = {"spec": spec.to_dict(), "dtype": str(dtype).removeprefix("torch."), "drop_unsettled": False}
+    found = {key: document.get(key) for key in (*wanted, "format")}
+    return json.dumps(found) == json.dumps(
+        {**wanted, "format": FORMAT}
+    )  # a document that was read has lists for tuples
 
 
 def lost_in(subject: Subject, precision: Precision) -> dict[str, Any]:
