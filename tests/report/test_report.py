@@ -147,8 +147,10 @@ def test_what_is_not_as_printed_stands_beside_ours_and_the_papers_number_does_no
     for named in ("784-512-10", "T 8 instead of 30, K 4 instead of 10, epochs 2 instead of 30", "|few|"):
         assert named in row, named
     assert "data few instead of mnist, trained on 400 samples, tested on 100 samples" in row
-    assert "other data" in row
     assert "2.00" not in row
+    (section,) = re.findall(r'<section id="results">.*?</section>', text, re.S)
+    assert "paper</th>" not in section, "no column about the paper where there is no paper"
+    assert "reproduced" not in section
     assert "reproduced" not in row
     assert "784-512-10 on few, 1 trial, T 8 instead of 30" in text, "the curves say it too"
 
@@ -347,7 +349,7 @@ FIGURE = "#curves figure:nth-of-type(2)"
 @pytest.mark.browser
 def test_in_a_browser_the_hover_shows_the_values_of_the_metrics(browser: Browser, folder: Path) -> None:
     browser.open(folder / "report.html")
-    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own, few)"
+    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own, few) own"
     assert browser.run(f"document.querySelector('{FIGURE} .tip').hidden")
     left, top, width, height = place_of(browser, f"{FIGURE} .chart")
     browser.point_at(left + 0.99 * width, top + height / 2)

@@ -100,10 +100,10 @@ def table1(
                 result = begin_or_resume(spec, folder, watch=watch, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
-                    write_report(out, with_curves=False)
+                    write_report(out, with_curves=False, examine=False)
     if rank() > 0:
         return
-    written = write_report(out)
+    written = write_report(out, examine=False)
     if not quiet:
         _show(out, written)
 

@@ -34,13 +34,17 @@ MNIST_FINGERPRINT = "61e839b25c9fe06f39ffa760ec9544a035b59b7cf2bbf5db7329babc96d
 class Images:
     """A data set: x holds one flat sample per row; y the labels 0 .. classes-1, int64, or targets of floats.
 
-    x is floats as the network takes them, or uint8, a quarter of the memory: `floats` divides by 255. `shape` is that
-    of one sample, such as (28, 28) or (3, 32, 32). `classes` counts the classes, or the columns of the targets.
-    `sha256` identifies the set: the digest of the uncompressed training images file followed by the training labels
-    file, and by test files that are not those of the published set; or of the arrays. A split keeps it.
-    `fingerprint` is the digest of the tensors, where they were given.
-
     To make one from your own arrays use `from_arrays`.
+
+    train_x, test_x     one flat sample per row: floats as the network takes them, or uint8 (see `floats`)
+    train_y, test_y     labels 0 .. classes-1, int64, (N,), or targets of floats, (N, outputs)
+    shape               of one sample, such as (28, 28) or (3, 32, 32)
+    classes             the number of classes, or the columns of the targets
+    name                what pages and messages call the set
+    sha256              identifies the set: the digest of the uncompressed training images and labels files, and of test
+                        files that are not those of the published set; or of the arrays. A split keeps it
+    fingerprint         the digest of the tensors, where they were given
+    class_names         what the classes are called, if the data says so
     """
 
     train_x: Tensor  # (N, pixels)
@@ -142,7 +146,12 @@ def idx_directory(
 
     The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
     t10k-labels-idx1-ubyte; a dot before idx and a .gz ending are accepted, and an uncompressed file is preferred.
-    `sha256` maps these names to the required digests of the uncompressed files.
+
+    path        the directory
+    device      where to put the tensors; None: the CPU
+    dtype       of the samples
+    classes     the number of classes
+    sha256      required digests of the uncompressed files, by these names
     """
     check_destination(device, dtype)
     directory = Path(path)
@@ -202,6 +211,10 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
     """Turn labels (...,) into targets (..., classes): 1 at the label, 0 elsewhere.
 
     Checking the values synchronises with the device: convert a whole set at once, not every mini-batch.
+
+    labels      numbers 0 .. classes-1, of any shape
+    classes     their number
+    dtype       of the targets
     """
     if labels.dtype != torch.int64:
         raise ValueError(f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long().")

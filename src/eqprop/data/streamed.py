@@ -224,8 +224,15 @@ def _raise_only_here(reader: Any) -> None:
 class Streamed:
     """Training and test samples read while they are used; like `Images`, without their tensors.
 
-    To make one use `streamed`. `sha256` is that of the declared identity: name, lengths, classes, and the first and
-    last samples of both halves.
+    To make one use `streamed`.
+
+    train, test     the two halves, read sample by sample
+    form            shape, classes and type of a sample
+    name            what pages and messages call the set
+    sha256          of the declared identity: name, lengths, classes, and the first and last samples of both halves
+    dtype, device   of the batches that are read
+    class_names     what the classes are called, if the data says so
+    fingerprint     of the tensors, where they were given
     """
 
     train: Half

@@ -496,6 +496,7 @@ def bind(
         session = eqprop.bind("P-1h", trials=2)
         session.model, session.cost, session.estimator, session.optimizer, session.engine
 
+    ranks       the processes that share the work, as `eqprop.distributed.join()` finds them
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
