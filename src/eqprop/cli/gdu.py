@@ -44,7 +44,7 @@ OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimiz
 
 
 @command("gdu", "eqprop gdu EB-1h --T 400", "eqprop gdu my.py:build --T 1000 --K 20 --beta 0.01 --out mine")
-@with_settings(without=OF_TRAINING)
+@with_settings(without=OF_TRAINING, defaults=False)
 def gdu(
     target: Examined,
     settings: dict[str, Any],
@@ -61,7 +61,8 @@ def gdu(
     """Does EP compute the gradient of this model, and if not, why?
 
     Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
-    of Table 2 (see eqprop list) with the settings of that table, its preset gdu; of a run folder, its weights.
+    of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
+    a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
     --precision NAME also says how far products in that precision lose the update.
     """
     check_json(json)
