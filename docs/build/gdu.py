@@ -93,8 +93,8 @@ def silence_block() -> str:
     lines = [[name, *(n[key] for key in SILENCED)] for name, n in found["silenced"].items()]
     heads = ["layer", "neurons × samples", "saturated", "silent in EP alone", "of these saturated"]
     parts = found["budget"]["parts"]["synapses"]
-    note = "For synapses it is the outputs that count: EP's nudge bypasses the sigma' that BPTT sees there, and the budget "
-    note += f"gives that part {number(parts['output_slope'])} of an RMSE of {number(parts['rmse'])}."
+    note = "For synapses it is the outputs that count: EP's nudge bypasses the sigma' that BPTT sees there, and the "
+    note += f"budget gives that part {number(parts['output_slope'])} of an RMSE of {number(parts['rmse'])}."
     return f"{table(heads, lines)}\n\n{note}"
 
 
