@@ -27,8 +27,8 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data.images import Images, epoch_order, mnist, one_hot, split_validation
 from eqprop.dynamics import set_nudge_site
-from eqprop.engines.base import Job
-from eqprop.engines.eager import Agreement, EagerRunner
+from eqprop.engines.base import Job, load_engine
+from eqprop.engines.eager import Agreement
 from eqprop.estimators import EP, RBP, Backprop, Estimator
 from eqprop.models.readout import READOUT_SEED, CrossEntropy
 from eqprop.provenance import provenance
@@ -55,6 +55,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("results/deep"))
     parser.add_argument("--name", help="of the record; by default experiment-estimator-seed")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--engine", help="by default xla for EP on a CPU, otherwise eager")
     return parser.parse_args()
 
 
@@ -84,9 +85,13 @@ def ep_of(spec: Spec) -> EP:
 class Training:
     """One seed of an experiment, with its records; it goes on from its checkpoint."""
 
-    def __init__(self, spec: Spec, estimator: Estimator, images: Images, path: Path) -> None:
+    def __init__(
+        self, spec: Spec, estimator: Estimator, images: Images, path: Path, engine: str | None = None
+    ) -> None:
         seed = spec.run.seed
         self.spec, self.estimator, self.images, self.path = spec, estimator, images, path
+        simple = isinstance(estimator, Backprop) or images.train_x.is_cuda
+        self.engine = engine or ("eager" if simple else "xla")
         self.model = spec.model.build(seed, torch.float32)
         set_nudge_site(self.model, spec.model.nudge_site)
         self.cost: Cost = SquaredError()
@@ -108,10 +113,12 @@ class Training:
         job = Job(
             self.model, self.cost, self.estimator, self.optimizer, self.images.train_x, targets, self.images.train_y
         )
+        runner = load_engine(self.engine).runner(job)
         if not self.cosines:
             self.cosines["before"] = self.examined()
         for epoch in range(len(self.records), self.spec.optimizer.epochs):
-            began, runner = time.process_time(), EagerRunner(job)
+            began = time.process_time()
+            runner.reset()
             runner.run(epoch_order(self.spec.run.seed, epoch, len(targets), self.spec.optimizer.batch))
             seconds, seen = time.process_time() - began, runner.tally.read()
             record = {
@@ -200,6 +207,7 @@ class Training:
         summary = {
             "experiment": self.spec.to_dict(),
             "estimator": repr(self.estimator),
+            "engine": self.engine,
             "judged_on": self.images.name,
             "test_samples": len(self.images.test_x),
             "last": errors[-1],
@@ -244,7 +252,7 @@ def main() -> None:
         images = replace(images, train_x=images.train_x[: given.samples], train_y=images.train_y[: given.samples])
     estimator: Estimator = Backprop() if given.estimator == "backprop" else ep_of(spec)
     name = given.name or f"{given.experiment}-{given.estimator}-{given.seed}"
-    Training(spec, estimator, images, given.out / f"{name}.json").run()
+    Training(spec, estimator, images, given.out / f"{name}.json", given.engine).run()
 
 
 if __name__ == "__main__":

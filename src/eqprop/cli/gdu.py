@@ -38,7 +38,7 @@ from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-KEPT = ("batch", "seed", "device", "threads", "precision")
+KEPT = ("batch", "seed", "device", "threads", "precision", "form")
 OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimizer", "run") and f.flat not in KEPT]
 """Settings that a comparison does not have, of sections from which it keeps only a few."""
 
@@ -114,7 +114,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update, nudging {found['nudging']}, with products in {found['declared']}, against float32's"
+    title = f"EP's update, nudging {found['nudging']}, {found['form']} form, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
@@ -129,6 +129,7 @@ def _precision(found: Mapping[str, Any]) -> Table:
 def _heading(d: Mapping[str, Any]) -> str:
     said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
     said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
+    said += ", difference form" if d.get("form") == "difference" else ""
     if d.get("cost", "squared-error") != "squared-error":
         said += f", {d['cost']}"
     what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
