@@ -1,12 +1,13 @@
 """The plain and the difference form of the nudged phase: what each keeps of the update, and what it costs.
 
-python -m benchmarks.forms cosines      nets x beta x type of numbers: the least cosine of a layer with the exact gradient
-python -m benchmarks.forms precision    P-3h at the paper's settings with 16-bit products: cosine with float64, per layer
+python -m benchmarks.forms cosines      nets x beta x numbers: the least cosine of a layer with the exact gradient
+python -m benchmarks.forms precision    P-3h at the paper's settings with 16-bit products: cosines with float64
 python -m benchmarks.forms theorem      Theorem 1 on the toy net in float32 with beta = 1e-5
 python -m benchmarks.forms beta         the best beta against the residual that a free phase ends with
 python -m benchmarks.forms speed        CPU time of a training iteration, difference over plain, measured in turns
 
-Each writes its part of results/deep/forms.json. The exact gradient is recurrent backprop's at the state of rest, in float64.
+Each writes its part of results/deep/forms.json. The exact gradient is that of recurrent backprop at the state of rest,
+in float64.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ SAMPLES, TURNS, ITERATIONS = 20, 9, 3
 def chain(depth: int, gain: float = 1.0) -> Network:
     """Tanh layers of 64 in a row, as in deep-10."""
     names = [f"s{n}" for n in range(depth)]
-    ways = [Dense(pre, post, feedback_gain=gain) for post, pre in zip(names, names[1:], strict=False)]
+    ways = [Dense(pre, post, feedback_gain=gain) for post, pre in pairwise(names)]
     return Network(
         784,
         dict.fromkeys(names, 64) | {"s0": 10},
@@ -120,7 +122,7 @@ def cosines() -> dict[str, Any]:
 
 
 def precision() -> dict[str, Any]:
-    """Each layer's update with 16-bit products, against float64's of the same form from the same free state, and its own."""
+    """Each layer's update with products of fewer bits, against that of the same form in float64."""
     spec = eqprop.papers.find("P-3h")
     x, y = digits()
     problem = Problem(spec.model.build(0, torch.float32), SquaredError(), x, y)
@@ -174,7 +176,7 @@ def beta() -> dict[str, Any]:
                 points.append({"residual": float(begun.residual.max()), "beta": best, "error": errors[best]})
             slope = fitted([(p["residual"], p["beta"]) for p in points if GRID[3] < p["beta"] < GRID[-4]])
             out[name][nudging] = {"exponent": slope, "points": points}
-            print(name, nudging, round(slope, 3), [(f"{p['residual']:.1e}", f"{p['beta']:.1e}") for p in points], flush=True)
+            print(name, nudging, round(slope, 3), json.dumps(rounded(points, 2)), flush=True)
     return out
 
 
@@ -220,7 +222,9 @@ def speed() -> dict[str, Any]:
             for form in FORMS:
                 net = copy.deepcopy(model)
                 optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
-                job = Job(net, SquaredError(), EP(T, K, 0.5, form=form), optimizer, images.train_x, targets, images.train_y)
+                job = Job(
+                    net, SquaredError(), EP(T, K, 0.5, form=form), optimizer, images.train_x, targets, images.train_y
+                )
                 runners[form] = load_engine(engine).runner(job)
             order = epoch_order(0, 0, len(targets), SAMPLES)
             spent: dict[str, list[float]] = {form: [] for form in FORMS}

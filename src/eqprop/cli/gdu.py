@@ -114,7 +114,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update, nudging {found['nudging']}, {found['form']} form, with products in {found['declared']}, against float32's"
+    what = f"nudging {found['nudging']}, {found['form']} form"
+    title = f"EP's update, {what}, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
