@@ -185,9 +185,12 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "a toy of two sizes": (lambda: Toy((5, 10)), ["(5, 10)", "(outputs, hidden, inputs)"]),  # type: ignore[arg-type]
     "an unknown activation": (
         lambda: Layered((2, 3), activation="sigmod"),
-        ["'sigmod'", "tanh, sigmoid, hard-sigmoid", "Did you mean 'sigmoid'?"],
+        ["'sigmod'", "tanh, sigmoid, logistic, hard-sigmoid", "Did you mean 'sigmoid'?"],
     ),
-    "an activation unlike any": (lambda: Toy(activation="xyz"), ["'xyz'", "tanh, sigmoid, hard-sigmoid", "function"]),
+    "an activation unlike any": (
+        lambda: Toy(activation="xyz"),
+        ["'xyz'", "tanh, sigmoid, logistic, hard-sigmoid", "function"],
+    ),
     "an unknown setting": (lambda: Layered((2, 3), "eb"), ["'eb'", "'energy-based' or 'prototypical'"]),  # type: ignore[arg-type]
     "an unknown init": (lambda: Layered((2, 3), init="zeros"), ["'zeros'", "'glorot', 'default' or a function"]),  # type: ignore[arg-type]
     "an init of a wrong shape": (

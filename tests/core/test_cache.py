@@ -111,6 +111,7 @@ def load_in_a_process(cache: Path, umask: int = 0o022) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_damaged_library_is_compiled_again_and_one_umask_leaves_one_folder(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for damage in ("none", "truncated", "flipped"):

@@ -184,7 +184,7 @@ def test_every_kind_of_truncated_archive_is_reported(chosen: BinarySet, tmp_path
         with pytest.raises(ValueError, match="damaged archive|not the published file"):
             cifar.read_published(chosen, path)
         # What is inside is checked even if the archive's digest were right.
-        blind = chosen.override(md5=hashlib.md5(whole[:length]).hexdigest())
+        blind = replace(chosen, md5=hashlib.md5(whole[:length]).hexdigest())
         with pytest.raises(ValueError, match=r"is a damaged archive \(.*\); expected the whole cifar"):
             cifar.read_published(blind, path)
 
@@ -221,7 +221,7 @@ def test_links_other_sizes_and_missing_members_are_refused(chosen: BinarySet, tm
     for change, words in ((as_link, "as a link"), (longer, "as a file of"), (moved, f"has no {chosen.inside}/{first}")):
         path = archive_of(chosen, tmp_path)
         rebuilt(path, change)
-        blind = chosen.override(md5=hashlib.md5(path.read_bytes()).hexdigest())
+        blind = replace(chosen, md5=hashlib.md5(path.read_bytes()).hexdigest())
         with pytest.raises(ValueError, match=words):
             cifar.read_published(blind, path)
     assert {entry.name for entry in tmp_path.iterdir()} == {chosen.archive, "outside.bin"}

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from eqprop import data, predict, train
 from eqprop.models.layered import LayeredNet
 from eqprop.report.page import write_report
-from eqprop.run import evaluate, plan, resume
-from eqprop.run.dataset import describe
+from eqprop.run import evaluate, resume
 from eqprop.run.spec import Spec
 
 RATES = {"W12": 0.1, "W01": 0.05}
@@ -293,17 +292,6 @@ def test_targets_are_trained_and_measured_by_the_variance_they_leave(tmp_path: P
     assert torch.equal(predict(found, made.test_x, outputs=False), state[0].argmax(-1))
     assert "variance that is not explained" in write_report(tmp_path / "run", with_curves=False).page.read_text()
     assert repr(found) == "Trained(tiny, 8-20-2, trained by ep for 15 epochs)"
-
-
-def test_a_run_that_did_not_record_its_targets_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As earlier versions wrote it; its predictions are numbers when asked."""
-    given = (*regression(40, 0), *regression(10, 1))
-    experiment = TINY.override(model=LayeredNet((2, 20, 8)), epochs=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(plan, "describe", lambda images: {k: v for k, v in describe(images).items() if k != "targets"})
-        train(experiment, tmp_path / "run", data=given)
-    resume(tmp_path / "run", data=given, epochs=2)
-    assert predict(tmp_path / "run", given[2], outputs=True).shape == (10, 2)
 
 
 def test_an_npz_file_and_fewer_test_samples_on_the_command_line(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import typer
-from helpers.pages import PAGES, ROOT, code_blocks, run_python
+from helpers.pages import PAGES, ROOT, code_blocks, run_block
 
 from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
 from docs.build.text import filled, number, span, table
@@ -101,10 +101,16 @@ def test_every_picture_is_on_a_page() -> None:
     assert [name for name in PICTURES if f"pictures/{name}.svg" not in text] == []
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: p.name)
-def test_python_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Every block on its own, in one process."""
-    run_python(tmp_path, "\n".join(f"exec({code!r}, {{}})" for code in code_blocks(page, "python")))
+BLOCKS_OF_PYTHON = [
+    pytest.param(code, id=f"{page.name} {n}")
+    for page in PAGES[1:]
+    for n, code in enumerate(code_blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS_OF_PYTHON)
+def test_python_on_a_page_runs(code: str, tmp_path: Path) -> None:
+    run_block(tmp_path, code)
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -16,7 +17,8 @@ from helpers.pages import ROOT, run_here
 
 from docs.build.claims.gallery import COMMAND, PLACE, file_name
 from docs.build.claims.pages import KINDS, SECTIONS, every, pages, seconds
-from docs.build.claims.rules import UNMEASURED, Leaf, Row, judge, leaves, rows, verdict
+from docs.build.claims.rules import Leaf, Row, judge, leaves, rows, verdict
+from docs.build.results import documents
 from eqprop.report.paper import FIGURES
 
 PAPER = Path(os.environ.get("EQPROP_PAPER", ROOT.parent / "shared" / "paper"))
@@ -134,13 +136,16 @@ def changed(value: Any, change: Change) -> Any:
 
 
 def changes(rule: str, found: dict[str, list[Leaf]]) -> Iterator[list[tuple[Leaf, Any]]]:
-    """Changes of one number, of all of one name, into a number of the rule, and of one name into another."""
+    """Changes of one number, of all of one name, of all; of processes; into a number of the rule; by another name."""
     for name, own in found.items():
         for change in NUMBERS:
             yield from ([(leaf, changed(leaf.value, change))] for leaf in own)
             yield [(leaf, changed(leaf.value, change)) for leaf in own]
-        for stated in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rule):
-            yield [(leaf, changed(leaf.value, lambda _, n=stated: float(n))) for leaf in own]
+        if all(isinstance(leaf.value, list) for leaf in own):
+            yield [(leaf, [v * 0.1**t for t, v in enumerate(leaf.value)]) for leaf in own]
+            yield [(leaf, leaf.value[::-1]) for leaf in own]
+        stated = re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rule)
+        yield from ([(leaf, changed(leaf.value, lambda _, n=n: float(n))) for leaf in own] for n in stated)
         for other, theirs in found.items():
             if other == name:
                 continue
@@ -150,34 +155,65 @@ def changes(rule: str, found: dict[str, list[Leaf]]) -> Iterator[list[tuple[Leaf
                 yield from (
                     [(a, b.value) for n, (a, b) in enumerate(both) if n != without] for without in range(-1, len(own))
                 )
+                yield from ([(a, changed(b.value, lambda v, n=n: float(n) * v)) for a, b in both] for n in stated)
+    for change in NUMBERS:
+        yield [(leaf, changed(leaf.value, change)) for own in found.values() for leaf in own]
 
 
-def flips(row: Row, case: str) -> bool:
-    """Whether some generated change of the results turns the rule around in this case."""
-    found, before = leaves(row, case), judge(row, case)
-    assert found is not None
-    for change in changes(row.rule, found):
-        kept = [(leaf, leaf.value) for leaf, _ in change]
-        for leaf, value in change:
+def judged_with(row: Row, case: str, change: list[tuple[Leaf, Any]]) -> bool | None:
+    """What the rule says of changed results; None where it cannot be evaluated."""
+    kept = [(leaf, leaf.value) for leaf, _ in change]
+    for leaf, value in change:
+        leaf.container[leaf.key] = value
+    try:
+        return judge(row, case)
+    except (ArithmeticError, ValueError):
+        return None
+    finally:
+        for leaf, value in kept:
             leaf.container[leaf.key] = value
-        try:
-            after = judge(row, case)
-        except ArithmeticError:
-            after = before
-        finally:
-            for leaf, value in kept:
-                leaf.container[leaf.key] = value
-        if after != before:
-            return True
-    return False
+
+
+def measured(row: Row) -> dict[str, dict[str, list[Leaf]]]:
+    """The numbers behind a row, by case."""
+    return {case: found for case in row.cases or ("",) if (found := leaves(row, case)) is not None}
 
 
 @pytest.mark.parametrize("row", JUDGED)
-def test_a_change_of_the_result_flips_the_verdict(row: Row) -> None:
-    if verdict(row).word == UNMEASURED:
-        assert row.show, "what is not measured yet has a command"
-        return
-    assert any(flips(row, case) for case in row.cases or ("",) if judge(row, case) is not None)
+def test_a_change_of_the_result_flips_the_verdict_of_each_case(row: Row) -> None:
+    found = measured(row)
+    assert found or row.show, "what is not measured yet has a command"
+    for case, numbers in found.items():
+        turned = not judge(row, case)
+        assert any(judged_with(row, case, change) is turned for change in changes(row.rule, numbers)), case
+
+
+LOST = (None, math.nan)
+
+
+@pytest.mark.parametrize("row", JUDGED)
+def test_no_rule_holds_with_a_number_missing(row: Row) -> None:
+    for case, numbers in measured(row).items():
+        for leaf in (leaf for own in numbers.values() for leaf in (own[0], own[-1])):
+            for value in LOST:
+                lost = [value] * len(leaf.value) if isinstance(leaf.value, list) else value
+                assert not judged_with(row, case, [(leaf, lost)]), (case, leaf.value)
+
+
+def test_no_row_of_table_1_holds_with_four_trials() -> None:
+    every_trial = [found["trials"] for d in documents("table1") for found in d["estimators"].values()]
+    dropped = [trials.pop() for trials in every_trial]
+    try:
+        holding = [
+            (row.says, case)
+            for row in (one.values[0] for one in JUDGED)
+            for case in row.cases or ("",)
+            if any("trials" in read["at"] for read in row.read.values()) and judge(row, case)
+        ]
+    finally:
+        for trials, last in zip(every_trial, dropped, strict=True):
+            trials.append(last)
+    assert holding == []
 
 
 @pytest.mark.parametrize("row", JUDGED)

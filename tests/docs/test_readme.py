@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.pages import ROOT, code_blocks, run_here, run_python
+from helpers.pages import ROOT, code_blocks, run_block, run_here, run_python
 
 README = ROOT / "README.md"
 SHORTER = {
@@ -25,6 +25,7 @@ def test_every_block_is_run() -> None:
     assert sorted(languages) == ["bash", "bash", "python", "python"]
 
 
+@pytest.mark.slow
 def test_it_installs(tmp_path: Path) -> None:
     (line,) = code_blocks(README, "bash")[0].splitlines()
     pytest.importorskip("setuptools")
@@ -39,12 +40,12 @@ def test_it_installs(tmp_path: Path) -> None:
 
 
 def test_ten_lines_train_a_network(tmp_path: Path) -> None:
-    out = run_python(tmp_path, code_blocks(README, "python")[0])
+    out = run_block(tmp_path, code_blocks(README, "python")[0])
     assert int(re.fullmatch(r"test error (\d+) %\n", out)[1]) < 35  # type: ignore[index]
 
 
 def test_an_own_model_has_the_gdu_property(tmp_path: Path) -> None:
-    out = run_python(tmp_path, "import torch; torch.manual_seed(0)\n" + code_blocks(README, "python")[1])
+    out = run_block(tmp_path, code_blocks(README, "python")[1])
     assert "The GDU property holds" in out
 
 
@@ -61,19 +62,16 @@ for words in {lines!r}:
 """The doctor exits with 1 where it finds a cause, and a network trained on 200 samples may have one."""
 
 
-def test_the_commands_run_in_turn(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "left_out", [("tune", "doctor"), pytest.param((), marks=pytest.mark.slow)], ids=["quick", "all"]
+)
+def test_the_commands_run_in_turn(tmp_path: Path, left_out: tuple[str, ...]) -> None:
     lines = []
     for line in code_blocks(README, "bash")[1].splitlines():
         words = shlex.split(line, comments=True)
         assert words[0] == "eqprop"
         lines.append([*words, *next((options for name, options in SHORTER.items() if name in words), [])])
     assert len(lines) >= 8
-    run_python(tmp_path, IN_TURN.format(lines=lines))
+    run_python(tmp_path, IN_TURN.format(lines=[words for words in lines if words[1] not in left_out]))
     assert (tmp_path / "runs" / "p1h" / "report.html").is_file()
     assert (tmp_path / "table1" / "paper" / "P-1h.json").is_file()
-
-
-def test_the_toy_model_is_drawn_on_request(tmp_path: Path) -> None:
-    assert "with `--out FOLDER` it also draws this picture" in README.read_text(encoding="utf-8")
-    run_here(tmp_path, sys.executable, "-m", "eqprop", "gdu", "toy", "--T", "300", "--out", "toy")
-    assert (tmp_path / "toy" / "figures" / "processes.png").is_file()

@@ -57,7 +57,7 @@ def with_symmetric(cases: list[Case]) -> list[Case]:
 CASES = with_symmetric([*layered_cases(), *conv_cases()])
 # In float32 a maximum of a convolution may change its place by rounding, and what follows with it: the convolutional
 # nets are compared in float64, and in float32 at one step, where there is no time for it.
-FLAT_CASES = with_symmetric(layered_cases())
+FLAT_CASES = with_symmetric(layered_cases())[::3]
 FEW = [case for i, case in enumerate(CASES) if i % 7 == 0]
 PAPER_1H = Case("P-1h", lambda seed: Layered((10, 512, 784), seed=seed, dtype=torch.float64), samples=20)
 PAPER_EB = Case(
@@ -81,7 +81,7 @@ def test_one_update_is_as_good_as_float32(case: Case) -> None:
     check_gradient(Cpu(), case, SINGLE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.method == "ep"], ids=str)
 def test_free_phases_end_where_the_reference_ends(case: Case) -> None:
     check_relaxation(Cpu(), case, EXACT)
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import array
+import contextvars
+import ctypes
 import functools
+import itertools
+import os
+import threading
+import types
+import weakref
 from collections import UserDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,9 +21,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eqprop import from_energy
+from eqprop import EP, PrimitiveDynamics, SquaredError, from_energy
 from eqprop.engines import traced
-from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, trace
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, Restless, trace, watched
+from eqprop.state import State, zero_state
 
 HELD = torch.tensor([1.0, 2.0, 3.0])
 COUNT = torch.tensor(2)
@@ -267,7 +276,7 @@ def test_the_watch_does_not_mind_values() -> None:
 def test_the_watch_refuses_what_it_cannot_watch() -> None:
     net = Net()
     net.table = np.ones(traced.ARRAY)
-    assert "numpy array" in str(Fingerprint(net).refusal)
+    assert "holds an array" in str(Fingerprint(net).refusal)
     net = Net()
     net.nested = [[n] for n in range(traced.MOST)]
     assert "too many to watch" in str(Fingerprint(net).refusal)
@@ -276,9 +285,110 @@ def test_the_watch_refuses_what_it_cannot_watch() -> None:
     assert "hooks" in str(Fingerprint(net).refusal)
 
 
+class Words(dict[str, float]):
+    """A dictionary with an attribute."""
+
+    gain = 1.0
+
+
+STORE = {"gain": 1.0}
+
+
+@functools.lru_cache
+def remembered() -> float:
+    return STORE["gain"]
+
+
+def forget() -> None:
+    STORE["gain"] += 1.0
+    remembered.cache_clear()
+
+
+def hidden() -> dict[str, tuple[object, Callable[[Any], object]]]:
+    """What a function may read that neither has attributes nor is a container of Python's own, and a change of it."""
+    module, local, owner = types.ModuleType("one_of_ones_own"), threading.local(), Owner()
+    module.gain = local.gain = 1.0  # type: ignore[attr-defined]
+    remembered()
+    return {
+        "bytes": (bytearray([1]), lambda held: held.append(2)),
+        "array": (array.array("d", [1.0]), lambda held: held.append(2.0)),
+        "variable of a context": (contextvars.ContextVar("gain", default=1.0), lambda held: held.set(2.0)),
+        "module": (module, lambda held: setattr(held, "gain", 2.0)),
+        "of a thread": (local, lambda held: setattr(held, "gain", 2.0)),
+        "reference": (weakref.ref(owner), lambda held: setattr(owner, "gain", 2.0)),
+        "dictionary with attributes": (Words(), lambda held: setattr(held, "gain", 2.0)),
+        "method of a list": ([1.0].__getitem__, lambda held: held.__self__.append(2.0)),
+        "mapping": (types.MappingProxyType(STORE), lambda held: forget()),
+        "cache": (remembered, lambda held: forget()),
+    }
+
+
+@pytest.mark.parametrize("name", hidden())
+def test_the_watch_sees_what_hides_in_a_closure(name: str) -> None:
+    held, change = hidden()[name]
+
+    def function(x: Tensor) -> Tensor:
+        return x * held.gain  # type: ignore[attr-defined, no-any-return]
+
+    watch = Fingerprint(function)
+    assert watch.refusal is None
+    assert not watch.changed()
+    change(held)
+    assert watch.changed()
+
+
+@pytest.mark.parametrize("held", [ctypes.c_double(1.0), np.random.default_rng(0), itertools.count()])
+def test_what_shows_nothing_of_itself_is_refused(held: object) -> None:
+    refusal = str(Fingerprint({"held": held}).refusal)
+    assert refusal.endswith(f"{type(held).__qualname__}, which cannot be watched")
+
+
+def test_what_reads_files_or_the_environment_is_refused() -> None:
+    assert "environment" in str(Fingerprint(lambda x: x * float(os.environ["GAIN"])).refusal)
+    assert Fingerprint(lambda x: x * os.sep.count("/")).refusal is None
+
+
+def test_what_is_made_when_first_used_is_made_of_numbers() -> None:
+    """A mask that a model makes at its first step, and keeps, has values; one that changes at each step is told."""
+    held: dict[str, Any] = {}
+
+    def step() -> object:
+        return held.setdefault("mask", torch.ones(2))
+
+    watch = watched(step, held)
+    assert not watch.changed()
+    assert type(held["mask"]) is Tensor
+    with pytest.raises(Restless, match="changes at every call"):
+        watched(lambda: held.update(mask=torch.ones(2)), held)
+
+
+class Masked(PrimitiveDynamics):
+    """Makes a mask at its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W, self.mask = nn.Parameter(torch.full((2, 3), 0.3)), None
+
+    def init_state(self, x: Tensor) -> State:
+        return zero_state(x, [(2,)], x.shape[:1])
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.linspace(0.5, 1.0, 3)
+        return (s[0] * ((x * self.mask) @ self.W.T)).sum(-1)
+
+
+def test_a_model_may_make_a_mask_at_its_first_step() -> None:
+    model, cost, x, y, ep = Masked(), SquaredError(), torch.rand(4, 3), torch.rand(4, 2), EP(T=2, K=2)
+    ep.backward(model, cost, x, y)
+    assert type(model.mask) is Tensor
+    found, model.W.grad = model.W.grad, None
+    ep.backward(model, cost, x, y, engine="eager")
+    torch.testing.assert_close(found, model.W.grad)
+
+
 def test_the_watch_lets_a_model_go() -> None:
     import gc
-    import weakref
 
     model = from_energy(lambda x, s, th: (s[0] * th["W"]).sum(-1), {"W": torch.ones(2)}, (2,), eps=0.1)
     watch, gone = Fingerprint(model), weakref.ref(model)

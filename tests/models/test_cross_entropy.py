@@ -52,7 +52,7 @@ from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
-from eqprop.run.laboratory import Subject, compare, find_subject, is_same
+from eqprop.run.laboratory import BoundProblem, compare, find_problem, is_same
 from eqprop.run.own import OwnNet
 from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec
@@ -258,7 +258,7 @@ def test_the_readout_takes_the_place_of_the_output_layer() -> None:
     assert experiment.model == LayeredNet((512, 512, 784))
     assert dict(experiment.optimizer.rates) == {"W12": 0.2, "W01": 0.05, "Wout": 0.005}
     changes = [change.field for change in experiment.changes(papers.find("P-2h"))]
-    assert changes == ["sizes", "rates", "cost"]
+    assert changes == ["sizes", "cost", "rates"]
     conv = papers.find("P-conv").override(cost="cross-entropy")
     assert conv.model == ConvolutionalNet(flat=())
     assert dict(conv.optimizer.rates) == {"Wconv12": 0.15, "Wconv01": 0.035, "Wout": 0.015}
@@ -295,7 +295,7 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     assert 100.0 * float((answers != images.test_y).double().mean()) == pytest.approx(errors[-1])
     assert evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"] == pytest.approx(errors[-1])
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["cost"] == "cross-entropy"
+    assert plain["experiment"]["cost"] == {"kind": "cross-entropy"}
 
 
 def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_one_network_built_with_and_without_the_option() -> None:
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
     experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
     session = bind(experiment, dtype=F64, trains=False)
-    document, _ = compare(Subject(session, session.problem()))
+    document, _ = compare(BoundProblem(session, session.problem()))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
     assert is_same(document, session.spec, F64)
@@ -359,7 +359,7 @@ def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path)
 def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
     images = write_idx(tmp_path / "data", few_images())
     train(small(epochs=1), tmp_path / "run", data=images)
-    found = find_subject(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
+    found = find_problem(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
     cost, saved = found.problem.cost, load(tmp_path / "run").cost
     assert isinstance(cost, CrossEntropy)
     assert isinstance(saved, CrossEntropy)
@@ -374,7 +374,7 @@ def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert summary(done.stdout)["engine"] == "eager"
     experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]
-    assert experiment["rates"] == {"W01": 0.1, "Wout": 0.2}
+    assert experiment["optimizer"]["rates"] == {"W01": 0.1, "Wout": 0.2}
     wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
     assert wrong.returncode == 2
     assert "Did you mean 'cross-entropy'?" in wrong.stderr

@@ -140,14 +140,14 @@ def test_a_model_without_phi_has_none() -> None:
 
 @pytest.mark.parametrize("model", [Layered((2, 3, 4)), Convolutional((1, 8, 8), (2,), (3,), kernel=3)])
 @pytest.mark.parametrize("engine", ["cpu"])
-def test_engines_with_the_step_written_out_leave_it_and_sweeps_to_the_reference(model: Any, engine: str) -> None:
+def test_engines_with_the_step_written_out_leave_it_and_sweeps_to_others(model: Any, engine: str) -> None:
     with pytest.raises(ValueError, match="it has no sweeps"):
         choose(engine, Task(model, COST, EP(3, 2, schedule="sweeps")))
-    assert choose("auto", Task(model, COST, EP(3, 2, schedule="sweeps"))).name == "eager"
+    assert choose("auto", Task(model, COST, EP(3, 2, schedule="sweeps"))).name != engine
     set_nudge_site(model, "implicit")
     with pytest.raises(ValueError, match="it has no implicit nudge"):
         choose(engine, Task(model, COST, EP(3, 2)))
-    assert choose("auto", Task(model, COST, EP(3, 2))).name == "eager"
+    assert choose("auto", Task(model, COST, EP(3, 2))).name != engine
 
 
 def test_the_cpu_engine_relaxes_in_sweeps_by_the_reference() -> None:

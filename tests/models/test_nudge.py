@@ -216,7 +216,7 @@ def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
 def test_a_run_says_where_its_nudge_was(tmp_path: Path) -> None:
     train(SMALL.override(nudge_site="inside", epochs=1), tmp_path / "run", data=few_images())
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["nudge_site"] == "inside"
+    assert plain["experiment"]["model"]["nudge_site"] == "inside"
     assert load(tmp_path / "run").model.nudge_site == "inside"
 
 
@@ -226,4 +226,4 @@ def test_a_run_of_ones_own_model_takes_its_word_for_it(tmp_path: Path) -> None:
 
     train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), model=own)
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["nudge_site"] == "inside"
+    assert plain["experiment"]["model"]["nudge_site"] == "inside"

@@ -186,8 +186,6 @@ def test_the_report_shows_augmented_images(tmp_path: Path, images: Images) -> No
     assert page.count("data:image/png;base64,") == 1
     assert "(flip, crop 4 with padding reflect, cutout 8)" in page
     assert page.index("Training images, augmented") < page.index("data:image/png") < page.index("<details>"), "in sight"
-    (tmp_path / "run" / "augmented.png").write_bytes(b"<script>")
-    assert "data:image/png" not in write_report(tmp_path / "run", with_curves=False).page.read_text(), "not a PNG"
 
 
 def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
@@ -323,11 +321,11 @@ def test_a_picture_of_16_bits_is_refused(tmp_path: Path) -> None:
 
 def test_predict_with_other_steps_keeps_the_schedule() -> None:
     net = eqprop.load(EXAMPLE, "ep-symmetric")
-    short = replace(net, experiment=net.experiment.override(T=8))
+    short = replace(net, spec=net.spec.override(T=8))
     drawn = torch.Generator().manual_seed(0)
     x = torch.rand(200, 3, 1, 1, generator=drawn) * (0.5 + 0.5 * torch.rand(200, 3, 32, 32, generator=drawn))
     x[:, :, 16:] /= 3
     answers = eqprop.predict(short, x)
     assert torch.equal(eqprop.predict(net, x, T=8), answers)
-    at_once = short.override(experiment=replace(short.experiment, schedule="synchronous"))
+    at_once = replace(short, spec=short.spec.override(schedule="synchronous"))
     assert not torch.equal(eqprop.predict(at_once, x), answers)

@@ -25,7 +25,7 @@ from eqprop.run.distributed import ALONE, Ranks, check_same
 TESTS = Path(__file__).resolve().parents[1]
 SAME, SAME_IN_FLOAT32 = 1e-12, 1e-5
 """Gradients of the parts against that of the whole: the sum over samples in another order, relative to the largest."""
-CASES = [f"{name}, {size} ranks" for size in (2, 4) for name in rank_cases.CASES]
+CASES = [f"{name}, {size} ranks" for size in (2,) for name in rank_cases.CASES]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_one_process(found: dict[str, Any], case: str, dt
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_running_errors_over_100_iterations_are_within_one_sample(found: dict[str, Any], case: str) -> None:
+def test_running_errors_are_within_one_sample(found: dict[str, Any], case: str) -> None:
     gap = found["compare"]["training"][case]
     assert gap["train_error"] <= 100.0 / rank_cases.SAMPLES
     assert gap["test_error"] <= 100.0 / 250

@@ -22,12 +22,12 @@ from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicE
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cpu.engine import Cpu
-from eqprop.engines.cuda.conv import Conv
+from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
-from eqprop.engines.cuda.graph import Graph
+from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
-from eqprop.estimators import Backprop, Signs
+from eqprop.estimators import AsymEP, Backprop, CoupledLearning, Dyadic, Signs, VectorField
 from eqprop.estimators.named import ESTIMATORS, label
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.models.layered import LayeredNet
@@ -62,7 +62,7 @@ def first_lines(run: Path) -> list[float]:
 def test_every_form_learns_and_the_folder_says_which_it_was(runs: Path) -> None:
     ends = []
     for form in FORMS:
-        assert json.loads((runs / form / "experiment.json").read_text())["settings"]["estimators"] == [form]
+        assert json.loads((runs / form / "experiment.json").read_text())["experiment"]["estimator"]["kind"] == form
         summary = json.loads((runs / form / "result.json").read_text())
         assert list(summary["estimators"]) == [form]
         losses = first_lines(runs / form)
@@ -106,7 +106,8 @@ class Told(Watch):
 
 def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_path: Path, images: Images) -> None:
     fast, slow = Told(), Told()
-    options: dict[str, Any] = {"data": images, "estimator": "continual", "epochs": 1, "samples": 40, "T": 20, "K": 10}
+    phases = {"estimator": "ep-continual", "T": 20, "K": 10}
+    options: dict[str, Any] = {"data": images, "epochs": 1, "samples": 40, **phases}
     train(SMALL, tmp_path / "fast", watch=fast, **options)
     train(SMALL, tmp_path / "slow", watch=slow, rates={"*": 1e-4}, **options)
     assert any(
@@ -171,15 +172,12 @@ def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> 
         resume(runs / "ep-symmetric", data=images, estimator="ep")
 
 
-def test_a_record_of_before_the_forms_is_one_sided(runs: Path) -> None:
-    plain = SMALL.to_dict()
-    del plain["estimator"], plain["points"]
-    assert make_estimator(Spec(**plain), "ep") == EP(8, 4, beta=0.2)
-
-
 def test_records_make_each_form() -> None:
-    experiment = SMALL.override(points=6)
-    made = {form: make_estimator(experiment, form, build_model(experiment, 0)) for form in FORMS}
+    made = {}
+    for form in FORMS:
+        points = {"points": 6} if form == "ep-holomorphic" else {}
+        experiment = SMALL.override(estimator=form, **points)
+        made[form] = make_estimator(experiment, form, build_model(experiment, 0))
     assert made == {
         "ep": EP(8, 4, beta=0.2),
         "ep-symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
@@ -189,9 +187,13 @@ def test_records_make_each_form() -> None:
         "bptt": BPTT(8, 4),
         "rbp": RBP(8, 4),
         "backprop": Backprop(),
+        "vector-field": VectorField(8, 4, beta=0.2),
+        "asym-ep": AsymEP(8, 4, beta=0.2),
+        "dyadic": Dyadic(8, 4),
+        "coupled-learning": CoupledLearning(8, 4, beta=0.2),
     }
-    changed = [str(c) for c in experiment.override(estimator="ep-holomorphic").changes(SMALL)]
-    assert changed == ["estimator ep-holomorphic instead of ep", "points 6 instead of 4"]
+    changed = [str(c) for c in SMALL.override(estimator="ep-holomorphic", points=6).changes(SMALL)]
+    assert changed == ["estimator ep-holomorphic instead of ep", "points 6"]
 
 
 def test_trials_side_by_side_draw_the_signs_they_draw_alone(tmp_path: Path, images: Images) -> None:
@@ -260,7 +262,7 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
     order = torch.randint(12, (70, 4), generator=torch.Generator().manual_seed(1))
     order = order if networks is None else order[:, None].expand(70, networks, 4)
     ends = []
-    for engine, device in ((Graph(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
+    for engine, device in ((CapturedEngine(), "cuda"), (Eager(), "cuda"), (Eager(), "cpu")):
         job = small_job(networks, signs, form, device)
         assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
         runner = engine.runner(job)
@@ -274,7 +276,7 @@ def test_the_graph_engine_does_what_the_reference_does(networks: int | None, for
 KERNELS: dict[type[Engine], Callable[[], Dynamics]] = {
     OneHidden: lambda: Layered((10, 64, 784), seed=0),
     Deep: lambda: Layered((10, 64, 64, 784), seed=0),
-    Conv: lambda: Convolutional(seed=0),
+    ConvEngine: lambda: Convolutional(seed=0),
 }
 
 
@@ -289,7 +291,7 @@ def test_the_kernels_refuse_the_forms_they_do_not_know(engine: type[Engine]) -> 
     for form in (EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4), ContinualEP(20, 4)):
         known = isinstance(form, EP) and form.nudging in engine.nudgings
         assert (engine().refuses(Task(net, SquaredError(), form)) is None) == known
-        assert Graph().refuses(Task(net, SquaredError(), form)) is None
+        assert CapturedEngine().refuses(Task(net, SquaredError(), form)) is None
 
 
 def test_signs_are_bits_of_a_hash() -> None:
@@ -320,10 +322,10 @@ ENERGY_BASED = SMALL.override(name="eb", model=LayeredNet((10, 24, 784), "energy
 @pytest.mark.parametrize(
     ("experiment", "options", "problem"),
     [
-        (ENERGY_BASED, {"estimator": "holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost: no clip"),
-        ("P-conv", {"estimator": "holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
-        (SMALL, {"estimator": "holomorphic", "beta": -0.1}, "beta is -0.1; expected the circle's radius"),
-        (SMALL, {"estimator": "holomorphic", "points": 1}, "points is 1; expected the number of points"),
+        (ENERGY_BASED, {"estimator": "ep-holomorphic"}, "clamp.*Holomorphic EP needs an analytic model and cost"),
+        ("P-conv", {"estimator": "ep-holomorphic"}, "Convolutional with SquaredError cannot step at complex states"),
+        (SMALL, {"estimator": "ep-holomorphic", "beta": -0.1}, "beta is -0.1; expected the circle's radius"),
+        (SMALL, {"estimator": "ep-holomorphic", "points": 1}, "points is 1; expected a whole number from 2"),
         (
             SMALL,
             {"estimator": "symetric"},
@@ -331,18 +333,18 @@ ENERGY_BASED = SMALL.override(name="eb", model=LayeredNet((10, 24, 784), "energy
         ),
         (
             SMALL,
-            {"estimator": "continual", "optimizer": "Adam"},
-            "The optimizer is Adam, but continual EP.*like SGD without options. Omit the optimizer",
+            {"estimator": "ep-continual", "optimizer": "Adam"},
+            "The optimizer is Adam, but continual EP.*like SGD without options. Use SGD without options",
         ),
         (
             SMALL,
-            {"estimator": "continual", "optimizer_options": {"momentum": 0.9}},
+            {"estimator": "ep-continual", "optimizer_options": {"momentum": 0.9}},
             "The optimizer is SGD with momentum=0.9",
         ),
-        (SMALL, {"estimator": "symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
+        (SMALL, {"estimator": "ep-symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
         (
             SMALL,
-            {"estimator": "holomorphic", "engine": "cpu"},
+            {"estimator": "ep-holomorphic", "engine": "cpu"},
             "it computes EP and BPTT, and the estimator is HolomorphicEP",
         ),
     ],
@@ -363,7 +365,7 @@ def test_the_command_line_takes_and_refuses_forms(tmp_path: Path, images: Images
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["estimators"].keys() == {"ep-holomorphic"}
     assert "EP holomorphic, trial 0, engine eager" in done.stderr
-    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["points"] == 6
+    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["estimator"]["points"] == 6
     refused = finish(*words, "holomorfic", "--out", tmp_path / "other")
     assert refused.returncode == 2
     assert "Did you mean 'ep-holomorphic'?" in refused.stderr

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
@@ -140,16 +141,19 @@ def _for(name: str, row: Row, case: str) -> dict[str, Any]:
 
 
 def _at(value: Any, path: list[str]) -> Iterator[Leaf]:
-    """Every place that a path leads to; * stands for any part of a name, and a number counts along a list."""
+    """Every place that a path leads to; * stands for any part of a name, and a number counts along a list.
+
+    What is null or not a number counts as well: no rule holds with it.
+    """
     step, *rest = path
     if isinstance(value, list):
         keys: list[Any] = list(range(len(value))) if step == "*" else [int(step)]
     else:
-        keys = [key for key in value if fnmatchcase(key, step)] if set("*[") & set(step) else [step] * (step in value)
+        keys = [key for key in value if fnmatchcase(key, step)] if set("*[") & set(step) else [step]
     for key in keys:
         if rest:
             yield from _at(value[key], rest)
-        elif value[key] is not None:
+        else:
             yield Leaf(value, key)
 
 
@@ -217,9 +221,15 @@ def verdict(row: Row) -> Verdict:
 
 
 def judge(row: Row, case: str) -> bool | None:
-    """Whether the rule holds in a case; None if it was not measured yet."""
+    """Whether the rule holds in a case; None if it was not measured yet. With a number missing or NaN it does not."""
     values = numbers(row, case)
-    return None if values is None else bool(evaluate(row.rule, values))
+    return None if values is None else _whole(list(values.values())) and bool(evaluate(row.rule, values))
+
+
+def _whole(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_whole, value))
+    return value is not None and not (isinstance(value, float) and isnan(value))
 
 
 def shown(row: Row) -> str:

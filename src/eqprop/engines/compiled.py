@@ -684,6 +684,8 @@ class CompiledSteps:
             self.forget(given.model)
             watches.clear()
         if cost not in watches:
+            # What a model makes when first used, such as a mask, must hold numbers.
+            step_of(given, given.tensors(), given.model.init_state(given.x), None, self.precision)
             watches[cost] = Fingerprint(*given.modules)
 
     def forget(self, model: Dynamics) -> None:

@@ -8,10 +8,18 @@ compared with the reference.
 
 from __future__ import annotations
 
+import array
+import contextvars
+import datetime
+import enum
 import functools
 import logging
+import numbers
 import operator
+import pathlib
+import re
 import sys
+import threading
 import types
 import weakref
 from collections import deque
@@ -30,6 +38,10 @@ Traceable = Callable[..., Sequence[Tensor]]
 
 class CannotTrace(Exception):
     """A function cannot be traced; the message says why, as the end of a sentence."""
+
+
+class Restless(CannotTrace):
+    """What a function holds changes whenever it is called."""
 
 
 _READERS = frozenset(
@@ -192,8 +204,20 @@ MOST = 2000
 ARRAY = 1 << 14
 """Bytes of a numpy array whose values are watched."""
 _LIBRARIES = frozenset({"torch", "numpy", "jax", "jaxlib", "scipy", "builtins", "math", *sys.stdlib_module_names})
-_CONTAINERS = frozenset({"types", "collections", "argparse"})
-"""Libraries whose objects hold what their user put into them."""
+_HARMLESS = (
+    *(numbers.Number, np.generic, np.dtype, np.ufunc, datetime.date, datetime.time, datetime.timedelta),
+    *(enum.Enum, pathlib.PurePath, re.Pattern, slice, logging.Logger),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, type(...), type(NotImplemented)),
+    *(type(threading.Lock()), type(threading.RLock())),
+)
+"""Objects of libraries that never change, or on which no step depends."""
+_SILENT = frozenset({"builtins", "torch", "typing", "jax", "jaxlib"})
+"""Libraries whose other objects, such as an optimizer, are not looked at."""
+_OUTSIDE = frozenset({"open", "read_text", "read_bytes", "environ", "getenv"})
+"""Names of what reads files or the environment."""
+_CACHED = type(functools.cache(len))
 _LEAVES = (
     type(None),
     bool,
@@ -261,13 +285,13 @@ class Fingerprint:
 
     def _add(self, part: object) -> Iterator[object]:
         """Watch an object; yield those that it holds."""
-        if isinstance(part, _LEAVES) or id(part) in self._seen:
+        if type(part) in _LEAVES or id(part) in self._seen:
             return
         self._seen[id(part)] = part
         if isinstance(part, Tensor):
             self._add_tensor(part)
         elif isinstance(part, np.ndarray):
-            self._add_array(part)
+            self._add_bytes(part.nbytes, part.tobytes)
         elif isinstance(part, nn.Module):
             yield from self._of_module(part)
         elif isinstance(part, types.FunctionType):
@@ -276,18 +300,40 @@ class Fingerprint:
             yield from (part.__self__, part.__func__)
         elif isinstance(part, functools.partial):
             yield from (part.func, *part.args, *part.keywords.values())
-        elif isinstance(part, dict | list | set):
+        elif isinstance(part, types.BuiltinFunctionType | types.MethodWrapperType):
+            yield from () if isinstance(part.__self__, types.ModuleType) else (part.__self__,)
+        elif isinstance(part, type):
+            yield from self._of_class(part)
+        elif isinstance(part, types.ModuleType):
+            yield from () if _is_library_module(part) else self._hold(vars(part))
+        elif isinstance(part, _CACHED):
+            self._read(lambda: part.cache_info().misses)
+            yield part.__wrapped__
+        else:
+            yield from self._of_content(part)
+
+    def _of_content(self, part: Any) -> Iterator[object]:
+        """Watch what an object holds as a container, and its attributes."""
+        watched = True
+        if isinstance(part, dict | list | set | types.MappingProxyType):
             yield from self._hold(part)
         elif isinstance(part, tuple | frozenset):
             yield from part
         elif isinstance(part, deque):
             yield from self._read(lambda: list(part))
-        elif isinstance(part, type):
-            yield from self._of_class(part)
-        elif isinstance(part, types.ModuleType | types.BuiltinFunctionType):
-            return
-        elif not _is_library(type(part)) or type(part).__module__ in _CONTAINERS:
-            yield from self._of_object(part)
+        elif isinstance(part, bytearray | memoryview | array.array):
+            with memoryview(part) as seen:
+                size = seen.nbytes
+            self._add_bytes(size, lambda: bytes(part))
+        elif isinstance(part, contextvars.ContextVar):
+            yield self._read(lambda: part.get(None))
+        elif isinstance(part, weakref.ref):  # what it refers to may be the model, which must not live by it
+            self._read(lambda: part() is None)
+            yield part()
+        else:
+            watched = isinstance(part, threading.local)
+        if _top(type(part)) not in _SILENT and not isinstance(part, _HARMLESS):
+            yield from self._of_object(part, watched)
 
     def _add_tensor(self, v: Tensor) -> None:
         self._read(lambda: (v.shape, v.dtype, v.device, v.requires_grad, v.is_leaf, v.data_ptr() if _loose(v) else 0))
@@ -296,11 +342,11 @@ class Fingerprint:
             if v._backward_hooks:
                 self.refusal = "it has hooks, which run at every step"
 
-    def _add_array(self, v: np.ndarray[Any, Any]) -> None:
-        if v.nbytes > ARRAY:
-            self.refusal = f"it holds a numpy array of {v.nbytes} bytes, too large to watch for changes"
+    def _add_bytes(self, size: int, read: Callable[[], bytes]) -> None:
+        if size > ARRAY:
+            self.refusal = f"it holds an array of {size} bytes, too large to watch for changes"
         else:
-            self._read(v.tobytes)
+            self._read(read)
 
     def _of_module(self, module: nn.Module) -> Iterator[object]:
         held = vars(module)
@@ -309,12 +355,16 @@ class Fingerprint:
         self._hold(held)
         yield from self._of_type(module)
 
-    def _of_object(self, part: object) -> Iterator[object]:
+    def _of_object(self, part: object, watched: bool) -> Iterator[object]:
+        """Watch the attributes of an object. One that holds more than those must be watched by what it contains."""
+        kind = type(part)
         if hasattr(part, "__dict__"):
             yield from self._hold(vars(part))
-        slots = [name for kind in type(part).__mro__ for name in _slots(kind) if hasattr(part, name)]
+        slots = [name for base in kind.__mro__ for name in _slots(base) if hasattr(part, name)]
         if slots:
             yield from self._read(lambda: [getattr(part, name) for name in slots])
+        if not watched and _is_opaque(kind):
+            self.refusal = f"it holds an object of {kind.__module__}.{kind.__qualname__}, which cannot be watched"
         yield from self._of_type(part)
 
     def _of_type(self, part: object) -> Iterator[object]:
@@ -347,20 +397,26 @@ class Fingerprint:
     def _cells(self, function: types.FunctionType) -> Iterator[object]:
         cells = function.__closure__ or ()
         if cells:
-            yield from self._read(lambda: [_content(cell) for cell in cells])
+            yield from self._values(self._read(lambda: [_content(cell) for cell in cells]), _names(function.__code__))
 
     def _globals(self, function: types.FunctionType) -> Iterator[object]:
         """The globals that a function names, and of modules among them, other than libraries, what it may name."""
         space, names = function.__globals__, _names(function.__code__)
+        if _OUTSIDE & set(names):
+            self.refusal = "it reads files or the environment, which cannot be watched"
         known = [name for name in names if name in space]
-        for value in self._read(lambda: [space.get(name) for name in known]):
+        yield from self._values(self._read(lambda: [space.get(name) for name in known]), names)
+
+    def _values(self, values: Iterable[object], names: Sequence[str]) -> Iterator[object]:
+        """Values that a function names; of modules among them what it may name."""
+        for value in values:
             if isinstance(value, types.ModuleType):
                 yield from self._of_names(value, names)
             else:
                 yield value
 
     def _of_names(self, module: types.ModuleType, names: Sequence[str]) -> Iterator[object]:
-        if module.__name__.partition(".")[0] not in _LIBRARIES:
+        if not _is_library_module(module):
             known = [name for name in names if name in vars(module)]
             yield from self._read(lambda: [vars(module).get(name) for name in known])
 
@@ -391,8 +447,24 @@ def _loose(v: Tensor) -> bool:
     return not isinstance(v, nn.Parameter)
 
 
+def _top(part: Any) -> str:
+    """The package that a class or function is from."""
+    found: str = (getattr(part, "__module__", None) or "builtins").partition(".")[0]
+    return found
+
+
 def _is_library(part: Any) -> bool:
-    return (getattr(part, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
+    return _top(part) in _LIBRARIES
+
+
+def _is_library_module(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] in _LIBRARIES
+
+
+def _is_opaque(kind: type) -> bool:
+    """Whether objects of this class may hold what nothing shows: it, or one of its bases, is not written in Python."""
+    bases = (base for base in kind.__mro__ if base is not object and "__slots__" not in vars(base))
+    return any(base.__dictoffset__ == 0 for base in bases)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -412,6 +484,22 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     """The global and attribute names in a function's code, those of functions inside it too."""
     inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
     return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+def watched(take_steps: Callable[[], object], *roots: object) -> Fingerprint:
+    """A watch of what is to be traced, which has taken steps by then.
+
+    What a model makes when first used, such as a mask, then holds numbers. Raises CannotTrace if it cannot be watched,
+    and Restless if it is never the same.
+    """
+    take_steps()
+    watch = Fingerprint(*roots)
+    if watch.refusal is not None:
+        raise CannotTrace(watch.refusal)
+    take_steps()
+    if watch.changed():
+        raise Restless("what it reads beside tensors changes at every call")
+    return watch
 
 
 def size_of(v: Tensor) -> float:

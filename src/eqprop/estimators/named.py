@@ -84,11 +84,10 @@ ESTIMATORS: Table[Form] = Table("estimator", _BUILT_IN, lambda name, part: Form(
 
 
 def label(estimator: str) -> str:
-    """EP, EP symmetric, ..., BPTT, RBP, backprop."""
-    if estimator not in ESTIMATORS.built_in or estimator == BACKPROP:
-        return estimator
+    """EP, EP symmetric, ..., BPTT, RBP; any other as it is: backprop, dyadic."""
     family, _, form = estimator.partition("-")
-    return f"{family.upper()} {form}".strip()
+    known = estimator in ESTIMATORS.built_in and family in ("ep", "bptt", "rbp")
+    return f"{family.upper()} {form}".strip() if known else estimator
 
 
 def nudging_of(estimator: str) -> Nudging:

@@ -73,7 +73,13 @@ class Options:
 def compare(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
 ) -> Report:
-    """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main]."""
+    """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main].
+
+    model, cost     what is trained
+    x, y        a mini-batch and its targets; float64 shows what beta does, float32 what rounding does
+    T, K, beta  steps of the two phases, and the strength of the nudge
+    options     see `Options`
+    """
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
     problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule, form=options.form)
@@ -335,7 +341,7 @@ class Report:
     steps       the free steps run: T, or fewer if nothing moved any more
     schedule    of the free phase
     groups      how many updates make a sweep; None where all layers move at once
-    cpu_seconds of this process over all threads: more reliable than wall time on a busy machine
+    cpu_seconds     of this process over all threads: more reliable than wall time on a busy machine
     neurons, synapses, biases   `Metrics` by name
     settled     the same for the settled samples only, by kind and name; None unless only some had settled
     silenced    by layer, the neurons that hear BPTT's signal and not EP's

@@ -80,7 +80,7 @@ class Noise:
     @classmethod
     def of(cls, problem: Problem, ep: EP, s: State) -> Noise:
         """That of processes which begin at the end s of a free phase."""
-        size, pull = (max([float(layer.abs().max()) for layer in state]) for state in (s, problem.pull(s)))
+        size, pull = (max([float(layer.detach().abs().max()) for layer in state]) for state in (s, problem.pull(s)))
         entering = max(1.0, size, float(problem.x.abs().max()) if problem.x.is_floating_point() else 1.0)
         unit = ROUNDING * torch.finfo(s[0].dtype).eps
         lost = pull if ep.form == "difference" else max(1.0, size) / (abs(float(ep.beta)) * problem.model.nudge_scale)

@@ -147,7 +147,7 @@ def _draw_bars(ax: Axes, document: Document) -> None:
             ax.bar(position, value, width=0.78, color=colour)
             ink = "white" if kind == "neurons" else "black"
             ax.annotate(
-                "–" if shown is None else f"{shown:.2g}",
+                "–" if shown is None else f"{shown:.2g}".replace("0.", ".", 1),
                 (position, LOWEST),
                 (0, 2),
                 textcoords="offset points",

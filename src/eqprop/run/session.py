@@ -36,8 +36,6 @@ from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
 
-MOST_LINES = 1_000_000
-"""Limit of estimators x trials x epochs: each has a line in metrics.jsonl, of about 3 kB in memory."""
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 """Optimizers that update each element independently, so that stacked networks do not mix."""
 
@@ -498,6 +496,7 @@ def bind(
         session = eqprop.bind("P-1h", trials=2)
         session.model, session.cost, session.estimator, session.optimizer, session.engine
 
+    ranks       the processes that share the work, as `eqprop.distributed.join()` finds them
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
@@ -611,7 +610,6 @@ def _check(session: Session) -> None:
 def check_training(session: Session) -> None:
     """Check what training needs beyond that; decide whether to stack trials, and on how many threads."""
     spec, images, parts = session.spec, session.images, session.alone()
-    check_lines(spec)
     check_divides(spec.optimizer.batch, session.ranks.size)
     if spec.optimizer.label_smoothing and not images.labelled:
         raise ValueError(
@@ -641,16 +639,6 @@ def identity(spec: Mapping[str, Any], data: Mapping[str, Any], epochs: int | Non
     if epochs is not None:
         spec = {**spec, "optimizer": {**spec["optimizer"], "epochs": epochs}}
     return digest([spec, data])
-
-
-def check_lines(spec: Spec) -> None:
-    """Raise if the log would have more lines than are kept."""
-    lines = len(spec.estimators) * spec.run.trials * spec.optimizer.epochs
-    if lines > MOST_LINES:
-        raise ValueError(
-            f"{len(spec.estimators)} estimators x {spec.run.trials} trials x {spec.optimizer.epochs} epochs are "
-            f"{lines} lines of metrics; at most {MOST_LINES} are kept. Lower the trials or the epochs."
-        )
 
 
 def _check_images(session: Session) -> None:

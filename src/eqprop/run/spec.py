@@ -293,7 +293,8 @@ class Change(NamedTuple):
     now: object
 
     def __str__(self) -> str:
-        return f"{self.field} {_shown(self.now)} instead of {_shown(self.was)}"
+        other = "" if self.was is None else f" instead of {_shown(self.was)}"  # the printed kind may not have it
+        return f"{self.field} {_shown(self.now)}{other}"
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):

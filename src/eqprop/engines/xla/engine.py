@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, first_line, size_of
+from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, Restless, apart, first_line, size_of, watched
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
@@ -51,9 +51,7 @@ class GuardedProgram:
 
     def __init__(self, call: Call, kind: Kind) -> None:
         model, cost = call.problem.model, call.problem.cost
-        self.watch = Fingerprint(model, type(cost) if is_plain(cost) else cost)
-        if self.watch.refusal is not None:
-            raise CannotTrace(self.watch.refusal)
+        self.watch = watched(first_steps(call, kind), model, type(cost) if is_plain(cost) else cost)
         beta, unit = strength(call.estimator, model)
         one = (beta[0], unit[0]) if isinstance(call.estimator, HolomorphicEP) else (beta, unit)
         pieces = Derivatives(call.problem, call.s, *one)
@@ -208,7 +206,7 @@ class Programs:
             if not falls_back:
                 title = problem.model.title
                 raise ValueError(f"The engine 'xla' cannot serve {title}: {error}. Use 'eager'.") from error
-            return self._left(memory, key, call, str(error))
+            return self._left(memory, key, call, error)
         return free, grads
 
     def _known(self, memory: Memory, key: object, call: Call, kind: Kind) -> GuardedProgram:
@@ -233,14 +231,14 @@ class Programs:
     def _count(self, memory: Memory, reason: str) -> None:
         memory.changes += 1
         if memory.changes > RESTLESS:
-            raise CannotTrace(reason)
+            raise Restless(reason)
 
-    def _left(self, memory: Memory, key: object, call: Call, reason: str) -> tuple[Relaxation, Grads]:
+    def _left(self, memory: Memory, key: object, call: Call, error: CannotTrace) -> tuple[Relaxation, Grads]:
         """Leave it to the reference, with a warning once."""
-        title = call.problem.model.title
+        title, reason = call.problem.model.title, str(error)
         found = call.reference()  # an error of the model's own says more than a warning
         if key not in memory.refused:
-            memory.refused[key] = Refusal(reason, call, memory.changes > RESTLESS)
+            memory.refused[key] = Refusal(reason, call, isinstance(error, Restless))
         if reason not in memory.warned:
             memory.warned.add(reason)
             warnings.warn(f"{title} runs on the eager engine, which is slower: {reason}.", stacklevel=6)
@@ -286,6 +284,11 @@ def shortened(estimator: Estimator, kind: Kind) -> Estimator:
         return short
     ones = torch.ones_like(torch.as_tensor(short.beta))
     return replace(short, beta=ones if ones.dim() else 1.0)
+
+
+def first_steps(call: Call, kind: Kind) -> Callable[[], object]:
+    """Short phases of the reference, to be taken before anything is traced."""
+    return call._replace(estimator=shortened(call.estimator, kind)).reference
 
 
 def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -25,9 +25,9 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Nudge, Problem
 from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
-from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, size_of
+from eqprop.engines.traced import CannotTrace, Checks, apart, size_of, watched
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, strength
+from eqprop.engines.xla.engine import AGREE, NOISE, Call, first_steps, strength
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
@@ -142,11 +142,9 @@ class Iterations:
         self.networks, self.stacked, self.clip = job.networks or 1, job.networks is not None, job.clip
         signs: Any = torch.ones(self.networks, dtype=torch.float64) if self.stacked else 1
         one = estimator.with_sign(signs) if isinstance(estimator, EP) and draws(estimator) else estimator
-        pieces = TrainingPieces(problem, s, *strength(one, job.model))
-        self.watch = Fingerprint(job.model, job.cost)
-        if self.watch.refusal is not None:
-            raise CannotTrace(self.watch.refusal)
         self.kind = Kind.of(job.model, len(s), estimator)
+        self.watch = watched(first_steps(Call(problem, one, s), self.kind), job.model, job.cost)
+        pieces = TrainingPieces(problem, s, *strength(one, job.model))
         self.gradient = PROGRAMS[type(estimator)](pieces, self.kind)
         self.begin, self.answers = pieces.begin(), pieces.answers()
         self.constraint, constrained = pieces.constrained()
