@@ -36,7 +36,7 @@ SECONDS = 120.0
 """How long one run of ngspice may take by default."""
 
 
-class SpiceError(RuntimeError):
+class SpiceError(OSError):
     """ngspice is missing, failed, or took too long."""
 
 

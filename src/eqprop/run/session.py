@@ -332,7 +332,7 @@ class Session:
         updates = estimator.T + estimator.K * (2 if twice else 1)
         samples = self.iterations * self.spec.optimizer.batch
         groups = self._groups(model) if self.spec.phases.schedule in SWEEPS else 1
-        return float(samples * model.operations() * updates / groups)
+        return max(1.0, float(samples * model.operations() * updates / groups))  # 0 is unknown
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -495,6 +495,7 @@ def bind(
         session = eqprop.bind("P-1h", trials=2)
         session.model, session.cost, session.estimator, session.optimizer, session.engine
 
+    ranks       the processes that share the work, as `eqprop.distributed.join()` finds them
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
