@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts, zoo
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
     name: f"eqprop.{name}"
-    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts")
+    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts", "zoo")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),
@@ -152,4 +152,5 @@ __all__ = [
     "starts",
     "sweep",
     "train",
+    "zoo",
 ]

@@ -180,6 +180,10 @@ def open_set(
     CIFAR's images stay uint8, whatever `dtype`: see `Images.floats`.
     A named set is looked up in the cache, then in the folders of system packages, and otherwise downloaded into the
     cache. Files placed in the cache by hand work as well as downloaded ones.
+
+    source      a name, a directory or an .npz file; None: MNIST
+    device      where to put the tensors; None: the CPU
+    dtype       of samples that are stored as floats
     """
     if source is None:
         return mnist(device, dtype)
@@ -219,6 +223,9 @@ def cifar10(place: str | Path | None = None, device: torch.device | str | None =
     """CIFAR-10 as uint8 from its six binary files, or its archive, at `place`; by default from the cache.
 
     What is not in the cache is downloaded. Verified by the published MD5s, or raises.
+
+    place       the directory of the files, or their archive; None: the cache
+    device      where to put the tensors; None: the CPU
     """
     return _cifar(CIFAR10, place, device)
 

@@ -18,8 +18,10 @@ from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
 from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
+from eqprop.report.examined import Examination, examinations
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
-from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect, rows, to_csv, to_latex
+from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect_all, rows, to_csv, to_latex
+from eqprop.report.sections import compared, looked_at, what_is_seen
 from eqprop.run.folder import AUGMENTED
 from eqprop.run.log import cosines
 from eqprop.run.spec import SECTIONS
@@ -210,14 +212,28 @@ class ReportFiles:
     left_out: tuple[str, ...] = ()
 
 
-def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> ReportFiles:
+MOST_EXAMINED = 3
+"""Runs whose nets are looked at again for a page; more would take minutes."""
+
+
+def write_report(
+    folder: Path | Sequence[Path],
+    out: Path | None = None,
+    *,
+    with_curves: bool = True,
+    examine: bool = True,
+    gradients: bool = False,
+) -> ReportFiles:
     """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
-    Writes to `out`, or to the folder itself. Drawing the curves takes most of the time: skip it with `with_curves` for
-    intermediate updates.
+    folder          a run folder, a folder of run folders, or several of them, whose runs are set side by side
+    out             where to write; by default the folder itself, or the one that several lie in
+    with_curves     draw the curves as files, which takes time: not needed for intermediate updates
+    examine         load the nets, of three runs at most: errors by class, worst answers, settling, the doctor's verdict
+    gradients       also compare the estimator's gradient of a mini-batch with BPTT's
     """
-    contents = collect(folder)
-    place = out or folder
+    contents = collect_all([folder] if isinstance(folder, Path) else folder)
+    place = out or contents.folder
     table = rows(contents.runs)
     written = ReportFiles(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
     write_text(written.csv, to_csv(table))
@@ -225,8 +241,10 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     for run in contents.runs if with_curves else ():
         panel = panel_of(run)
         if panel.curves:
-            write_figure(written.curves / _file_name(run, folder), save(error_curves([panel])))
-    write_text(written.page, render(contents))
+            write_figure(written.curves / _file_name(run, contents.folder), save(error_curves([panel])))
+    few = examine and len(contents.runs) <= MOST_EXAMINED
+    seen = [(run, list(examinations(run, gradients))) for run in contents.runs] if few else []
+    write_text(written.page, render(contents, seen))
     return written
 
 
@@ -235,8 +253,11 @@ def _file_name(run: RunFolder, folder: Path) -> str:
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
-def render(contents: Contents) -> str:
-    """The page as HTML."""
+def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examination]]] = ()) -> str:
+    """The page as HTML.
+
+    seen    runs whose nets were looked at again, and what was seen
+    """
     table, runs = rows(contents.runs), contents.runs
     style, script = (
         Markup(files("eqprop.report").joinpath(name).read_text("utf-8")) for name in ("page.css", "page.js")
@@ -261,6 +282,10 @@ def render(contents: Contents) -> str:
         table=table,
         by_run=[(run, [row for row in table if row.run is run]) for run in runs],
         verdicts=VERDICTS,
+        paper=any(row.paper_result for row in table),
+        compared=Markup(compared(runs)),
+        nets=[Markup(looked_at(run, found)) for run, found in seen if found],
+        most_examined=MOST_EXAMINED,
         literature=_literature(table),
         figures=[_figure(run, curves) for run in runs if (curves := series(run))],
         augmented=[found for run in runs if (found := _augmented(run)) is not None],
@@ -294,6 +319,7 @@ def _figure(run: RunFolder, curves: list[ErrorCurve]) -> dict[str, object]:
     paper = {name: result.test for name, result in run.paper_results.items() if name in drawn}
     return {
         "run": run,
+        "seen": what_is_seen(run),
         "curves": curves,
         "chart": Markup(draw(curves, epochs, run.title, paper)),
         "trials": max(p.trials for s in curves for p in s.points),

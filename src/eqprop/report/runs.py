@@ -6,8 +6,9 @@ import base64
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -216,6 +217,28 @@ def collect(folder: Path) -> Contents:
             f"{folder} holds neither runs nor figures. Train something first: eqprop train P-1h --out {folder}/p-1h."
         )
     return Contents(folder, runs, pictures, left_out)
+
+
+def collect_all(folders: Sequence[Path]) -> Contents:
+    """The runs and figures of several folders; of several, files and folders that hold neither are passed over."""
+    if len(folders) == 1:
+        return collect(folders[0])
+    parts, nothing = [], []
+    for folder in dict.fromkeys(folders):
+        try:
+            parts.append(collect(folder))
+        except FileNotFoundError as error:
+            nothing.append(str(error))
+    if not parts:
+        raise FileNotFoundError(nothing[0] if nothing else "Give a run folder, or several.")
+    runs = {run.folder.resolve(): run for part in parts for run in part.runs}
+    together = Path(os.path.commonpath([part.folder.resolve() for part in parts]))
+    return Contents(
+        together,
+        sorted((replace(run, folder=place) for place, run in runs.items()), key=_order),
+        [picture for part in parts for picture in part.pictures],
+        [reason for part in parts for reason in part.left_out],
+    )
 
 
 def _read_all(folders: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:

@@ -302,6 +302,9 @@ def load(
 ) -> Trained:
     """Load the network of one trial, with the weights of its last checkpoint, averaged if the experiment says so.
 
+    folder      the run folder
+    trial       which of its trials
+    device      where to put the network
     estimator   the run's first by default
     at          "best", or the number of an epoch, for weights kept by keep_best or keep_every
     model       the function that builds your own network
