@@ -28,7 +28,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/table1-notes.md": [
         *(table1.results_block, table1.changes_block, table1.silent_block, table1.rest_block, table1.tried_block),
     ],
-    "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.seeds_block, gdu.authors_block],
+    "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.silence_block, gdu.seeds_block, gdu.authors_block],
     "docs/performance.md": [
         *(performance.expect_block, performance.projection_block),
         *(partial(performance.measured, "nets"), partial(performance.measured, "precision")),

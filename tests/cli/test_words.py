@@ -46,11 +46,11 @@ def test_training_a_cell_that_does_not_come_out_as_printed_names_the_preset_that
     brief = ("--epochs", 1, "--samples", 40, "--data", _few(tmp_path))
     assert call_main(monkeypatch, "train", "eb-1h", "--estimator", "ep", *brief, "--out", tmp_path / "a") == 0
     said = capsys.readouterr().err
-    assert "EB-1h by ep does not come out as printed: the paper reports 2.06 %" in said
+    assert "EB-1h by ep does not reproduce as printed: the paper reports 2.06 %" in said
     assert "--preset tuned" in said
     for number, words in enumerate((("P-1h",), ("EB-1h", "--preset", "tuned"))):
         assert call_main(monkeypatch, "train", *words, *brief, "--out", tmp_path / str(number)) == 0
-        assert "come out" not in capsys.readouterr().err
+        assert "reproduce" not in capsys.readouterr().err
 
 
 def test_the_help_of_train_stands_in_groups_and_cuts_no_name(capsys: pytest.CaptureFixture[str]) -> None:

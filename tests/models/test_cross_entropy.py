@@ -52,7 +52,7 @@ from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
-from eqprop.run.laboratory import Subject, compare, find_subject, is_same
+from eqprop.run.laboratory import BoundProblem, compare, find_problem, is_same
 from eqprop.run.own import OwnNet
 from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec
@@ -335,7 +335,7 @@ def test_one_network_built_with_and_without_the_option() -> None:
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
     experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
     session = bind(experiment, dtype=F64, trains=False)
-    document, _ = compare(Subject(session, session.problem()))
+    document, _ = compare(BoundProblem(session, session.problem()))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
     assert is_same(document, session.spec, F64)
@@ -359,7 +359,7 @@ def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path)
 def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
     images = write_idx(tmp_path / "data", few_images())
     train(small(epochs=1), tmp_path / "run", data=images)
-    found = find_subject(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
+    found = find_problem(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
     cost, saved = found.problem.cost, load(tmp_path / "run").cost
     assert isinstance(cost, CrossEntropy)
     assert isinstance(saved, CrossEntropy)

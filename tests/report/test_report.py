@@ -22,13 +22,14 @@ from helpers.training_runs import SMALL, few_images, whole_mnist
 from eqprop import Dynamics, papers
 from eqprop.cli.common import show_result
 from eqprop.data import Images
-from eqprop.data.images import MNIST_DIGEST, is_mnist
+from eqprop.data.images import MNIST_DIGEST
 from eqprop.models import Layered
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
 from eqprop.report.runs import RunFolder, collect, read_run, rows, to_csv, to_latex
 from eqprop.run import train
+from eqprop.run.dataset import given_data, where_from
 from eqprop.run.log import read_metrics
 
 
@@ -240,11 +241,9 @@ def test_the_terminal_names_data_model_and_changes(tmp_path: Path, capsys: pytes
 
 def test_mnist_is_known_by_its_content() -> None:
     whole = whole_mnist()
-    assert is_mnist(whole)
-    assert is_mnist(replace(whole, train_x=whole.train_x.double(), test_x=whole.test_x.double()))
-    assert not is_mnist(replace(whole, train_x=whole.train_x * 0.5))
-    assert not is_mnist(replace(whole, test_x=whole.train_x[:10_000], test_y=whole.train_y[:10_000]))
-    assert not is_mnist(as_mnist(few_images()))
+    assert where_from(given_data(whole)) == "mnist"
+    assert where_from(given_data(replace(whole, train_x=whole.train_x * 0.5))) is None
+    assert where_from(given_data(as_mnist(few_images()))) is None
 
 
 def test_the_table_as_csv_and_latex(folder: Path) -> None:

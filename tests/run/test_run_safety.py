@@ -368,9 +368,9 @@ def edit_metrics(run: Path, then: Callable[[list[str]], list[str]]) -> None:
 
 METRICS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "emptied": (lambda lines: [], "trial 0 has 0 lines, expected 2"),
-    "first lost": (lambda lines: lines[1:], "ep, trial 0 goes on with epoch 2 where 1 is expected"),
+    "first lost": (lambda lines: lines[1:], "ep, trial 0 continues with epoch 2 where 1 is expected"),
     "last lost": (lambda lines: lines[:-1], "trial 1 has 1 lines, expected 2"),
-    "duplicated": (lambda lines: [lines[0], *lines], "ep, trial 0 goes on with epoch 1 where 2 is expected"),
+    "duplicated": (lambda lines: [lines[0], *lines], "ep, trial 0 continues with epoch 1 where 2 is expected"),
 }
 
 

@@ -15,7 +15,7 @@ from eqprop import papers
 from eqprop.cli import command
 from eqprop.cli.common import Quiet, new_console, one_process, stopping, watcher
 from eqprop.cli.options import with_settings
-from eqprop.cli.reproduce import MACHINE, UNFINISHED, Until, publish, reproduce
+from eqprop.cli.reproduce import MACHINE, UNFINISHED, TimeLimit, publish, reproduce
 from eqprop.cli.reproduce import _check_out as check_out
 from eqprop.cli.reproduce import _seed as seed_folder
 from eqprop.files import write_json
@@ -56,7 +56,7 @@ def field(
         raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
     chosen = [row._replace(spec=row.spec.override(**settings), seeds=seeds or row.seeds) for row in _chosen(rows)]
     check_out(out)
-    until = Until(minutes)
+    until = TimeLimit(minutes)
     with stopping():
         try:
             _train(chosen, seed, out, until, note, Several(watcher(quiet), until))
@@ -80,7 +80,7 @@ def _chosen(names: str | None) -> list[FieldRow]:
 
 
 def _train(
-    rows: Sequence[FieldRow], only: int | None, out: Path, until: Until, note: str | None, watch: Several
+    rows: Sequence[FieldRow], only: int | None, out: Path, until: TimeLimit, note: str | None, watch: Several
 ) -> None:
     """A run per row and seed, the first seed of every row first; or of one seed only."""
     for n in range(max(row.seeds for row in rows)) if only is None else (only,):

@@ -33,7 +33,7 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
-from eqprop.run.laboratory import Weights, compare, find_subject, lost_in
+from eqprop.run.laboratory import Weights, compare, find_problem, lost_in
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 from eqprop.run.watch import counted
@@ -45,7 +45,7 @@ OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimiz
 
 
 @command("gdu", "eqprop gdu EB-1h --T 400", "eqprop gdu my.py:build --T 1000 --K 20 --beta 0.01 --out mine")
-@with_settings(without=OF_TRAINING)
+@with_settings(without=OF_TRAINING, defaults=False)
 def gdu(
     target: Examined,
     settings: dict[str, Any],
@@ -62,7 +62,8 @@ def gdu(
     """Does EP compute the gradient of this model, and if not, why?
 
     Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
-    of Table 2 (see eqprop list) with the settings of that table, its preset gdu; of a run folder, its weights.
+    of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
+    a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
     --precision NAME also says how far products in that precision lose the update.
     """
     check_json(json)
@@ -77,7 +78,7 @@ def gdu(
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
     with own_code(settings.get("function") or target):
         weights = Weights(estimator, trial)
-        subject = find_subject(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
+        subject = find_problem(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:

@@ -26,7 +26,7 @@ from eqprop.relax import Phase, relax, using_threads
 from eqprop.report.runs import RunFolder
 from eqprop.run.dataset import data_again, read_images
 from eqprop.run.evaluate import Trained, evaluation_phase, load
-from eqprop.run.laboratory import Weights, examine, find_subject
+from eqprop.run.laboratory import Weights, examine, find_problem
 from eqprop.run.session import Session, make_estimator
 from eqprop.state import State, distance
 
@@ -216,7 +216,7 @@ def _by_the_doctor(found: Examination, run: RunFolder, gradients: bool) -> Exami
     if found.estimator == BACKPROP:
         return found
     try:
-        subject = find_subject(str(run.folder.resolve()), weights=Weights(found.estimator, 0))
+        subject = find_problem(str(run.folder.resolve()), weights=Weights(found.estimator, 0))
         own = make_estimator(subject.spec, found.estimator, subject.problem.model)
         if isinstance(own, EP):
             found = replace(found, diagnosis=examine(subject))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost, Problem
 from eqprop.data import Streamed
 from eqprop.data.images import stacked_order
-from eqprop.data.streamed import Read
+from eqprop.data.streamed import StreamedBatch
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Batch, Job, Tally
 from eqprop.engines.eager import compare_precision, compare_with_float64
@@ -113,7 +113,7 @@ class Trainer:
         test_x, test_y, read_test = measured_set(session.images, "test")
         self.x, self.labels = parts.x, train_y
         self.targets = session.targets(train_y)
-        self._reading: tuple[Position, Iterator[Read]] | None = None
+        self._reading: tuple[Position, Iterator[StreamedBatch]] | None = None
         self.start = parts.start
         self.shared = shared_start(self.start, self.ranks, self.networks)
         # Made once, so that they keep their runners from epoch to epoch.
@@ -173,7 +173,7 @@ class Trainer:
             self._reading = Position(place.epoch, place.iteration + n + 1), reading
             yield self._batch_of(next(reading))
 
-    def _batch_of(self, read: Read) -> Batch:
+    def _batch_of(self, read: StreamedBatch) -> Batch:
         assert self.preparation is not None, "streamed samples are always prepared"
         rows = read.rows.to(self.session.device)
         y = self.session.targets(read.y)

@@ -251,7 +251,7 @@ ALONE = _holders(torch.empty(1))
 """What `_holders` says where only one tensor has the memory."""
 
 
-class Table:
+class KernelTable:
     """Fill the fields of a C struct and keep alive what they point to."""
 
     def __init__(self, struct: ctypes.Structure) -> None:
@@ -313,7 +313,7 @@ LayeredStruct = struct_of(
 )
 
 
-class LayeredNet:
+class LayeredUnit:
     """A layered model in the form the C code expects."""
 
     unit = "layered"
@@ -323,7 +323,7 @@ class LayeredNet:
         self.weights = [AlignedRows(model.get_parameter(f"W{n}{n + 1}"), networks) for n in range(model.depth)]
         offsets = [f"b{n}" for n in range(model.depth)] if model.bias else []
         self.biases = [AlignedRows(model.get_parameter(name), networks) for name in offsets]
-        self.table = Table(LayeredStruct())
+        self.table = KernelTable(LayeredStruct())
         self._describe(networks)
 
     @property
@@ -401,7 +401,7 @@ class FilterRows(AlignedRows):
         return runs.permute(0, 1, 4, 2, 3).reshape(self.parameter.shape)
 
 
-class ConvNet:
+class ConvUnit:
     """A convolutional model in the form the C code expects."""
 
     unit = "conv"
@@ -415,7 +415,7 @@ class ConvNet:
         self.filters = [FilterRows(model.get_parameter(f"Wconv{n}{n + 1}"), networks) for n in range(maps)]
         offsets = [*(f"bfc{n}" for n in range(flats)), *(f"bconv{n}" for n in range(maps))] if model.bias else []
         self.held = [*weights, *self.filters, *(AlignedRows(model.get_parameter(b), networks) for b in offsets)]
-        self.table = Table(ConvStruct())
+        self.table = KernelTable(ConvStruct())
         self._describe(networks)
 
     def _describe(self, networks: int) -> None:
@@ -456,20 +456,20 @@ def channels_last(h: Tensor) -> Tensor:
     return h.movedim(-3, -1).contiguous()
 
 
-Net = LayeredNet | ConvNet
+Net = LayeredUnit | ConvUnit
 
 
 def net_of(model: Dynamics, networks: int) -> Net:
     """Wrap a model that the engine has not refused."""
     if isinstance(model, Convolutional):
-        return ConvNet(model, networks)
+        return ConvUnit(model, networks)
     assert isinstance(model, Layered), "others are refused"
-    return LayeredNet(model, networks)
+    return LayeredUnit(model, networks)
 
 
 def unit_of(model: Dynamics) -> str:
     """The C unit that implements this net."""
-    return ConvNet.unit if isinstance(model, Convolutional) else LayeredNet.unit
+    return ConvUnit.unit if isinstance(model, Convolutional) else LayeredUnit.unit
 
 
 def networks_of(model: Dynamics, x: Tensor) -> int | None:

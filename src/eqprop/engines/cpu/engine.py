@@ -191,7 +191,7 @@ def _check_data(job: Job) -> None:
 BAD = Tally.names().index("bad")
 
 
-class Gradients:
+class CpuGradients:
     """The gradient of single mini-batches of one model.
 
     watch   of what the model is: while it does not change, no engine has to be asked again whether it serves it
@@ -274,7 +274,7 @@ class Cpu(Engine):
     starts = ("zero", "persistent", "initialised", "carried")
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Dynamics, Gradients | None] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Dynamics, CpuGradients | None] = WeakKeyDictionary()
 
     def refuses_more(self, task: Task) -> str | None:
         model = task.model
@@ -303,7 +303,7 @@ class Cpu(Engine):
         known, networks = self._known.get(model), networks_of(model, x)
         if known is None or networks is None or not known.fits(model, networks):
             served = self.refuses(task) is None and networks is not None
-            known = Gradients(model, networks or 1) if served else None
+            known = CpuGradients(model, networks or 1) if served else None
             self._known[model] = known
         elif estimator is not known.estimator and self.refuses(task) is not None:
             known = None
