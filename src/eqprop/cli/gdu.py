@@ -39,7 +39,7 @@ from eqprop.run.spec import declared
 from eqprop.run.watch import counted
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-KEPT = ("batch", "seed", "device", "threads", "precision")
+KEPT = ("batch", "seed", "device", "threads", "precision", "form")
 OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimizer", "run") and f.flat not in KEPT]
 """Settings that a comparison does not have, of sections from which it keeps only a few."""
 
@@ -115,7 +115,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update, nudging {found['nudging']}, with products in {found['declared']}, against float32's"
+    what = f"nudging {found['nudging']}, {found['form']} form"
+    title = f"EP's update, {what}, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
@@ -130,6 +131,7 @@ def _precision(found: Mapping[str, Any]) -> Table:
 def _heading(d: Mapping[str, Any]) -> str:
     said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
     said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
+    said += ", difference form" if d.get("form") == "difference" else ""
     if d.get("cost", "squared-error") != "squared-error":
         said += f", {d['cost']}"
     what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
