@@ -32,10 +32,10 @@ def summary_block() -> str:
     """Table 1 in short, and what was trained on CIFAR-10, on how much, in a sentence."""
     ep, twin = (published_cells(papers.cifar_rows()[name], rows()[name]) for name in ("small", "small-twin"))
     data = rows()["small"]["data"]
+    trained = f"{data['training_samples']:,} training and {data['test_samples']:,} test images"
     said = (
-        f"CIFAR-10: three convolutions, {data['training_samples']:,} training and {data['test_samples']:,} test images, "
-        f"{ep[3]} epochs, {ep[2]} seeds:\n{ep[1]} % wrong by EP, {twin[1]} % by backprop through the same net passed once "
-        "([details](docs/cifar10.md))."
+        f"CIFAR-10: three convolutions, {trained}, {ep[3]} epochs, {ep[2]} seeds:\n{ep[1]} % wrong by EP, {twin[1]} % "
+        "by backprop through the same net passed once ([details](docs/cifar10.md))."
     )
     return f"{table1.summary_block()}\n\n{said}"
 
