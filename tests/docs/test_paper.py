@@ -248,10 +248,12 @@ def test_a_quick_command_runs(command: str, tmp_path: Path, monkeypatch: pytest.
     name, *words = module(command)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *words])
+    code = None
     try:
         runpy.run_module(name, run_name="__main__", alter_sys=False)
     except SystemExit as end:
-        assert not end.code, end.code
+        code = end.code
+    assert not code
 
 
 @pytest.mark.slow
