@@ -41,7 +41,7 @@ def test_it_installs(tmp_path: Path) -> None:
     # A build leaves files behind, so it gets a copy.
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     words = [sys.executable, "-m", *shlex.split(line), "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     run_here(copy, *words, "--target", str(tmp_path / "there"))

@@ -205,7 +205,7 @@ def test_stacked_networks_carry_their_own() -> None:
 
 def test_engines_that_know_the_start_are_asked() -> None:
     net = prototypical(2)
-    assert choose("auto", Task(net, SquaredError(), EP(3, 2), start="carried")).name in ("cpu", "eager")
+    assert choose("auto", Task(net, SquaredError(), EP(3, 2), start="carried")).name == "xla"
 
 
 def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
