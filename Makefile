@@ -1,17 +1,21 @@
 # Everything runs inside $(VENV); nothing is installed outside this directory.
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_FLAGS ?= -q -n 2 --dist worksteal
+PYTEST_FLAGS ?= -q -n 2 --dist worksteal --durations=10
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 DEMO := $(BIN)/eqprop demo
 
-.PHONY: test demo docs docs-serve gpu setup clean lint
+.PHONY: test campaigns demo docs docs-serve gpu setup clean lint
 
 test: setup lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# The long tests: thousands of kills and bad inputs, random models, pages and notebooks executed; an hour or two.
+campaigns: setup
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from eqprop import papers
 
 NAMES = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
 PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
+SILENCED = ("neurons", "saturated", "unheard", "unheard_saturated")
 SEEDS, BETAS = range(5), (0.1, 0.01, 0.001, 0.0001)
 USUAL = {"preset": "paper", "seed": 0, "schedule": "synchronous", "dtype": "float64", "trained": None}
 USUAL |= {"nudge_site": "outside", "cost": "squared-error"}
@@ -84,6 +85,17 @@ def authors_block() -> str:
         lines.append([name, says, d["batch"], *figures, largest(d)])
     heads = ["experiment", "the paper on its RMSE", "samples", "RMSE neurons", "RMSE synapses (cumulative)"]
     return table([*heads, "largest part"], lines, words=2)
+
+
+def silence_block() -> str:
+    """Neurons of P-conv whose EP process is zero and BPTT's is not, beside those that are saturated."""
+    found = compared("P-conv")
+    lines = [[name, *(n[key] for key in SILENCED)] for name, n in found["silenced"].items()]
+    heads = ["layer", "neurons × samples", "saturated", "silent in EP alone", "of these saturated"]
+    parts = found["budget"]["parts"]["synapses"]
+    note = "For synapses it is the outputs that count: EP's nudge bypasses the sigma' that BPTT sees there, and the "
+    note += f"budget gives that part {number(parts['output_slope'])} of an RMSE of {number(parts['rmse'])}."
+    return f"{table(heads, lines)}\n\n{note}"
 
 
 def seeds_block() -> str:

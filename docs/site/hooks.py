@@ -11,12 +11,14 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs.site import animation, settings, zoo  # noqa: E402
+from docs.site.parameters import shown, undescribed  # noqa: E402
 from docs.site.tutorial import execute, scripts  # noqa: E402
 
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -26,6 +28,9 @@ MATHS = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>',
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made here: those of scripts, the zoo, the page to play with, the changelog."""
+    missing = {name: what for name in shown(ROOT / "docs" / "api") if (what := undescribed(name))}
+    if missing:
+        raise PluginError(f"Docstrings must describe what their object takes, a line per name; missing: {missing}.")
     for path in scripts(ROOT / "docs"):
         for made in _executed(path, config):
             files.append(made)

@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts
+    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts, zoo
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from eqprop.run import EarlyStopping, Session, Spec, Watch, bind, resume, train
     from eqprop.run import distributed as distributed
     from eqprop.run.evaluate import evaluate, load, predict
+    from eqprop.run.sweep import sweep
     from eqprop.state import State
 
 _MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
     name: f"eqprop.{name}"
-    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts")
+    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts", "zoo")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),
@@ -67,6 +68,7 @@ _NAMES = {
     "provenance": ("__version__",),
     "relax": ("NotFiniteError", "Phase", "Relaxation", "relax"),
     "run": ("EarlyStopping", "Session", "Spec", "Watch", "bind", "evaluate", "load", "predict", "resume", "train"),
+    "run.sweep": ("sweep",),
     "state": ("State",),
 }
 _HOMES = {name: f"eqprop.{module}" for module, names in _NAMES.items() for name in names}
@@ -148,5 +150,7 @@ __all__ = [
     "resume",
     "stability",
     "starts",
+    "sweep",
     "train",
+    "zoo",
 ]

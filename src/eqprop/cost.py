@@ -196,7 +196,11 @@ class SpinError(Cost):
 
 
 class FunctionCost(Cost):
-    """A cost from a function l(s, y), or l(s, y, theta) with `parametric=True`."""
+    """A cost from a function l(s, y), or l(s, y, theta) with `parametric=True`.
+
+    function    l, one value per sample, (B,)
+    parametric  whether it reads the model's parameters, as a third argument
+    """
 
     def __init__(self, function: Callable[..., Tensor], parametric: bool = False) -> None:
         super().__init__()
@@ -257,9 +261,12 @@ class Problem:
 class Nudge:
     """The force of the second phase: -beta dl/ds towards y  [eq:2nd-phase]. beta may be negative but not 0.
 
-    beta is a number, or a tensor with one value per sample, (B,) or (R, B), or per network, (R, 1). It may be complex
-    if the state is. `checked=False` skips the check that reads beta, for a nudge that is traced. A state `at` holds the
-    force at what it is there.
+    cost        l
+    y           the targets, (B, ...)
+    beta        a number, or a tensor with one value per sample, (B,) or (R, B), or per network, (R, 1); complex if
+                the state is
+    checked     False skips the check that reads beta, for a nudge that is traced
+    at          a state that holds the force at what it is there
     """
 
     cost: Cost

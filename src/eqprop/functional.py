@@ -45,7 +45,13 @@ class Extras:
 def from_transition(
     function: Callable[[Tensor, State, Theta], State], parameters: Theta, layers: Sequence[LayerShape], **extras: Any
 ) -> Dynamics:
-    """s_{t+1} = project(F(x, s_t, theta)) for a given function F  [eq:1st-phase]; extras as in `Extras`."""
+    """s_{t+1} = project(F(x, s_t, theta)) for a given function F  [eq:1st-phase].
+
+    function    F(x, s, theta): the next state, a tuple with a tensor per layer
+    parameters  initial theta by name; each becomes an `nn.Parameter`
+    layers      size or shape of every layer, output first
+    extras      name, start, project, input_shape and the like: the fields of `Extras`
+    """
     return _Transition(function, parameters, layers, _extras(function, extras))
 
 
@@ -59,7 +65,12 @@ def from_primitive(
 ) -> PrimitiveDynamics:
     """s_{t+1} = project(squash(dPhi/ds(x, s_t, theta))); without both, the setting of the theorem  [thm:main].
 
-    nudge_site="inside" puts the nudge of the second phase in squash's argument. Extras as in `Extras`.
+    function    Phi(x, s, theta): one value per sample, (B,)
+    parameters  initial theta by name; each becomes an `nn.Parameter`
+    layers      size or shape of every layer, output first
+    squash      applied before the nudge, such as torch.tanh
+    nudge_site  "outside"; "inside" puts the nudge of the second phase in squash's argument
+    extras      name, start, project, input_shape and the like: the fields of `Extras`
     """
     model = _Primitive(function, parameters, layers, squash, _extras(function, extras))
     set_nudge_site(model, nudge_site)
@@ -75,7 +86,11 @@ def from_energy(
 ) -> PrimitiveDynamics:
     """s_{t+1} = s_t - eps dE/ds: Phi = 1/2 |s|^2 - eps E, with the nudge scaled by eps  [sec:primitive-energy].
 
-    Extras as in `Extras`; project keeps the state in range, as a clip does.
+    function    E(x, s, theta): one value per sample, (B,)
+    parameters  initial theta by name; each becomes an `nn.Parameter`
+    layers      size or shape of every layer, output first
+    eps         length of a step down the energy
+    extras      name, start, project, input_shape and the like: the fields of `Extras`
     """
     return _Energy(function, parameters, layers, check_eps(eps), _extras(function, extras))
 

@@ -35,7 +35,12 @@ _tables: dict[str, Table[Any]] = {}
 
 
 def register(kind: str, name: str, part: Any) -> None:
-    """Make a part known under a name, for this process; see `KINDS` for what each kind is."""
+    """Make a part known under a name, for this process; see `KINDS` for what each kind is.
+
+    kind        a key of `KINDS`: estimator, engine, model, connection, cost, activation, data, logger, ...
+    name        what options, TOML files and run folders call it
+    part        the class, function or object itself
+    """
     if kind not in KINDS:
         raise ValueError(unknown("kind of part", kind, KINDS))
     if not name or not name.replace("-", "").replace("_", "").isalnum() or name != name.lower():

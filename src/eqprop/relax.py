@@ -127,7 +127,14 @@ def relax(
 ) -> Relaxation:
     """T steps of s_{t+1} = F(x, s_t), or of its nudged form, from `state` or the model's zero state.
 
-    [eq:1st-phase] without a nudge, [eq:2nd-phase] with one. `keep` is how many states before the last to return.
+    [eq:1st-phase] without a nudge, [eq:2nd-phase] with one.
+
+    model   the network
+    x       inputs, (B, ...)
+    phase   the steps, or a `Phase` that also says in what order and when to stop
+    state   where it begins; None: the model's zero state
+    nudge   the force of a second phase; None: a free phase
+    keep    how many states before the last to return
     """
     phase = phase if isinstance(phase, Phase) else Phase(phase)
     if keep < 0:

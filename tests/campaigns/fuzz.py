@@ -147,7 +147,7 @@ VALID: dict[str, Sequence[str]] = {
     "--seed": ("0", "7"),
     "--threads": ("1",),
     "--device": ("cpu",),
-    "--engine": ("auto", "eager", "cpu", "compiled"),
+    "--engine": ("auto", "eager", "xla"),
     "--init": ("default", "glorot"),
     "--schedule": ("synchronous", "alternating"),
     "--stop": ("never", "settled"),

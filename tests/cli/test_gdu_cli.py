@@ -30,7 +30,7 @@ from eqprop.models.layered import LayeredNet
 from eqprop.report.paper import FIGURES
 from eqprop.run import load, train
 from eqprop.run.dataset import read_images
-from eqprop.run.laboratory import Subject, Weights, compare, find_subject, is_same, lost_in
+from eqprop.run.laboratory import BoundProblem, Weights, compare, find_problem, is_same, lost_in
 from eqprop.run.spec import DataSettings, Spec
 from eqprop.run.toml import to_toml
 
@@ -54,9 +54,9 @@ def subject_of(
     trial: int | None = None,
     dtype: torch.dtype = torch.float64,
     **settings: Any,
-) -> Subject:
+) -> BoundProblem:
     """What `eqprop gdu` examines when it is given these words."""
-    return find_subject(target, None, settings, None, Weights(estimator, trial), dtype, trains=False)
+    return find_problem(target, None, settings, None, Weights(estimator, trial), dtype, trains=False)
 
 
 def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -335,7 +335,7 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     made: list[str] = []
     whole = figures_module.compare
 
-    def stop_once(subject: Subject, **rest: Any) -> Any:
+    def stop_once(subject: BoundProblem, **rest: Any) -> Any:
         made.append(subject.spec.name)
         if made[-1] == "P-2h" and made.count("P-2h") == 1:
             raise KeyboardInterrupt
@@ -373,7 +373,7 @@ def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypa
     quick_figures(monkeypatch)
     whole = figures_module.compare
 
-    def never(subject: Subject, **rest: Any) -> Any:
+    def never(subject: BoundProblem, **rest: Any) -> Any:
         if subject.spec.name == "toy":
             raise NeverSettlesError("None of the 2 samples settles.")
         return whole(subject, **rest)

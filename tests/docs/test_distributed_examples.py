@@ -47,6 +47,7 @@ def test_every_file_is_tested() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == {*SCRIPTS, "own_loop.py", "pytorchjob.yaml"}
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_runs_under_torchrun_as_alone() -> None:
     script = EXAMPLES / "own_loop.py"
     alone = run(sys.executable, script)

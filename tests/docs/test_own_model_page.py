@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.pages import ROOT, code_blocks, run_here
 
 PAGE = ROOT / "docs" / "own-model.md"
@@ -15,6 +16,7 @@ SHORTER = {
 }
 
 
+@pytest.mark.slow
 def test_an_energy_becomes_a_trained_network_and_a_page_in_three_commands(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(code_blocks(PAGE, "python")[0])
     lines = [shlex.split(line, comments=True) for line in code_blocks(PAGE, "bash")[0].splitlines()]

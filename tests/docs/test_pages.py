@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import typer
-from helpers.pages import PAGES, ROOT, code_blocks, run_python
+from helpers.pages import PAGES, ROOT, code_blocks, run_block
 
 from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
 from docs.build.text import filled, number, span, table
+from eqprop import papers
 from eqprop.cli import load_commands
 
 A, B = "<!-- begin a -->\nold\n<!-- end a -->", "<!-- begin b c -->\n<!-- end b c -->"
@@ -27,6 +28,21 @@ GLOSSARY = (
 
 def test_pages_are_what_the_results_say() -> None:
     assert stale() == []
+
+
+SPECS = [
+    pytest.param(block, id=f"{page.name}{n}")
+    for page in PAGES
+    for n, block in enumerate(code_blocks(page, "toml"))
+    if "entry-points" not in block
+]
+
+
+@pytest.mark.parametrize("block", SPECS)
+def test_a_file_of_settings_on_a_page_is_read(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(block, encoding="utf-8")
+    assert papers.find(path).preset == "own"
 
 
 def test_a_page_that_is_not_current_is_noticed() -> None:
@@ -101,10 +117,16 @@ def test_every_picture_is_on_a_page() -> None:
     assert [name for name in PICTURES if f"pictures/{name}.svg" not in text] == []
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: p.name)
-def test_python_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Every block on its own, in one process."""
-    run_python(tmp_path, "\n".join(f"exec({code!r}, {{}})" for code in code_blocks(page, "python")))
+BLOCKS_OF_PYTHON = [
+    pytest.param(code, id=f"{page.name} {n}")
+    for page in PAGES[1:]
+    for n, code in enumerate(code_blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS_OF_PYTHON)
+def test_python_on_a_page_runs(code: str, tmp_path: Path) -> None:
+    run_block(tmp_path, code)
 
 
 def commands(page: Path) -> list[list[str]]:

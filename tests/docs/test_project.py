@@ -60,7 +60,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "classifier": LIBRARY,
     "report": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
     "tuning": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run"},
-    "eqprop": LIBRARY | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report", "classifier"},
+    "zoo": {"cache", "files", "messages", "papers", "run"},
+    "eqprop": LIBRARY
+    | {"plugins", "provenance", "experiments", "run.spec", "papers", "run", "report", "classifier", "zoo"},
     "cli": LIBRARY | SHARED | {"experiments", "run.spec", "papers", "run", "report", "tuning", "eqprop"},
     "__main__": {"cli"},
 }

@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 TUTORIALS = scripts(DOCS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_and_its_assertions_hold(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EQPROP_SHORT", "1")

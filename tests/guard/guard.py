@@ -99,7 +99,7 @@ class Case:
 
     target: str
     estimators: Sequence[str] = ("ep", "bptt")
-    engines: Sequence[str] = ("eager", "cpu")
+    engines: Sequence[str] = ("eager",)
     iterations: int = 50
     options: Mapping[str, Any] = field(default_factory=dict)
     images: str = "mnist"
@@ -119,21 +119,20 @@ CASES = {
     "P-3h": Case("P-3h", iterations=10),
     "P-conv": Case("P-conv", iterations=2),
     "nudging": Case("P-1h", ("ep-symmetric", "ep-random-sign")),
-    "continual": Case("P-1h", ("ep-continual", "ep-holomorphic", "rbp"), ("eager",)),
-    "sweeps": Case("P-2h", engines=("eager",), options={"schedule": "sweeps", "T": 20, "K": 6}),
+    "continual": Case("P-1h", ("ep-continual", "ep-holomorphic", "rbp")),
+    "sweeps": Case("P-2h", options={"schedule": "sweeps", "T": 20, "K": 6}),
     "stacked": Case("P-1h", options={"trials": 2, "stacked": True, "T": 15, "K": 6}),
     "apart": Case("P-1h", ("ep",), options={"trials": 2, "stacked": False, "T": 15, "K": 6}),
-    "persistent": Case("scellier-bengio-2017", ("ep-random-sign",), ("eager",), 10, {"T": 10, "epochs": 2}),
-    "skip": Case(f"{NETS.name}:skip", engines=("eager",), iterations=10, options=GRAPH | OWN),
+    "persistent": Case("scellier-bengio-2017", ("ep-random-sign",), iterations=10, options={"T": 10, "epochs": 2}),
+    "skip": Case(f"{NETS.name}:skip", iterations=10, options=GRAPH | OWN),
     "cifar": Case(
         "cifar10-small",
         ("ep-symmetric", "ep"),
-        ("eager",),
         iterations=4,
         options={"T": 8, "K": 4, "test_samples": 20, "augment": ("flip=true", "crop=4")},
         images="colour",
     ),
-    "energy": Case(f"{NETS.name}:energy", engines=("eager",), options=OWN),
+    "energy": Case(f"{NETS.name}:energy", options=OWN),
 }
 ON_GPU = {
     name: Case(name, engines=("cuda-graph", engine))

@@ -6,8 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from contextvars import Context
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
+
+from eqprop import plugins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "docs", ROOT / "docs" / "paper", ROOT / "docs" / "howto")
@@ -22,13 +30,24 @@ def run_here(folder: Path, *words: str) -> str:
     """What a command prints, run in this folder with this copy of the package; it must exit with 0."""
     path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "EQPROP_CACHE": str(folder)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
 
 def run_python(folder: Path, code: str) -> str:
     return run_here(folder, sys.executable, "-c", code)
+
+
+def run_block(folder: Path, code: str) -> str:
+    """What a block of a page prints, run in this folder with the engines a user gets, seeded."""
+    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()) as out:
+        torch.manual_seed(0)
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [str(ROOT), *sys.path])
+        patch.setattr(plugins, "_registered", {kind: {} for kind in plugins.KINDS})
+        Context().run(exec, compile(code, "block", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
 
 
 def table1_row(preset: str, name: str, test: float, epochs: int, **more: Any) -> dict[str, Any]:

@@ -47,12 +47,12 @@ from eqprop import (
 )
 from eqprop.data import one_hot
 from eqprop.engines import Task
-from eqprop.engines.cpu.engine import Cpu
+from eqprop.engines.cuda.deep import Deep
 from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import evaluate, resume
-from eqprop.run.laboratory import Subject, compare, find_subject, is_same
+from eqprop.run.laboratory import BoundProblem, compare, find_problem, is_same
 from eqprop.run.own import OwnNet
 from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec
@@ -310,15 +310,14 @@ def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> N
 def test_the_conv_net_is_trained_by_it(tmp_path: Path) -> None:
     images = few_images(60, 20)
     experiment = papers.find("P-conv").override(cost="cross-entropy", epochs=1, T=4, K=2)
-    summary = train(experiment, tmp_path / "run", data=images).summary
-    assert summary["engine"] == "eager"
+    summary = train(experiment, tmp_path / "run", data=images, engine="eager").summary
     assert summary["estimators"]["ep"]["trials"][0]["test_error"][0] <= 100.0
 
 
-def test_the_engines_that_do_not_know_it_say_so() -> None:
+def test_the_engines_that_do_not_know_it_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Deep, "device", "cpu")
     cost = CrossEntropy(5, 3, dtype=F64)
-    assert "SquaredError" in str(Cpu().refuses(Task(prototypical(2), cost, EP(T=2, K=1))))
-    assert "flat layer" in str(Cpu().refuses(Task(convolutional(flat=()))))
+    assert "SquaredError" in str(Deep().refuses(Task(prototypical(2), cost, EP(T=2, K=1))))
 
 
 def test_one_network_built_with_and_without_the_option() -> None:
@@ -335,7 +334,7 @@ def test_one_network_built_with_and_without_the_option() -> None:
 def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
     experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
     session = bind(experiment, dtype=F64, trains=False)
-    document, _ = compare(Subject(session, session.problem()))
+    document, _ = compare(BoundProblem(session, session.problem()))
     assert document["cost"] == "cross-entropy"
     assert document["budget"]["outcome"] == "holds"
     assert is_same(document, session.spec, F64)
@@ -359,7 +358,7 @@ def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path)
 def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
     images = write_idx(tmp_path / "data", few_images())
     train(small(epochs=1), tmp_path / "run", data=images)
-    found = find_subject(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
+    found = find_problem(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
     cost, saved = found.problem.cost, load(tmp_path / "run").cost
     assert isinstance(cost, CrossEntropy)
     assert isinstance(saved, CrossEntropy)

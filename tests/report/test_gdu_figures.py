@@ -25,7 +25,7 @@ from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, s
 from eqprop.report.paper import FIGURES, curves
 from eqprop.report.runs import Point
 from eqprop.report.schematics import saw_teeth
-from eqprop.run.laboratory import FORMAT, find_subject, is_same
+from eqprop.run.laboratory import FORMAT, find_problem, is_same
 from eqprop.run.spec import Spec
 
 K = 6
@@ -191,16 +191,16 @@ def test_a_preset_of_comparisons_and_one_of_training_share_the_name_and_nothing_
 
 
 def test_a_comparison_is_of_what_the_preset_says() -> None:
-    problem = find_subject("eb-2h", "gdu", {"batch": 3}, dtype=torch.float64, trains=False).problem
+    problem = find_problem("eb-2h", "gdu", {"batch": 3}, dtype=torch.float64, trains=False).problem
     assert [tuple(p.shape) for n, p in problem.model.named_parameters() if n[0] == "W"] == [
         *((10, 512), (512, 512), (512, 784))
     ]
     assert float(problem.model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
     assert problem.x.shape == (3, 784)
     assert problem.y.sum() == 3
-    glorot = find_subject("eb-2h", "gdu", {"init": "glorot"}, trains=False).problem
+    glorot = find_problem("eb-2h", "gdu", {"init": "glorot"}, trains=False).problem
     assert not glorot.model.get_parameter("b0").any()
-    conv = find_subject("P-conv", "gdu", {"batch": 2}, trains=False).problem
+    conv = find_problem("P-conv", "gdu", {"batch": 2}, trains=False).problem
     assert conv.x.shape == (2, 1, 28, 28)
 
 

@@ -22,13 +22,14 @@ from helpers.training_runs import SMALL, few_images, whole_mnist
 from eqprop import Dynamics, papers
 from eqprop.cli.common import show_result
 from eqprop.data import Images
-from eqprop.data.images import MNIST_DIGEST, is_mnist
+from eqprop.data.images import MNIST_DIGEST
 from eqprop.models import Layered
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
 from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
 from eqprop.report.runs import RunFolder, collect, read_run, rows, to_csv, to_latex
 from eqprop.run import train
+from eqprop.run.dataset import given_data, where_from
 from eqprop.run.log import read_metrics
 
 
@@ -146,8 +147,10 @@ def test_what_is_not_as_printed_stands_beside_ours_and_the_papers_number_does_no
     for named in ("784-512-10", "T 8 instead of 30, K 4 instead of 10, epochs 2 instead of 30", "|few|"):
         assert named in row, named
     assert "data few instead of mnist, trained on 400 samples, tested on 100 samples" in row
-    assert "other data" in row
     assert "2.00" not in row
+    (section,) = re.findall(r'<section id="results">.*?</section>', text, re.S)
+    assert "paper</th>" not in section, "no column about the paper where there is no paper"
+    assert "reproduced" not in section
     assert "reproduced" not in row
     assert "784-512-10 on few, 1 trial, T 8 instead of 30" in text, "the curves say it too"
 
@@ -238,11 +241,9 @@ def test_the_terminal_names_data_model_and_changes(tmp_path: Path, capsys: pytes
 
 def test_mnist_is_known_by_its_content() -> None:
     whole = whole_mnist()
-    assert is_mnist(whole)
-    assert is_mnist(replace(whole, train_x=whole.train_x.double(), test_x=whole.test_x.double()))
-    assert not is_mnist(replace(whole, train_x=whole.train_x * 0.5))
-    assert not is_mnist(replace(whole, test_x=whole.train_x[:10_000], test_y=whole.train_y[:10_000]))
-    assert not is_mnist(as_mnist(few_images()))
+    assert where_from(given_data(whole)) == "mnist"
+    assert where_from(given_data(replace(whole, train_x=whole.train_x * 0.5))) is None
+    assert where_from(given_data(as_mnist(few_images()))) is None
 
 
 def test_the_table_as_csv_and_latex(folder: Path) -> None:
@@ -348,7 +349,7 @@ FIGURE = "#curves figure:nth-of-type(2)"
 @pytest.mark.browser
 def test_in_a_browser_the_hover_shows_the_values_of_the_metrics(browser: Browser, folder: Path) -> None:
     browser.open(folder / "report.html")
-    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own, few)"
+    assert browser.run(f"document.querySelector('{FIGURE} h3').innerText") == "small (own, few) own"
     assert browser.run(f"document.querySelector('{FIGURE} .tip').hidden")
     left, top, width, height = place_of(browser, f"{FIGURE} .chart")
     browser.point_at(left + 0.99 * width, top + height / 2)

@@ -61,7 +61,7 @@ def test_one_damaged_run_is_left_out_with_a_sentence(
 def test_a_page_is_not_written_from_half_of_the_metrics(made: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(made, tmp_path / "run"))
     _cut_metrics(run)
-    with pytest.raises(ValueError, match="goes on with epoch 2 where 1 is expected.*Restore it"):
+    with pytest.raises(ValueError, match="continues with epoch 2 where 1 is expected.*Restore it"):
         write_report(run)
 
 

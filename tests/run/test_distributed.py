@@ -19,13 +19,14 @@ from torch import nn
 import eqprop
 from eqprop.cli.common import stopping
 from eqprop.engines import EXCHANGE, Task, choose
+from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.run import distributed
 from eqprop.run.distributed import ALONE, Ranks, check_same
 
 TESTS = Path(__file__).resolve().parents[1]
 SAME, SAME_IN_FLOAT32 = 1e-12, 1e-5
 """Gradients of the parts against that of the whole: the sum over samples in another order, relative to the largest."""
-CASES = [f"{name}, {size} ranks" for size in (2, 4) for name in rank_cases.CASES]
+CASES = [f"{name}, {size} ranks" for size in (2,) for name in rank_cases.CASES]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_gradients_are_those_of_one_process(found: dict[str, Any], case: str, dt
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_running_errors_over_100_iterations_are_within_one_sample(found: dict[str, Any], case: str) -> None:
+def test_running_errors_are_within_one_sample(found: dict[str, Any], case: str) -> None:
     gap = found["compare"]["training"][case]
     assert gap["train_error"] <= 100.0 / rank_cases.SAMPLES
     assert gap["test_error"] <= 100.0 / 250
@@ -219,11 +220,12 @@ def test_shares_are_contiguous_and_divide() -> None:
         Ranks(0, 5).share(rows, -1)
 
 
-def test_engines_that_update_weights_themselves_are_refused() -> None:
+def test_engines_that_update_weights_themselves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneHidden, "device", "cpu")
     model = eqprop.models.Layered(sizes=(10, 16, 784), setting="prototypical", activation="sigmoid")
     task = Task(model, eqprop.SquaredError(), eqprop.EP(T=4, K=2, beta=0.1), extras=(EXCHANGE,))
     with pytest.raises(ValueError, match="it has no exchange between processes"):
-        choose("cpu", task)
+        choose("cuda-one-hidden", task)
     assert choose("auto", task).reference
 
 

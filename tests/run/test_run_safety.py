@@ -157,15 +157,6 @@ def test_what_lies_on_another_disk_may_be_linked(
     assert_same_bits(made / "whole", run)
 
 
-def test_a_lock_that_is_another_name_of_a_file_leaves_it_as_it_is(run: Path, tmp_path: Path, images: Images) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text("my thesis")
-    (run / ".lock").unlink()
-    os.link(mine, run / ".lock")
-    resume(run, data=images)
-    assert mine.read_text() == "my thesis"
-
-
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
     def late(number: int, frame: object) -> None:
@@ -377,9 +368,9 @@ def edit_metrics(run: Path, then: Callable[[list[str]], list[str]]) -> None:
 
 METRICS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "emptied": (lambda lines: [], "trial 0 has 0 lines, expected 2"),
-    "first lost": (lambda lines: lines[1:], "ep, trial 0 goes on with epoch 2 where 1 is expected"),
+    "first lost": (lambda lines: lines[1:], "ep, trial 0 continues with epoch 2 where 1 is expected"),
     "last lost": (lambda lines: lines[:-1], "trial 1 has 1 lines, expected 2"),
-    "duplicated": (lambda lines: [lines[0], *lines], "ep, trial 0 goes on with epoch 1 where 2 is expected"),
+    "duplicated": (lambda lines: [lines[0], *lines], "ep, trial 0 continues with epoch 1 where 2 is expected"),
 }
 
 
@@ -477,18 +468,6 @@ def test_a_file_system_without_locks_is_refused_in_a_sentence(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     refused(run, images, "Cannot lock .*No locks available.*Choose a folder on a local disk", OSError)
-
-
-def test_a_forked_process_is_refused_rather_than_left_waiting(tmp_path: Path, images: Images) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            train(SMALL, tmp_path / "run", data=images, engine="eager", epochs=1, threads=2)
-        except ValueError as error:
-            os._exit(7 if "This process was forked" in str(error) else 8)
-        os._exit(9)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
 
 
 def test_a_wrapped_model_is_refused_in_a_sentence(images: Images) -> None:

@@ -56,7 +56,7 @@ def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], experimen
         assert (found[name] - value).norm() < within * way, name
 
 
-@pytest.mark.parametrize("engine", ["eager", "cpu"])
+@pytest.mark.parametrize("engine", ["eager", "xla"])
 def test_the_rates_are_those_of_torchs_scheduler(tmp_path: Path, images: Images, engine: str) -> None:
     train(FALLING, tmp_path / "run", data=images, engine=engine)
     expected = by_torch(FALLING, images)

@@ -189,6 +189,7 @@ def holds_nothing(out: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", STORAGES)
 def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path) -> None:
     """The survivor finishes the search, the dead one's trial included, from its checkpoint."""
@@ -213,6 +214,7 @@ def test_two_workers_and_one_is_killed(storage: str, place: Path, tmp_path: Path
     assert document["experiment"]["phases"]["T"] == papers.find(out / "best.toml").phases.T
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_to_the_same_end(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "killed" / "out"
     process = start(*words(place, out, "sqlite", 3))
@@ -238,6 +240,7 @@ def processes(out: Path) -> set[int]:
     return {int(path.read_text()) for path in out.glob("trials/*/.lock")}
 
 
+@pytest.mark.slow
 def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
     """Enough trials that the second, which begins later by the time a process takes to start, has its share."""
     out = tmp_path / "out"

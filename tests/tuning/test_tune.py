@@ -41,7 +41,7 @@ from eqprop.tuning.probe import (
     scales,
     weight_names,
 )
-from eqprop.tuning.recipe import Decision, Recipe, Tuned, smaller, tune
+from eqprop.tuning.recipe import Decision, Recipe, TuningResult, smaller, tune
 from eqprop.tuning.search import space_around
 
 ALL = [papers.find(n, p) for n in papers.names() for p in papers.presets(n) if p not in papers.COMPARED]
@@ -305,12 +305,14 @@ def test_the_budget_is_counted_in_operations() -> None:
             short_training(plan, wrong)
 
 
-def tuned_at(out: Path, spec: Spec = SMALL, images: Images | None = None, own: Any = None, **options: Any) -> Tuned:
+def tuned_at(
+    out: Path, spec: Spec = SMALL, images: Images | None = None, own: Any = None, **options: Any
+) -> TuningResult:
     session = bind(spec, few_images(1200, 100) if images is None else images, model=own, trains=False)
     return tune(session, out, **{"budget": 0.2} | options)
 
 
-def settings_of(tuned: Tuned) -> dict[str, Any]:
+def settings_of(tuned: TuningResult) -> dict[str, Any]:
     """The document without what the clock says."""
     document = {k: v for k, v in tuned.document.items() if k not in WALL}
     document["data"] = {k: v for k, v in document["data"].items() if k != "fingerprint"}  # also of the test set
@@ -319,11 +321,11 @@ def settings_of(tuned: Tuned) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
     return tuned_at(tmp_path_factory.mktemp("tuned"))
 
 
-def test_the_recipe_decides_everything_and_says_why(tuned: Tuned) -> None:
+def test_the_recipe_decides_everything_and_says_why(tuned: TuningResult) -> None:
     decisions = {d["name"]: d for d in tuned.document["decisions"]}
     assert set(decisions) == {"T", "K", "beta", "rates"}
     for name, decision in decisions.items():
@@ -343,14 +345,14 @@ def test_the_recipe_decides_everything_and_says_why(tuned: Tuned) -> None:
     assert kept["train"] < 50.0
 
 
-def test_the_recipe_is_deterministic_and_never_sees_the_test_set(tuned: Tuned, tmp_path: Path) -> None:
+def test_the_recipe_is_deterministic_and_never_sees_the_test_set(tuned: TuningResult, tmp_path: Path) -> None:
     images = few_images(1200, 100)
     poisoned = replace(images, test_x=torch.full_like(images.test_x, math.nan), test_y=9 - images.test_y)
     again = tuned_at(tmp_path, images=poisoned)
     assert settings_of(again) == settings_of(tuned)
 
 
-def test_a_recipe_that_was_stopped_goes_on(tuned: Tuned, tmp_path: Path) -> None:
+def test_a_recipe_that_was_stopped_goes_on(tuned: TuningResult, tmp_path: Path) -> None:
     stages = [t["stage"] for t in tuned.document["trainings"]]
 
     def stop(text: str) -> None:

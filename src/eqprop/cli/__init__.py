@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "Why does it not learn? The first cause, the number that shows it, and the remedy.",
     "report": "Write one self-contained HTML page of a run or several.",
     "tune": "Choose T, K, beta and the learning rates, without looking at the test set.",
+    "sweep": "How good must a device be? Errors and gradients over noise, bits, mismatch, drift, ...",
     "reproduce": "Reproduce the paper's figures and tables.",
 }
 """Modules of this package, each with the command of its name, in the order of `eqprop --help`; what each does."""

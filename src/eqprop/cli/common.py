@@ -134,24 +134,19 @@ def check_out(out: Path | None) -> None:
 
 
 def check_json(where: str | None) -> None:
-    """Fail early if --json cannot be written; what is there stays as it is."""
+    """Fail early if --json cannot be written."""
     if where is None or where == "-":
         return
-    path, new = Path(where), not os.path.exists(where)
-    expected = "expected a file in a folder that exists, both writable, or - for standard output"
-    try:
-        if path.is_fifo():  # opening it would end it for its reader
-            return
-        with path.open("a"):
-            pass
-        if new:  # of a link that leads nowhere, where it leads
-            path.resolve().unlink()
-    except OSError as error:
-        raise type(error)(f"--json got {where!r}: {error.strerror or error}; {expected}.") from error
+    path = Path(where)
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise PermissionError(
+            f"--json got {where!r}, which cannot be written; expected a file in a folder that exists, both writable, "
+            "or - for standard output."
+        )
 
 
 def give_json(content: object, where: str | None) -> None:
-    """Write JSON to a file, or to standard output for "-"; what exists is written through, be it a link or a pipe."""
+    """Write JSON to a file, or to standard output for "-"."""
     if where is None:
         return
     text = json.dumps(content, indent=2)

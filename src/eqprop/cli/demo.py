@@ -54,11 +54,11 @@ def demo(
 def _toy(folder: Path) -> str:
     """Compare on the paper's toy model, draw its figures, and return the verdict."""
     from eqprop.report.gdu import read_document, write_folder
-    from eqprop.run.laboratory import compare, find_subject
+    from eqprop.run.laboratory import compare, find_problem
 
     document = read_document(folder)
     if document is None:
-        subject = find_subject("toy", dtype=torch.float64, trains=False)
+        subject = find_problem("toy", dtype=torch.float64, trains=False)
         document, traces = compare(subject)
         write_folder(folder, document, traces)
     return str(document["budget"]["verdict"])

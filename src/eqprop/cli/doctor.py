@@ -12,7 +12,7 @@ from eqprop.cli import command
 from eqprop.cli.common import Examined, Json, OfRun, Preset, Trial, check_json, give_json, new_console
 from eqprop.cli.options import factory, with_settings, words_of
 from eqprop.messages import command as shell_command
-from eqprop.run.laboratory import Weights, examine, find_subject
+from eqprop.run.laboratory import Weights, examine, find_problem
 from eqprop.run.own import own_code
 
 CAUSE_FOUND = 1
@@ -39,7 +39,7 @@ def doctor(
     words += ["--estimator", estimator] if estimator else []
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
     with own_code(settings.get("function") or target):
-        subject = find_subject(target, preset, settings, factory(settings), Weights(estimator, trial))
+        subject = find_problem(target, preset, settings, factory(settings), Weights(estimator, trial))
         found = examine(subject)
     spec, samples = subject.spec, len(subject.problem.x)
     checked = shell_command("resume", target) if subject.trained else shell_command("train", *words)

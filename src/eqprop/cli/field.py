@@ -15,7 +15,7 @@ from eqprop import papers
 from eqprop.cli import command
 from eqprop.cli.common import Quiet, new_console, one_process, stopping, watcher
 from eqprop.cli.options import with_settings
-from eqprop.cli.reproduce import MACHINE, UNFINISHED, Until, publish, reproduce
+from eqprop.cli.reproduce import MACHINE, UNFINISHED, TimeLimit, publish, reproduce
 from eqprop.cli.reproduce import _check_out as check_out
 from eqprop.cli.reproduce import _seed as seed_folder
 from eqprop.files import write_json
@@ -39,6 +39,7 @@ def field(
     out: Annotated[Path, typer.Option(help="Folder for the runs and a file per row.")],
     rows: Annotated[str | None, typer.Option(help="pc-2h,untied-dyadic, ...; by default all.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; as published by default.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="This seed only.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
     note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
     quiet: Quiet = False,
@@ -55,10 +56,10 @@ def field(
         raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
     chosen = [row._replace(spec=row.spec.override(**settings), seeds=seeds or row.seeds) for row in _chosen(rows)]
     check_out(out)
-    until = Until(minutes)
+    until = TimeLimit(minutes)
     with stopping():
         try:
-            _train(chosen, out, until, note, Several(watcher(quiet), until))
+            _train(chosen, seed, out, until, note, Several(watcher(quiet), until))
         except Stopped:
             if not until.over:
                 raise
@@ -78,11 +79,13 @@ def _chosen(names: str | None) -> list[FieldRow]:
     return [there[name] for name in asked]
 
 
-def _train(rows: Sequence[FieldRow], out: Path, until: Until, note: str | None, watch: Several) -> None:
-    """A run per row and seed, the first seed of every row first."""
-    for n in range(max(row.seeds for row in rows)):
+def _train(
+    rows: Sequence[FieldRow], only: int | None, out: Path, until: TimeLimit, note: str | None, watch: Several
+) -> None:
+    """A run per row and seed, the first seed of every row first; or of one seed only."""
+    for n in range(max(row.seeds for row in rows)) if only is None else (only,):
         for row in rows:
-            if n >= row.seeds:
+            if only is None and n >= row.seeds:
                 continue
             if until.passed():
                 until.over = True

@@ -17,7 +17,7 @@ from eqprop.gdu import NeverSettlesError
 from eqprop.messages import unknown
 from eqprop.models.layered import LayeredNet
 from eqprop.run import bind
-from eqprop.run.laboratory import Subject, compare, is_same
+from eqprop.run.laboratory import BoundProblem, compare, is_same
 from eqprop.run.spec import Spec
 
 
@@ -69,7 +69,7 @@ def _compare(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
     if before is None or not is_same(before, spec, torch.float64):
         progress.update(task, description=spec.name)
         session = bind(spec, dtype=torch.float64, trains=False)
-        subject = Subject(session, session.problem())
+        subject = BoundProblem(session, session.problem())
         document, traces = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
         write_folder(folder, document, traces)
         said = f"{spec.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"

@@ -33,18 +33,19 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
-from eqprop.run.laboratory import Weights, compare, find_subject, lost_in
+from eqprop.run.laboratory import Weights, compare, find_problem, lost_in
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
+from eqprop.run.watch import counted
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-KEPT = ("batch", "seed", "device", "threads", "precision")
+KEPT = ("batch", "seed", "device", "threads", "precision", "form")
 OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimizer", "run") and f.flat not in KEPT]
 """Settings that a comparison does not have, of sections from which it keeps only a few."""
 
 
 @command("gdu", "eqprop gdu EB-1h --T 400", "eqprop gdu my.py:build --T 1000 --K 20 --beta 0.01 --out mine")
-@with_settings(without=OF_TRAINING)
+@with_settings(without=OF_TRAINING, defaults=False)
 def gdu(
     target: Examined,
     settings: dict[str, Any],
@@ -61,7 +62,8 @@ def gdu(
     """Does EP compute the gradient of this model, and if not, why?
 
     Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
-    of Table 2 (see eqprop list) with the settings of that table, its preset gdu; of a run folder, its weights.
+    of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
+    a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
     --precision NAME also says how far products in that precision lose the update.
     """
     check_json(json)
@@ -76,7 +78,7 @@ def gdu(
     console = new_console(file=sys.stderr if json == "-" else sys.stdout)
     with own_code(settings.get("function") or target):
         weights = Weights(estimator, trial)
-        subject = find_subject(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
+        subject = find_problem(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:
@@ -101,11 +103,10 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     console.print(_metrics(document))
     console.print(_budget(document))
     console.print(Text(_jacobian(document)))
-    for name, counts in document.get("silenced", {}).items():  # absent in documents of earlier versions
+    for name, counts in document["silenced"].items():
         if counts["unheard"]:
             console.print(Text(f"{name}: {Silence(**counts)}"))
-    if "release" in document:  # absent in documents of earlier versions
-        console.print(Text(str(Release(**document["release"]))))
+    console.print(Text(str(Release(**document["release"]))))
     if document.get("concentration"):
         console.print(Text(str(Concentration(**document["concentration"]))))
     if "precision" in document:
@@ -114,7 +115,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update, nudging {found['nudging']}, with products in {found['declared']}, against float32's"
+    what = f"nudging {found['nudging']}, {found['form']} form"
+    title = f"EP's update, {what}, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
@@ -129,6 +131,7 @@ def _precision(found: Mapping[str, Any]) -> Table:
 def _heading(d: Mapping[str, Any]) -> str:
     said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
     said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
+    said += ", difference form" if d.get("form") == "difference" else ""
     if d.get("cost", "squared-error") != "squared-error":
         said += f", {d['cost']}"
     what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
@@ -136,10 +139,7 @@ def _heading(d: Mapping[str, Any]) -> str:
 
 
 def _training(trained: Mapping[str, Any]) -> str:
-    n = trained.get("epochs")  # absent in documents of earlier versions
-    by = trained.get("estimator", trained.get("method"))
-    long = "" if n is None else f" for {n} epoch{'s' if n != 1 else ''}"
-    return f", trained by {by}{long}, trial {trained['trial']}"
+    return f", trained by {trained['estimator']} for {counted(trained['epochs'], 'epoch')}, trial {trained['trial']}"
 
 
 def _settling(d: Mapping[str, Any]) -> str:

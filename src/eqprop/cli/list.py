@@ -16,6 +16,9 @@ from eqprop.cli.common import Json, check_json, give_json, new_console
 from eqprop.run.spec import Spec
 from eqprop.run.watch import counted
 
+TABLE_2 = ("toy", "EB-1h", "EB-2h", "EB-3h", "P-1h", "P-2h", "P-3h", "P-conv")
+"""As the paper prints it."""
+
 
 @command("list", "eqprop list --all", "eqprop list --parts")
 def list_experiments(
@@ -37,7 +40,7 @@ def list_experiments(
         return
     names = papers.names() if everything else papers.of_paper()
     trained = [spec for name in names if (spec := papers.find(name)).preset not in papers.COMPARED]
-    compared = list(papers.specs("gdu").values())
+    compared = sorted(papers.specs("gdu").values(), key=lambda spec: (*TABLE_2, spec.name).index(spec.name))
     if as_json is not None:
         found = {"trained": trained, "compared": compared}
         give_json({kind: {spec.name: spec.to_dict() for spec in specs} for kind, specs in found.items()}, as_json)

@@ -29,12 +29,13 @@ METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", tuple: "LIST"}
 Command = Callable[..., None]
 
 
-def with_settings(*names: str, without: Iterable[str] = ()) -> Callable[[Command], Command]:
+def with_settings(*names: str, without: Iterable[str] = (), defaults: bool = True) -> Callable[[Command], Command]:
     """Add an option to a command for each of these settings, or for all; it gets those that are given as `settings`.
 
     names       flat names, all shown by --help, with no default; without names all settings, of which --help shows
                 the common ones
     without     settings that do not concern the command
+    defaults    whether the help has the defaults of all settings: not where a command has others
     """
     left_out = set(without)
     fields = [f for f in declared() if (not names or f.flat in names) and f.flat not in left_out]
@@ -42,7 +43,8 @@ def with_settings(*names: str, without: Iterable[str] = ()) -> Callable[[Command
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-        made = [_parameter(f, f.help if names else told(f), hidden=not (names or f.common)) for f in fields]
+        told_of = told if defaults and not names else lambda f: f.help
+        made = [_parameter(f, told_of(f), hidden=not (names or f.common)) for f in fields]
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own] + made
 
         @functools.wraps(command)

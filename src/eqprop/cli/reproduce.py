@@ -79,7 +79,7 @@ def table1(
     estimators = split_estimators(settings.pop("estimator", "ep,bptt"))
     if check is not None:
         one_process("reproduce table1 --check")
-        among = Among(None if rows is None else rows.split(","), preset, estimators)
+        among = TrialSelection(None if rows is None else rows.split(","), preset, estimators)
         options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
         _check(draw(among.trials(check), settings.get("seed")), out, options, quiet)
         return
@@ -100,10 +100,10 @@ def table1(
                 result = begin_or_resume(spec, folder, watch=watch, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
-                    write_report(out, with_curves=False)
+                    write_report(out, with_curves=False, examine=False)
     if rank() > 0:
         return
-    written = write_report(out)
+    written = write_report(out, examine=False)
     if not quiet:
         _show(out, written)
 
@@ -137,7 +137,7 @@ def _published(result: Result) -> dict[str, Any]:
     return {**result.summary, "schedule": run.spec.phases.schedule, **more, "provenance": run.sessions}
 
 
-class Among(NamedTuple):
+class TrialSelection(NamedTuple):
     """Selects published trials."""
 
     rows: list[str] | None
@@ -236,7 +236,7 @@ def cifar10(
     begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
     if not yes and device == "cpu" and not begun:
         _ask(sum(row.seeds * _hours(_as_long(row)) for row in chosen), "--rows small --seeds 1")
-    until = Until(minutes)
+    until = TimeLimit(minutes)
     with stopping():
         try:
             _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **settings})
@@ -252,7 +252,7 @@ def cifar10(
         raise typer.Exit(UNFINISHED)
 
 
-class Until(Watch):
+class TimeLimit(Watch):
     """Stops a run, saved, once so many minutes have passed; None: never."""
 
     def __init__(self, minutes: float | None) -> None:
@@ -299,7 +299,7 @@ def _seed(n: int | str) -> str:
 
 
 def _train_rows(
-    rows: Sequence[CifarRow], out: Path, until: Until, note: str | None, options: Mapping[str, Any]
+    rows: Sequence[CifarRow], out: Path, until: TimeLimit, note: str | None, options: Mapping[str, Any]
 ) -> None:
     """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
     for n in range(max(row.seeds for row in rows)):

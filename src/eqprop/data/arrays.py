@@ -37,6 +37,8 @@ def from_arrays(
 ) -> Images:
     """A data set from numpy arrays, tensors or lists; shape, classes and checksum are computed.
 
+    name        what pages and messages call the set
+    device      where to put it; None: the CPU
     x, x_test   (N, ...) samples of any shape, with or without channels; uint8 is divided by 255
     y, y_test   class numbers 0, 1, ... or one-hot rows, to classify; any other numbers, (N,) or (N, outputs), are
                 targets, and errors are then the percentage of their variance that is not explained
@@ -144,6 +146,9 @@ def image_folder(path: str | Path, device: torch.device | str | None = None) -> 
     Classes are numbered in the order of their names. Images are ordered by the SHA-256 of CLASS/FILE, the same on every
     machine, so that the first and the last ones are of all classes. Without train and test, with CLASS/ alone, there
     is no test set: hold out training images with `split_validation`.
+
+    path        the directory
+    device      where to put the tensors; None: the CPU
     """
     check_device(device)
     root = Path(path)

@@ -212,7 +212,11 @@ def _take(images: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """(x - mean) / (scale std) per channel, for x from 0 to 1. One number stands for all channels."""
+    """(x - mean) / (scale std) per channel, for x from 0 to 1. One number stands for all channels.
+
+    mean, std   subtracted, and divided by, per channel
+    scale       a further divisor
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)

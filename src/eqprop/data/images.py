@@ -7,7 +7,6 @@ generator state: seed, epoch and iteration determine the next mini-batch on ever
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,19 +26,25 @@ MNIST_SHA256 = {
 FILES = tuple(MNIST_SHA256)
 MNIST_DIGEST = "c5097fdd51cfdbe7695fd9df3612695696864b5c424f58d843ffdc5d335e9914"
 """`Images.sha256` of MNIST."""
+MNIST_FINGERPRINT = "61e839b25c9fe06f39ffa760ec9544a035b59b7cf2bbf5db7329babc96d96e1d"
+"""`Images.fingerprint` of its tensors in float32: `sha256` stays when tensors are replaced."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
     """A data set: x holds one flat sample per row; y the labels 0 .. classes-1, int64, or targets of floats.
 
-    x is floats as the network takes them, or uint8, a quarter of the memory: `floats` divides by 255. `shape` is that
-    of one sample, such as (28, 28) or (3, 32, 32). `classes` counts the classes, or the columns of the targets.
-    `sha256` identifies the set: the digest of the uncompressed training images file followed by the training labels
-    file, and by test files that are not those of the published set; or of the arrays. A split keeps it.
-    `fingerprint` is the digest of the tensors, where they were given.
-
     To make one from your own arrays use `from_arrays`.
+
+    train_x, test_x     one flat sample per row: floats as the network takes them, or uint8 (see `floats`)
+    train_y, test_y     labels 0 .. classes-1, int64, (N,), or targets of floats, (N, outputs)
+    shape               of one sample, such as (28, 28) or (3, 32, 32)
+    classes             the number of classes, or the columns of the targets
+    name                what pages and messages call the set
+    sha256              identifies the set: the digest of the uncompressed training images and labels files, and of test
+                        files that are not those of the published set; or of the arrays. A split keeps it
+    fingerprint         the digest of the tensors, where they were given
+    class_names         what the classes are called, if the data says so
     """
 
     train_x: Tensor  # (N, pixels)
@@ -126,38 +131,12 @@ def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Images:
-    """Load the MNIST shipped with the package, verified against its known SHA-256."""
+    """Load the MNIST shipped with the package, verified against its known SHA-256.
+
+    device  where to put the tensors; None: the CPU
+    dtype   of the samples; torch.uint8 keeps bytes
+    """
     return idx_directory(MNIST_DIRECTORY, device, dtype, sha256=MNIST_SHA256)
-
-
-ROUNDED = 1e-6
-"""How far a pixel may lie from a 255th: float32 numbers, read as float64."""
-
-
-def is_mnist(images: Images) -> bool:
-    """Whether the tensors are those of the whole of MNIST, by content: `sha256` stays when tensors are replaced."""
-    parts = {
-        "train-images-idx3-ubyte": images.train_x,
-        "train-labels-idx1-ubyte": images.train_y,
-        "t10k-images-idx3-ubyte": images.test_x,
-        "t10k-labels-idx1-ubyte": images.test_y,
-    }
-    if images.sha256 != MNIST_DIGEST or images.shape != (28, 28):
-        return False
-    return all(_file_digest(values.cpu(), images.shape) == MNIST_SHA256[name] for name, values in parts.items())
-
-
-def _file_digest(values: Tensor, shape: tuple[int, ...]) -> str | None:
-    """The SHA-256 of the IDX file that these pixels or labels were read from; None if no file holds them."""
-    is_image = values.is_floating_point()
-    raw = (values * 255).round().to(torch.uint8) if is_image else values.to(torch.uint8)
-    read = raw.to(values.dtype).div_(255) if is_image else raw.to(values.dtype)
-    if not torch.allclose(read, values, rtol=0.0, atol=ROUNDED):
-        return None
-    sizes = (len(values), *shape) if is_image else (len(values),)
-    digest = hashlib.sha256(struct.pack(f">BBBB{len(sizes)}I", 0, 0, 8, len(sizes), *sizes))
-    digest.update(raw.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def idx_directory(
@@ -171,7 +150,12 @@ def idx_directory(
 
     The files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
     t10k-labels-idx1-ubyte; a dot before idx and a .gz ending are accepted, and an uncompressed file is preferred.
-    `sha256` maps these names to the required digests of the uncompressed files.
+
+    path        the directory
+    device      where to put the tensors; None: the CPU
+    dtype       of the samples
+    classes     the number of classes
+    sha256      required digests of the uncompressed files, by these names
     """
     check_destination(device, dtype)
     directory = Path(path)
@@ -231,6 +215,10 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
     """Turn labels (...,) into targets (..., classes): 1 at the label, 0 elsewhere.
 
     Checking the values synchronises with the device: convert a whole set at once, not every mini-batch.
+
+    labels      numbers 0 .. classes-1, of any shape
+    classes     their number
+    dtype       of the targets
     """
     if labels.dtype != torch.int64:
         raise ValueError(f"one_hot got labels of {labels.dtype}; expected torch.int64. Convert with labels.long().")

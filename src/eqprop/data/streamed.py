@@ -31,7 +31,7 @@ Index = tuple[int, int]
 """The number of a sample, and the seed of what its transforms draw."""
 
 
-class Read(NamedTuple):
+class StreamedBatch(NamedTuple):
     """A mini-batch: samples (B, pixels), labels (B,) or targets (B, outputs), and the samples' numbers (B,).
 
     For R stacked runs (R, B, ...).
@@ -224,8 +224,15 @@ def _raise_only_here(reader: Any) -> None:
 class Streamed:
     """Training and test samples read while they are used; like `Images`, without their tensors.
 
-    To make one use `streamed`. `sha256` is that of the declared identity: name, lengths, classes, and the first and
-    last samples of both halves.
+    To make one use `streamed`.
+
+    train, test     the two halves, read sample by sample
+    form            shape, classes and type of a sample
+    name            what pages and messages call the set
+    sha256          of the declared identity: name, lengths, classes, and the first and last samples of both halves
+    dtype, device   of the batches that are read
+    class_names     what the classes are called, if the data says so
+    fingerprint     of the tensors, where they were given
     """
 
     train: Half
@@ -305,7 +312,7 @@ class Streamed:
 
         return replace(self, train=begin(self.train, samples), test=begin(self.test, test_samples))
 
-    def batches(self, order: Tensor, seed: int | Sequence[int] = 0, epoch: int = 0) -> Iterator[Read]:
+    def batches(self, order: Tensor, seed: int | Sequence[int] = 0, epoch: int = 0) -> Iterator[StreamedBatch]:
         """Read the training samples order[n] (B,), or (R, B) with seeds (R,), for each n, on the device.
 
         Take an epoch's mini-batches from one iterator: starting it starts the workers, and stopping it ends them.
@@ -322,7 +329,7 @@ class Streamed:
         read = next(self.batches(torch.arange(min(n, self.train_samples)).unsqueeze(0)))
         return read.x.flatten(1), read.y
 
-    def in_order(self, part: str, batch: int, first: int = 0, last: int | None = None) -> Iterator[Read]:
+    def in_order(self, part: str, batch: int, first: int = 0, last: int | None = None) -> Iterator[StreamedBatch]:
         """Read samples of "train" or "test" in their order, by default all; the last mini-batch is what remains."""
         half: Half = {"train": self.train, "test": self.test}[part]
         samples = torch.arange(len(half))[first:last]
@@ -339,7 +346,7 @@ class Streamed:
         read = next(self.batches(chosen.unsqueeze(0), seed))
         return self.floats(read.x), read.y
 
-    def _delivered(self, half: Half, order: Sequence[Tensor], seeds: Sequence[Tensor]) -> Iterator[Read]:
+    def _delivered(self, half: Half, order: Sequence[Tensor], seeds: Sequence[Tensor]) -> Iterator[StreamedBatch]:
         asked = [(rows + half.first, drawn) for rows, drawn in zip(order, seeds, strict=True)]
         pin = torch.cuda.is_available() and (half.options.get("pin_memory", False) or self.device.type == "cuda")
         read = half.read(asked, self.form, self.dtype, pin)
@@ -353,17 +360,17 @@ def _sample_seeds(samples: Tensor, seed: int | Sequence[int], epoch: int) -> Ten
     return ((words[2] << 31) ^ words[3]).squeeze(-1)
 
 
-def _shaped(x: Tensor, y: Tensor, rows: Tensor) -> Read:
-    return Read(x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:]), rows)
+def _shaped(x: Tensor, y: Tensor, rows: Tensor) -> StreamedBatch:
+    return StreamedBatch(x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:]), rows)
 
 
-def _ahead(batches: Iterator[Read], device: torch.device) -> Iterator[Read]:
+def _ahead(batches: Iterator[StreamedBatch], device: torch.device) -> Iterator[StreamedBatch]:
     """Copy the next mini-batch from pinned memory while the current one is used."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    waiting: Read | None = None
+    waiting: StreamedBatch | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            moved = Read(*(part.to(device, non_blocking=True) for part in batch))
+            moved = StreamedBatch(*(part.to(device, non_blocking=True) for part in batch))
         if waiting is not None:
             yield _ready(waiting, stream)
         waiting = moved
@@ -371,7 +378,7 @@ def _ahead(batches: Iterator[Read], device: torch.device) -> Iterator[Read]:
         yield _ready(waiting, stream)
 
 
-def _ready(batch: Read, stream: torch.cuda.Stream | None) -> Read:
+def _ready(batch: StreamedBatch, stream: torch.cuda.Stream | None) -> StreamedBatch:
     """A mini-batch whose copy the current stream waits for, and whose memory is kept while that uses it."""
     if stream is not None:
         current = torch.cuda.current_stream(stream.device)
@@ -396,6 +403,11 @@ def streamed(
     collation are not used, because the experiment sets them. Samples are pairs (x, y): x of one shape, uint8 (divided
     by 255 when used) or floats; y a class number, or targets. `classes` is needed for class numbers unless the data
     set names its `classes`.
+
+    train, test     two DataLoaders or Datasets
+    classes         the number of classes; None: as the data set says, or targets
+    name            what pages and messages call the set
+    device, dtype   of the batches that are read
     """
     check_destination(device, dtype)
     halves = _half(train, "training"), _half(test, "test")

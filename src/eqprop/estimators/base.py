@@ -53,8 +53,11 @@ class Step(NamedTuple):
 class Processes:
     """An estimator's processes over t = 0, ..., K-1: (K, B, ...) per layer, (K, ...) per parameter.
 
-    EP gives its updates Delta, BPTT and RBP their gradients nabla; Delta corresponds to -nabla. `direct` is the
-    term dl/dtheta of a cost that depends on the parameters  [sec:index-shift], with the sign of the process.
+    EP gives its updates Delta, BPTT and RBP their gradients nabla; Delta corresponds to -nabla.
+
+    neurons     by layer, output first
+    synapses    by parameter
+    direct      dl/dtheta of a cost that depends on the parameters  [sec:index-shift], with the sign of the process
     """
 
     neurons: State
@@ -66,9 +69,14 @@ class Processes:
 class Estimator(ABC):
     """Computes dL/dtheta: T free steps, then K steps specific to the estimator.
 
-    Frozen, printable, comparable. `schedule`, `stop` and `tolerance` are those of the free phase (see
-    `eqprop.relax.Phase`). `checked=False` skips the checks that read results back from the device; the caller must
-    then check for NaN.
+    Frozen, printable, comparable. `schedule`, `stop` and `tolerance` are those of the free phase.
+
+    T           free steps
+    K           steps specific to the estimator
+    schedule    which layers each free step updates (see `eqprop.relax.Phase`)
+    stop        "never": T steps; "settled": fewer, once nothing moves
+    tolerance   the residual below which a sample counts as settled; None: 1e-6 in float64, 1e-4 in float32
+    checked     False skips the checks that read results back from the device; the caller must then check for NaN
     """
 
     orientation: ClassVar[int] = 1

@@ -34,6 +34,10 @@ class BPTT(Estimator):
 
     With schedule="alternating" the first T - K steps alternate; the K differentiated steps are synchronous.
     With "sweeps" all T updates are in turn and the last K of them are differentiated.
+
+    T           free steps
+    K           how many of them, the last, are differentiated
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     """
 
     def __post_init__(self) -> None:

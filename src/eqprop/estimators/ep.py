@@ -77,7 +77,11 @@ BITS = 256
 
 
 def random_sign(seed: int, iteration: int) -> int:
-    """+1 or -1: bit i mod 256 of SHA-256 of "eqprop signs SEED BLOCK", BLOCK = i div 256."""
+    """+1 or -1: bit i mod 256 of SHA-256 of "eqprop signs SEED BLOCK", BLOCK = i div 256.
+
+    seed        of the run
+    iteration   i, counted from 0 over the whole training
+    """
     block, bit = divmod(iteration, BITS)
     return 1 if _digest(seed, block) >> (BITS - 1 - bit) & 1 else -1
 
@@ -280,6 +284,12 @@ def limit_steps(
 
     The limit is exact, without finite differences: forward-mode differentiation of the second phase along beta at
     beta = 0. The state evolves as in the free phase and carries its tangent d s_t / d beta.
+
+    model, cost     what is trained
+    x, y        a mini-batch and its targets
+    free        its free phase, whose last state the second phase begins with
+    K           steps of the second phase
+    schedule    of the second phase
     """
     cost.check(free.state, y)
     s = free.state

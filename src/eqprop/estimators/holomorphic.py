@@ -101,6 +101,12 @@ class HolomorphicEP(Estimator):
 
     Phi, the activation and the cost must be analytic: no clip, no hard sigmoid, no max-pooling, |s|^2 written as s*s.
     Anything else raises.
+
+    T           free steps
+    K           steps of the second phase
+    beta        radius of the circle
+    points      nudge strengths on it, N
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     """
 
     orientation: ClassVar[int] = -1

@@ -39,6 +39,10 @@ class RBP(Estimator):
     K terms, or fewer with stop="settled", which stops when a term no longer changes the sum. At a fixed point, K
     terms equal K-step BPTT. The returned relaxation carries `adjoint_residual`, the largest element of the first
     omitted term, per sample. Raises GrowingAdjointError if the adjoint has grown.
+
+    T           free steps
+    K           most terms of the sum
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     """
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:

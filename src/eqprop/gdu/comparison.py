@@ -34,7 +34,7 @@ from eqprop.gdu.rest import settles
 from eqprop.gdu.settling import NeverSettlesError, Release, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import SWEEPS, NotFiniteError, Relaxation, Schedule, in_sweeps, prepare, relax
+from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare, relax
 
 KINDS = ("neurons", "synapses", "biases")
 
@@ -53,6 +53,7 @@ class Options:
     seed            of the random probes and of the traced elements
     schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate.
                     In "sweeps" both phases are compared update by update; in "sweeps-same" only their totals are.
+    form            of EP's nudged phase, see `EP`: in the "difference" form nothing drifts into it
     progress        called periodically with the fraction done
     voice           whose terms the verdict's remedies use: "python" or "command line"
     """
@@ -63,6 +64,7 @@ class Options:
     shown: int = 5
     seed: int = 0
     schedule: Schedule = "synchronous"
+    form: PhaseForm = "plain"
     progress: Callable[[float], None] | None = None
     voice: Voice = "python"
 
@@ -71,10 +73,16 @@ class Options:
 def compare(
     model: Dynamics, cost: Cost, x: Tensor, y: Tensor, T: int, K: int, beta: float, options: Options | None = None
 ) -> Report:
-    """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main]."""
+    """Compare Delta_EP(beta, t) with -nabla_BPTT(t), t = 0, ..., K-1, per layer; explain the gap  [eq:thm-main].
+
+    model, cost     what is trained
+    x, y        a mini-batch and its targets; float64 shows what beta does, float32 what rounding does
+    T, K, beta  steps of the two phases, and the strength of the nudge
+    options     see `Options`
+    """
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
-    problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule)
+    problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule, form=options.form)
     _check(problem, ep)
     tell = _teller(options.progress, T + STEP_COST * K)
     try:
@@ -333,7 +341,7 @@ class Report:
     steps       the free steps run: T, or fewer if nothing moved any more
     schedule    of the free phase
     groups      how many updates make a sweep; None where all layers move at once
-    cpu_seconds of this process over all threads: more reliable than wall time on a busy machine
+    cpu_seconds     of this process over all threads: more reliable than wall time on a busy machine
     neurons, synapses, biases   `Metrics` by name
     settled     the same for the settled samples only, by kind and name; None unless only some had settled
     silenced    by layer, the neurons that hear BPTT's signal and not EP's

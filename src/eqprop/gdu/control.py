@@ -70,6 +70,8 @@ def keep_at_rest(model: Dynamics, x: Tensor, radius_below: float = 0.95, T: int 
             if n % 50 == 0:
                 eqprop.keep_at_rest(model, x[:8])
 
+    model           any model whose step can be differentiated
+    x               a few samples
     radius_below    the largest |l| allowed of the step's Jacobian at the free state; above it the weights between
                     neurons are scaled down, those of the input are not. A net below it stays as it is, bit for bit.
     T               free steps to the state where it is measured

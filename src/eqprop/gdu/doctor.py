@@ -53,6 +53,8 @@ def doctor(
 
         print(eqprop.doctor(model, cost, x, y, EP(T=30, K=10, beta=0.1), rates=optimizer))
 
+    model, cost  what is trained
+    x, y        a mini-batch and its targets
     ep          the estimator as it is used
     state       where its free phase begins, if not at `model.init_state(x)`
     rates       one learning rate, rates by parameter name ("*" for every other), or the optimizer

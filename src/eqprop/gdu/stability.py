@@ -107,6 +107,8 @@ def stability(model: Dynamics, x: Tensor, T: int = 1000, state: State | None = N
 
         print(eqprop.stability(model, x[:8]))
 
+    model   any model
+    x       a few samples
     T       free steps by which a state of rest is looked for; then smaller steps, and Newton's iteration, which also
             finds one that does not attract
     state   where they begin; None: the model's own

@@ -99,7 +99,15 @@ class Toy(Graph):
 
     Phi = (1 - eps)/2 |s|^2 + eps (r0.W01.r1 + r0.W0x.rx + r1.W1x.rx + b.r), r = sigma(s), rx = sigma(x).
 
-    sizes are (outputs, hidden, inputs), (5, 50, 10) in the paper. Parameters W01, W0x, W1x and b0, b1.
+    Parameters W01, W0x, W1x and b0, b1.
+
+    sizes       (outputs, hidden, inputs), (5, 50, 10) in the paper
+    activation  sigma, by name or as a function
+    eps         length of a step
+    bias        whether there are biases b0, b1
+    init        how weights W01, W0x, W1x are drawn
+    seed        of the weights; None: torch's own stream
+    dtype       of the weights; None: torch's default
     """
 
     W01: nn.Parameter

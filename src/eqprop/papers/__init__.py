@@ -266,9 +266,9 @@ def caution(spec: Spec, estimator: str) -> str | None:
     if own is None or reproduces(own, paper):
         return None
     better = next((p for p, error in errors.items() if error is not None and reproduces(error, paper)), None)
-    advice = "" if better is None else f" With --preset {better} it comes out."
+    advice = "" if better is None else f" With --preset {better} it reproduces."
     return (
-        f"{spec.name} by {estimator} does not come out as printed: the paper reports {paper.test:.2f} %, these "
+        f"{spec.name} by {estimator} does not reproduce as printed: the paper reports {paper.test:.2f} %, these "
         f"settings reached {own:.2f} % (five trials).{advice}"
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +10,20 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from eqprop import papers
 from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
 from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
+from eqprop.report.examined import Examination, examinations
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
-from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect, rows, to_csv, to_latex
+from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect_all, rows, to_csv, to_latex
+from eqprop.report.sections import compared, looked_at, what_is_seen
 from eqprop.run.folder import AUGMENTED
-from eqprop.run.log import Line, cosines
+from eqprop.run.log import cosines
 from eqprop.run.spec import SECTIONS
 from eqprop.run.watch import duration
 
@@ -210,14 +212,28 @@ class ReportFiles:
     left_out: tuple[str, ...] = ()
 
 
-def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = True) -> ReportFiles:
+MOST_EXAMINED = 3
+"""Runs whose nets are looked at again for a page; more would take minutes."""
+
+
+def write_report(
+    folder: Path | Sequence[Path],
+    out: Path | None = None,
+    *,
+    with_curves: bool = True,
+    examine: bool = True,
+    gradients: bool = False,
+) -> ReportFiles:
     """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
-    Writes to `out`, or to the folder itself. Drawing the curves takes most of the time: skip it with `with_curves` for
-    intermediate updates.
+    folder          a run folder, a folder of run folders, or several of them, whose runs are set side by side
+    out             where to write; by default the folder itself, or the one that several lie in
+    with_curves     draw the curves as files, which takes time: not needed for intermediate updates
+    examine         load the nets, of three runs at most: errors by class, worst answers, settling, the doctor's verdict
+    gradients       also compare the estimator's gradient of a mini-batch with BPTT's
     """
-    contents = collect(folder)
-    place = out or folder
+    contents = collect_all([folder] if isinstance(folder, Path) else folder)
+    place = out or contents.folder
     table = rows(contents.runs)
     written = ReportFiles(place / PAGE, place / CSV, place / LATEX, place / CURVES, tuple(contents.left_out))
     write_text(written.csv, to_csv(table))
@@ -225,8 +241,10 @@ def write_report(folder: Path, out: Path | None = None, *, with_curves: bool = T
     for run in contents.runs if with_curves else ():
         panel = panel_of(run)
         if panel.curves:
-            write_figure(written.curves / _file_name(run, folder), save(error_curves([panel])))
-    write_text(written.page, render(contents))
+            write_figure(written.curves / _file_name(run, contents.folder), save(error_curves([panel])))
+    few = examine and len(contents.runs) <= MOST_EXAMINED
+    seen = [(run, list(examinations(run, gradients))) for run in contents.runs] if few else []
+    write_text(written.page, render(contents, seen))
     return written
 
 
@@ -235,205 +253,88 @@ def _file_name(run: RunFolder, folder: Path) -> str:
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
-def render(contents: Contents) -> str:
-    """The page as HTML."""
-    table = rows(contents.runs)
-    parts = [_head(contents), _pictures(contents), _table(table), _figures(contents.runs)]
-    parts += [_augmented(contents.runs), _settings(contents.runs), _sources(table)]
-    style, script = (files("eqprop.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{escape(_title(contents))}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n{''.join(parts)}\n<script>\n{script}</script>\n</body>\n</html>\n"
+def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examination]]] = ()) -> str:
+    """The page as HTML.
+
+    seen    runs whose nets were looked at again, and what was seen
+    """
+    table, runs = rows(contents.runs), contents.runs
+    style, script = (
+        Markup(files("eqprop.report").joinpath(name).read_text("utf-8")) for name in ("page.css", "page.js")
+    )
+    names = list(dict.fromkeys(run.spec.name for run in runs))
+    comparisons: dict[tuple[str, str], list[Picture]] = {}
+    for p in contents.pictures:
+        if p.verdict:
+            comparisons.setdefault((p.comparison, p.verdict), []).append(p)
+    return _template().render(
+        title=f"eqprop: {', '.join(names)}" if names else "eqprop: GDU figures",
+        version=__version__,
+        style=style,
+        script=script,
+        estimators=list(dict.fromkeys(label(name) for run in runs for name in run.spec.estimators)),
+        left_out=contents.left_out,
+        pictures=contents.pictures,
+        comparisons=comparisons,
+        loose=[p for p in contents.pictures if not p.verdict],
+        most_open=MOST_OPEN,
+        runs=runs,
+        table=table,
+        by_run=[(run, [row for row in table if row.run is run]) for run in runs],
+        verdicts=VERDICTS,
+        paper=any(row.paper_result for row in table),
+        compared=Markup(compared(runs)),
+        nets=[Markup(looked_at(run, found)) for run, found in seen if found],
+        most_examined=MOST_EXAMINED,
+        literature=_literature(table),
+        figures=[_figure(run, curves) for run in runs if (curves := series(run))],
+        augmented=[found for run in runs if (found := _augmented(run)) is not None],
+        files={"csv": CSV, "latex": LATEX},
+        csv=to_csv(table),
+        latex=to_latex(table),
     )
 
 
-def _title(contents: Contents) -> str:
-    names = list(dict.fromkeys(run.spec.name for run in contents.runs))
-    return f"eqprop: {', '.join(names)}" if names else "eqprop: GDU figures"
-
-
-def _head(contents: Contents) -> str:
-    trained = len(contents.runs)
-    names = dict.fromkeys(label(name) for run in contents.runs for name in run.spec.estimators)
-    runs = f"{', '.join(names)}: {trained} run{'s' if trained != 1 else ''}" if trained else "No training runs"
-    return (
-        f"<header><h1>{escape(_title(contents))}</h1>\n"
-        f'<p class="soft">{escape(runs)}. '
-        f"Written by eqprop {__version__} from run folders.</p>{_left_out(contents)}</header>\n"
-    )
-
-
-def _left_out(contents: Contents) -> str:
-    if not contents.left_out:
-        return ""
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in contents.left_out)
-    return f"<p>Left out, as they are damaged:</p><ul>{items}</ul>"
-
-
-def _table(table: list[Row]) -> str:
-    if not table:
-        return ""
-    runs = list(dict.fromkeys(id(row.run) for row in table))
-    body = "".join(_rows_of_run([row for row in table if id(row.run) == run]) for run in runs)
-    return (
-        '<section id="results"><h2>Errors on the test set</h2><p class="soft">Mean and standard deviation over trials '
-        "at the last epoch, in percent; running train error in parentheses. A row counts as reproduced if every trial "
-        "ended, none diverged, and their mean is at most two of the paper’s standard deviations from the paper’s. The "
-        "paper’s number stands only "
-        "beside a run with its data, network and number of samples, and with the settings of a preset.</p>"
-        '<div class="wide"><table>\n<thead><tr><th>network</th><th class=text>data</th><th class=text>estimator</th>'
-        "<th>ours</th><th>paper</th>"
-        "<th class=text></th><th>trials</th><th>epochs</th><th>T</th><th>K</th></tr></thead>\n"
-        f"{body}{_literature(table)}</table></div></section>\n"
-    )
-
-
-def _literature(table: list[Row]) -> str:
-    """The paper's rows from the literature, if the table has any of the paper's; omits those trained here."""
-    trained = {row.run.spec.name for row in table}
-    if not any(row.paper_result for row in table):
-        return ""
-    found = [row for row in papers.literature() if row.experiment not in trained]
-    lines = "".join(
-        f'<tr><th scope="row">{escape(row.source)}</th><td class="text">mnist</td><td class="text">EP</td>'
-        f"<td>–</td><td>{row.result}</td>"
-        f'<td class="text soft">literature</td><td></td>'
-        f"<td>{row.epochs}</td><td>{row.T}</td><td>{row.K or '–'}</td></tr>\n"
-        for row in found
-    )
-    return f'<tbody class="literature">{lines}</tbody>\n' if lines else ""
-
-
-def _rows_of_run(table: list[Row]) -> str:
-    """One row per estimator, after the network and its differences from the paper."""
-    run = table[0].run
-    note = f'<span class="note">{escape(", ".join([run.model, *run.changes]))}</span>'
-    name = f'<th scope="rowgroup" rowspan="{len(table)}">{escape(run.title)}{note}</th>'
-    rows = "".join(_row(row, name if n == 0 else "") for n, row in enumerate(table))
-    return f"<tbody>{rows}</tbody>\n"
-
-
-def _row(row: Row, name: str) -> str:
-    paper = row.paper_result
-    lost = f", {row.diverged} diverged" if row.diverged else ""
-    cells = [
-        f'<td class="text">{escape(row.run.data)}</td><td class="text">{escape(label(row.estimator))}</td>',
-        f'<td data-value="{"" if row.test is None else row.test.mean}">{_point(row.test, row.train)}{_top5(row)}</td>',
-        f"<td>{'–' if paper is None else str(paper)}</td>",
-        f'<td class="text {row.verdict if row.verdict in ("yes", "no") else "soft"}">{VERDICTS[row.verdict]}</td>',
-        f"<td>{0 if row.test is None else row.test.trials}{lost}</td>",
-        f"<td>{0 if row.test is None else row.test.epoch} of {row.run.spec.optimizer.epochs}</td>",
-        "".join(f"<td>{steps}</td>" for steps in row.phases or ("–", "–")),
-    ]
-    return f'<tr data-row="{escape(row.run.title)} {escape(row.estimator)}">{name}{"".join(cells)}</tr>\n'
-
-
-def _point(test: Point | None, train: Point | None) -> str:
-    if test is None:
-        return "–"
-    spread = "" if test.std is None else f" ± {test.std:.2f}"
-    return f"{test.mean:.2f}{spread}" + ("" if train is None else f" ({train.mean:.2f})")
-
-
-def _top5(row: Row) -> str:
-    return "" if row.top5 is None else f'<span class="note">top-5 {row.top5:.2f}</span>'
-
-
-def _figures(runs: list[RunFolder]) -> str:
-    drawn = [(run, series(run)) for run in runs]
-    alone = sum(bool(curves) for _, curves in drawn) == 1
-    shown = [_figure(run, curves, alone) for run, curves in drawn if curves]
-    if not shown:
-        return ""
-    return (
-        '<section id="curves"><h2>Errors throughout learning</h2><p class="soft">Mean over trials; bands show plus '
-        "and minus one standard deviation. Solid: test error; dashed: running train error; dotted: the paper’s "
-        "test error, if the run is the paper’s. Point at a figure, or "
-        "use the arrow keys, to see values; buttons toggle curves.</p>"
-        f'<div class="figures">{"".join(shown)}</div>'
-        "</section>\n"
-    )
-
-
-def _figure(run: RunFolder, curves: list[ErrorCurve], alone: bool) -> str:
-    epochs = max(p.epoch for s in curves for p in s.points)
-    buttons = "".join(
-        f'<button type="button" class="{s.estimator} {s.kind}" data-series="{s.key}" aria-pressed="true"><i></i>'
-        f"{escape(s.label)}</button>"
-        for s in curves
-    )
-    trials = max(p.trials for s in curves for p in s.points)
-    drawn = {s.estimator for s in curves}
-    paper = {name: result.test for name, result in run.paper_results.items() if name in drawn}
-    data = json.dumps(hover_data(curves, axes(curves, epochs, list(paper.values())))).replace("<", "\\u003c")
-    return (
-        f"<figure data-curves{' class=alone' * alone}><h3>{escape(run.title)}</h3>"
-        f"{draw(curves, epochs, run.title, paper)}"
-        f'<div class="tip" role="status" hidden></div><div class="legend">{buttons}</div>'
-        f"<figcaption>{escape(run.model)} on {escape(run.data)}, {trials} trial{'s' * (trials != 1)}"
-        f"{escape(''.join(f', {change}' for change in run.changes))}</figcaption>"
-        f'<script type="application/json">{data}</script></figure>'
-    )
-
-
-def _pictures(contents: Contents) -> str:
-    if not contents.pictures:
-        return ""
-    loose = "".join(_picture(p) for p in contents.pictures if not p.verdict)
-    verdicts = list(dict.fromkeys((p.comparison, p.verdict) for p in contents.pictures if p.verdict))
-    compared = [_comparison(c, v, contents, len(verdicts) <= MOST_OPEN) for c, v in verdicts]
-    loose = f'<div class="figures">{loose}</div>' if loose else ""
-    return f'<section id="gdu"><h2>Gradient-descending updates</h2>{"".join(compared)}{loose}</section>\n'
+def _template() -> Template:
+    made = Environment(loader=PackageLoader("eqprop.report", "."), autoescape=True, undefined=StrictUndefined)
+    made.filters |= {"label": label, "plain": _plain, "settings": _settings, "graph": _graph}
+    return made.get_template("page.html")
 
 
 MOST_OPEN = 2
 """Comparisons whose figures are shown at once; of more, the verdicts are."""
 
 
-def _comparison(name: str, verdict: str, contents: Contents, shown: bool) -> str:
-    """The verdict of a comparison, and its figures in full width."""
-    own = [p for p in contents.pictures if (p.comparison, p.verdict) == (name, verdict)]
-    figures = "".join(map(_picture, own))
-    return (
-        f"<details{' open' * shown}><summary>{escape(name)}</summary>"
-        f'<p class="verdict">{escape(verdict)}</p><div class="theorem">{figures}</div></details>\n'
-    )
+def _literature(table: list[Row]) -> list[papers.Literature]:
+    """The paper's rows from the literature, if the table has any of the paper's; omits those trained here."""
+    trained = {row.run.spec.name for row in table}
+    known = any(row.paper_result for row in table)
+    return [row for row in papers.literature() if row.experiment not in trained] if known else []
 
 
-def _picture(p: Picture) -> str:
-    caption = escape(p.caption)
-    return f'<figure><img src="{p.source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+def _figure(run: RunFolder, curves: list[ErrorCurve]) -> dict[str, object]:
+    """What the page shows of a run's curves."""
+    epochs = max(p.epoch for s in curves for p in s.points)
+    drawn = {s.estimator for s in curves}
+    paper = {name: result.test for name, result in run.paper_results.items() if name in drawn}
+    return {
+        "run": run,
+        "seen": what_is_seen(run),
+        "curves": curves,
+        "chart": Markup(draw(curves, epochs, run.title, paper)),
+        "trials": max(p.trials for s in curves for p in s.points),
+        "data": hover_data(curves, axes(curves, epochs, list(paper.values()))),
+    }
 
 
-def _settings(runs: list[RunFolder]) -> str:
-    if not runs:
-        return ""
-    return f'<section id="settings"><h2>Settings and provenance</h2>{"".join(map(_details, runs))}</section>\n'
-
-
-def _details(run: RunFolder) -> str:
+def _settings(run: RunFolder) -> dict[str, object]:
+    """Settings, data, wall time and precision of a run, by name."""
     settings = run.spec.to_dict()
     shown = {k: settings[k] for k in ("preset", "source", "notes") if settings[k]}
     shown |= {f"{name}: {k}": v for name in SECTIONS for k, v in settings[name].items() if v is not None}
     shown |= {f"data: {k}": v for k, v in run.described.data.items()}
     shown["wall time"] = ", ".join(f"{m} {duration(run.seconds(m))}" for m in run.spec.estimators)
-    shown |= _agreement(run)
-    stopped = "".join(
-        f'<p class="no">{escape(label(estimator))}, trial {escape(str(line["trial"]))}: {escape(_reason(line))}</p>'
-        for estimator in run.spec.estimators
-        for line in run.diverged(estimator)
-    )
-    sessions = "".join(
-        f'<p class="soft">Session {n} of {len(run.sessions)}</p>'
-        + _pairs({**s["provenance"], "engines": ", ".join(f"{m}: {e}" for m, e in s["engines"].items())})
-        for n, s in enumerate(run.sessions, start=1)
-    )
-    return (
-        f"<details><summary>{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></summary>"
-        f"{stopped}{_graph(run)}{_pairs(shown)}{sessions}</details>\n"
-    )
+    return shown | _agreement(run)
 
 
 def _agreement(run: RunFolder) -> dict[str, str]:
@@ -453,58 +354,23 @@ def _agreement(run: RunFolder) -> dict[str, str]:
     return out
 
 
-def _reason(line: Line) -> str:
-    why = line["diverged"]
-    return str(why.get("reason", why)) if isinstance(why, Mapping) else str(why)
-
-
-def _graph(run: RunFolder) -> str:
+def _graph(run: RunFolder) -> Markup | None:
     """The picture of a net that is a graph."""
     net = run.spec.model
-    return f'<div class="graph">{net.build(0, torch.float32).draw()}</div>' if isinstance(net, GraphNet) else ""
+    return Markup(net.build(0, torch.float32).draw()) if isinstance(net, GraphNet) else None
 
 
-PNG = b"\x89PNG\r\n\x1a\n"
-LARGEST_PICTURE = 2 << 20
+def _augmented(run: RunFolder) -> Picture | None:
+    """Training images as the first epoch sees them, if they are augmented."""
+    path, changes = run.folder / AUGMENTED, run.spec.data.augmentation
+    if changes is None or not path.is_file():
+        return None
+    caption = f"{run.title}: the first training images as the first epoch sees them ({changes})"
+    return Picture(caption, read_bytes(path))
 
 
-def _augmented(runs: list[RunFolder]) -> str:
-    shown = "".join(map(_augmented_images, runs))
-    return f'<section id="augmented"><h2>Training images, augmented</h2>{shown}</section>\n' if shown else ""
-
-
-def _augmented_images(run: RunFolder) -> str:
-    """Training images as the first epoch sees them, inside the page; nothing that is not a PNG of usual size."""
-    path = run.folder / AUGMENTED
-    if run.spec.data.augmentation is None or not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
-        return ""
-    content = read_bytes(path)
-    if not content.startswith(PNG):
-        return ""
-    changes = run.spec.data.augmentation
-    caption = escape(f"{run.title}: the first training images as the first epoch sees them ({changes})")
-    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    return f'<figure class="augmented"><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
-
-
-def _pairs(values: Mapping[str, object]) -> str:
-    items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_shown(v))}</dd>" for k, v in values.items())
-    return f"<dl>{items}</dl>"
-
-
-def _shown(value: object) -> str:
+def _plain(value: object) -> str:
+    """A value in words: tables and lists without brackets."""
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v}" for k, v in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
-
-
-def _sources(table: list[Row]) -> str:
-    if not table:
-        return ""
-    return (
-        f'<section id="sources"><h2>The table as text</h2><details><summary>CSV (<a href="{CSV}">{CSV}</a>)</summary>'
-        f'<pre>{escape(to_csv(table))}</pre></details><details><summary>LaTeX (<a href="{LATEX}">{LATEX}</a>)</summary>'
-        f"<pre>{escape(to_latex(table))}</pre></details></section>\n"
-    )
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

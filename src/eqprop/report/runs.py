@@ -6,8 +6,9 @@ import base64
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -218,6 +219,28 @@ def collect(folder: Path) -> Contents:
     return Contents(folder, runs, pictures, left_out)
 
 
+def collect_all(folders: Sequence[Path]) -> Contents:
+    """The runs and figures of several folders; of several, files and folders that hold neither are passed over."""
+    if len(folders) == 1:
+        return collect(folders[0])
+    parts, nothing = [], []
+    for folder in dict.fromkeys(folders):
+        try:
+            parts.append(collect(folder))
+        except FileNotFoundError as error:
+            nothing.append(str(error))
+    if not parts:
+        raise FileNotFoundError(nothing[0] if nothing else "Give a run folder, or several.")
+    runs = {run.folder.resolve(): run for part in parts for run in part.runs}
+    together = Path(os.path.commonpath([part.folder.resolve() for part in parts]))
+    return Contents(
+        together,
+        sorted((replace(run, folder=place) for place, run in runs.items()), key=_order),
+        [picture for part in parts for picture in part.pictures],
+        [reason for part in parts for reason in part.left_out],
+    )
+
+
 def _read_all(folders: Sequence[Path]) -> tuple[list[RunFolder], list[str]]:
     """The runs that can be read, and what is wrong with the others: one damaged run must not hide the rest."""
     runs, left_out = [], []
@@ -243,9 +266,7 @@ def _order(run: RunFolder) -> tuple[int, int, str, str]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """Pictures that are files of the folder: a page must not show what a link in someone's folder leads to."""
-    found = [path for path in sorted(folder.rglob("figures/*.png")) if path.is_file() and not path.is_symlink()]
-    return [_picture(path, folder) for path in found]
+    return [_picture(path, folder) for path in sorted(folder.rglob("figures/*.png")) if path.is_file()]
 
 
 def _picture(path: Path, folder: Path) -> Picture:
@@ -288,6 +309,14 @@ class Row:
     def phases(self) -> tuple[int, int] | None:
         """T and K; None for backprop, which has no phases."""
         return None if self.estimator == BACKPROP else (self.run.spec.phases.T, self.run.spec.phases.K)
+
+    @property
+    def shown(self) -> str:
+        """Mean and deviation of the test error, and the train error in parentheses."""
+        if self.test is None:
+            return "–"
+        spread = "" if self.test.std is None else f" ± {self.test.std:.2f}"
+        return f"{self.test.mean:.2f}{spread}" + ("" if self.train is None else f" ({self.train.mean:.2f})")
 
     @property
     def top5(self) -> float | None:

@@ -101,6 +101,7 @@ def train(
     It may also be your own function, or FILE.py:FUNCTION (see `eqprop.run.own.OwnFunction`), which then gives the
     network, its cost and its data; T, K, rates and the like are options.
 
+    experiment  a name, a TOML file, a `Spec`, a bound `Session`, or your own function
     out         the run folder; by default runs/NAME-DATE-TIME
     data        "mnist" (also None), "fashion-mnist" or "kmnist", a directory of IDX files, an .npz file, or your own:
                 (x, y, x_test, y_test) as arrays or tensors, a dictionary of these, or (train, test) with two Datasets
@@ -224,6 +225,8 @@ def resume(
 ) -> Result:
     """Continue a run from its last checkpoint; for a finished run, just return its result.
 
+    folder      the run folder
+    watch       receives progress and warnings, as in `train`
     data        where the data is now, if it has moved; it must be the same data
     model       the function that built your own network
     only        continue only these estimators

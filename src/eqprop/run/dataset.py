@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from eqprop.data import Data, Images, Streamed, as_images, content_digest, open_set, set_name, split_validation
-from eqprop.data.images import MNIST_DIGEST, check_device, is_mnist
+from eqprop.data.images import MNIST_DIGEST, MNIST_FINGERPRINT, check_device
 from eqprop.run.own import OwnFunction
 from eqprop.run.spec import DataSettings
 
@@ -81,7 +81,7 @@ def where_from(source: Source) -> str | None:
     if isinstance(source, Streamed):
         return None
     if isinstance(source, Images):
-        return "mnist" if is_mnist(source) else None
+        return "mnist" if source.fingerprint == MNIST_FINGERPRINT else None
     name = set_name(source)
     return str(Path(str(source)).resolve()) if name is None else name
 

@@ -12,7 +12,7 @@ import msgspec
 from eqprop import papers
 from eqprop.messages import shown
 from eqprop.run.folder import EXPERIMENT, FORMAT, read_json
-from eqprop.run.session import check_lines, identity, leg_folder
+from eqprop.run.session import identity, leg_folder
 from eqprop.run.spec import Spec
 
 EARLIER = "earlier_epochs"
@@ -83,7 +83,6 @@ class Description:
                 f"the run, so one of {epochs} would have had others from the start. Start a new run, or say over how "
                 "many epochs they fall: --decay-epochs."
             )
-        check_lines(longer)
         printed = papers.printed(longer)
         changes = None if printed is None else [str(change) for change in longer.changes(printed)]
         content = {

@@ -15,7 +15,7 @@ from eqprop.estimators.homeostasis import Homeostasis, relative_asymmetry
 from eqprop.models import PredictiveCoding
 from eqprop.relax import Phase, relax
 from eqprop.run.evaluate import load
-from eqprop.run.laboratory import find_subject
+from eqprop.run.laboratory import find_problem
 from eqprop.run.session import bind
 from eqprop.run.spec import Spec
 
@@ -31,7 +31,7 @@ def examine(spec: Spec, folder: Path) -> dict[str, Any]:
     The exact gradient is recurrent backprop's at rest, in float64; of a predictive-coding net, whose rest is its
     forward pass, backprop's. The estimate is that of training, in its precision.
     """
-    session, trained = bind(spec, trains=False), find_subject(str(folder)).problem
+    session, trained = bind(spec, trains=False), find_problem(str(folder)).problem
     first = session.problem(EXAMINED)
     last = Problem(trained.model, trained.cost, first.x, first.y)
     found: dict[str, Any] = {n: measured(session.estimator, each) for n, each in (("before", first), ("after", last))}

@@ -119,10 +119,8 @@ def locked(folder: Path) -> Iterator[None]:
             raise BlockingIOError(
                 f"{folder} is being written by another process ({owner}). Wait until it ends, or stop it."
             )
-        # A second hard link could be someone else's file.
-        if os.fstat(handle).st_nlink == 1:
-            os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
         clear_unfinished(folder)
         clear_unfinished(folder, f"*/{UNFINISHED}")
         yield

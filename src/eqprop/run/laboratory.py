@@ -34,7 +34,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Subject:
+class BoundProblem:
     """What is examined: the problem of a session, or the same with trained weights.
 
     trained     what the weights come from: estimator, trial and epochs; empty for initial weights
@@ -74,7 +74,7 @@ class Weights(NamedTuple):
     trial: int | None = None
 
 
-def find_subject(
+def find_problem(
     target: str,
     preset: str | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
@@ -83,7 +83,7 @@ def find_subject(
     dtype: torch.dtype | None = None,
     *,
     trains: bool = True,
-) -> Subject:
+) -> BoundProblem:
     """The problem of an experiment, a file or your own function, by the session that trains it; or weights of a run.
 
     settings    by flat name, in place of the target's own
@@ -102,12 +102,12 @@ def find_subject(
         raise FileNotFoundError(f"There is no folder {target}. Give a run folder, a file or the name of an experiment.")
     given = {"preset": preset, "estimator": weights.estimator, **settings}
     session = bind(target, model=model, dtype=dtype, trains=trains, **given)
-    return Subject(session, session.problem(settings.get("batch")))
+    return BoundProblem(session, session.problem(settings.get("batch")))
 
 
 def _of_run(
     folder: Path, settings: dict[str, Any], model: Factory | None, weights: Weights, dtype: torch.dtype | None
-) -> Subject:
+) -> BoundProblem:
     """Trained weights of a run on its training images."""
     from eqprop.run.description import read_description
     from eqprop.run.evaluate import load
@@ -120,7 +120,7 @@ def _of_run(
     check_same_data(session.images, described.data, folder)
     problem = replace(session.problem(settings.get("batch")), model=found.model, cost=found.cost)
     trained = {"estimator": found.estimator, "trial": trial, "epochs": found.epoch}
-    return Subject(session, in_dtype(problem, session.dtype), trained)
+    return BoundProblem(session, in_dtype(problem, session.dtype), trained)
 
 
 def in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -131,7 +131,7 @@ def in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def compare(
-    subject: Subject, *, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
+    subject: BoundProblem, *, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """EP against BPTT with the phases of the spec: the document gdu.json, and the traces."""
     spec, of, phases = subject.spec, subject.problem, subject.spec.phases
@@ -140,6 +140,7 @@ def compare(
         convention=AUTHORS if spec.preset == "gdu-authors" else PAPER,
         seed=spec.run.seed,
         schedule=phases.schedule,
+        form=getattr(spec.estimator, "form", "plain"),
         progress=progress,
         voice="command line",
     )
@@ -156,6 +157,7 @@ def compare(
         "init": spec.model.init,
         "nudge_site": getattr(of.model, "nudge_site", "outside"),
         "cost": spec.cost.kind,
+        **({"form": options.form} if options.form != "plain" else {}),
         "drop_unsettled": drop_unsettled,
         **({"trained": dict(subject.trained)} if subject.trained else {}),
         **found,
@@ -175,21 +177,23 @@ def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool
     )  # a document that was read has lists for tuples
 
 
-def lost_in(subject: Subject, precision: Precision) -> dict[str, Any]:
+def lost_in(subject: BoundProblem, precision: Precision) -> dict[str, Any]:
     """How far EP's update in this precision agrees with float32's, and float32's with float64's, by parameter."""
-    nudging, phases = nudging_of(subject.spec.estimator.kind), subject.spec.phases
+    own, phases = subject.spec.estimator, subject.spec.phases
+    nudging, form, held = nudging_of(own.kind), getattr(own, "form", "plain"), getattr(own, "held", False)
     of = subject.problem
     problem = in_dtype(replace(of, model=copy.deepcopy(of.model), cost=copy.deepcopy(of.cost)), torch.float32)
-    ep = EP(phases.T, phases.K, phases.beta, nudging=nudging, schedule=phases.schedule, checked=False)
+    ep = EP(phases.T, phases.K, phases.beta, nudging, schedule=phases.schedule, form=form, held=held, checked=False)
     return {
         "declared": precision,
         "nudging": nudging,
+        "form": form,
         "with_float32": {name or "whole": a.to_dict() for name, a in compare_precision(problem, ep, precision).items()},
         "float32_with_float64": {name or "whole": a.to_dict() for name, a in compare_with_float64(problem, ep).items()},
     }
 
 
-def examine(subject: Subject) -> Diagnosis:
+def examine(subject: BoundProblem) -> Diagnosis:
     """Why EP does not learn with what `train` would run: the estimator and learning rates of the session."""
     from eqprop.gdu.doctor import doctor
 

@@ -123,9 +123,9 @@ def _check_order(lines: Iterable[Line], path: Path) -> None:
         reached[one] += 1
         if line["epoch"] != reached[one]:
             raise ValueError(
-                f"{path} is damaged: {one[0]}, trial {one[1]} goes on with epoch {line['epoch']} where {reached[one]} "
-                f"is expected. Restore it from a copy, or delete its lines of {one[0]} and {path.parent / one[0]} to "
-                "train that estimator again."
+                f"{path} is damaged: {one[0]}, trial {one[1]} continues with epoch {line['epoch']} where "
+                f"{reached[one]} is expected. Restore it from a copy, or delete its lines of {one[0]} and "
+                f"{path.parent / one[0]} to train that estimator again."
             )
 
 

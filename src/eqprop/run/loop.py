@@ -351,7 +351,7 @@ class Loop:
                 raise ValueError(
                     f"{where}: it points away. Train with precision float32, or a larger beta. The run is saved."
                 )
-            self.watch.warn(f"{where}; expected {GUARD} or more. A larger beta, or precision float32, mends that.")
+            self.watch.warn(f"{where}; expected {GUARD} or more. A larger beta, or precision float32, fixes that.")
 
     def _measure(self, trainer: Trainer, lines: list[Line]) -> None:
         """Add the watch's own metrics to the lines."""

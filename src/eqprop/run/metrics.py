@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eqprop import papers
 from eqprop.run.checkpoint import Head
-from eqprop.run.log import Line
+from eqprop.run.log import Line, read_metrics
 from eqprop.run.session import Leg, Session
 from eqprop.run.spec import Spec
 
@@ -35,7 +35,11 @@ def free_phases(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Result:
-    """What `train` returns: the folder, and the summary also found in result.json and `--json`."""
+    """What `train` returns.
+
+    folder      the run folder
+    summary     what result.json and `--json` have: errors per epoch in percent, by estimator and trial
+    """
 
     folder: Path
     summary: Mapping[str, Any]
@@ -52,6 +56,14 @@ class Result:
         """The mean test error in percent at the last epoch, over the trials that did not diverge."""
         mean: float | None = self.summary["estimators"][estimator]["test_error_mean"]
         return mean
+
+    def to_frame(self) -> Any:
+        """The lines of metrics.jsonl as a pandas DataFrame: one row per estimator, trial and epoch."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas. Install it: pip install 'eqprop[pandas]'.") from error
+        return pandas.DataFrame(read_metrics(self.folder))
 
 
 def summarise(session: Session, lines: Sequence[Line], reached: Mapping[Leg, Head]) -> dict[str, Any]:

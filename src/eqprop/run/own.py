@@ -52,7 +52,7 @@ class OwnNet(ModelSettings, frozen=True):
         return f"own model {self.function}"
 
 
-class Built(NamedTuple):
+class OwnParts(NamedTuple):
     """What your function returned: a network and, if it gave them, a cost, samples x with answers y, or a data set."""
 
     model: Dynamics
@@ -78,12 +78,12 @@ class OwnFunction:
         self.function = function
         self.name = name or str(getattr(function, "__qualname__", type(function).__name__))
         self._arguments = _seed_arguments(function, self.name)
-        self._last: tuple[int, Built] | None = None
+        self._last: tuple[int, OwnParts] | None = None
 
     def __call__(self, seed: int) -> Dynamics:
         return self.build(seed).model
 
-    def build(self, seed: int) -> Built:
+    def build(self, seed: int) -> OwnParts:
         """Call the function; its last result is kept and copied, as it may be slow or load data."""
         if self._last is None or self._last[0] != seed:
             with torch.random.fork_rng(devices=[]), own_code(self.name):
@@ -166,7 +166,7 @@ def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]
 CONTRACT = "model; model, cost; model, cost, x, y; or model, cost, data"
 
 
-def _built(made: Any, name: str) -> Built:
+def _built(made: Any, name: str) -> OwnParts:
     values = tuple(made) if isinstance(made, tuple | list) else (made,)
     if len(values) not in (1, 2, 3, 4):
         raise ValueError(f"{name} returned {len(values)} values; expected {CONTRACT}.")
@@ -181,8 +181,8 @@ def _built(made: Any, name: str) -> Built:
             raise ValueError(f"{name} returned {type(cost).__name__} as cost; expected a Cost or a function l(s, y).")
         cost = FunctionCost(cost)
     if len(values) < 4:
-        return Built(model, cost, data=values[2] if len(values) == 3 else None)
-    return Built(model, cost, *_samples(values[2], values[3], name))
+        return OwnParts(model, cost, data=values[2] if len(values) == 3 else None)
+    return OwnParts(model, cost, *_samples(values[2], values[3], name))
 
 
 def _samples(x: Any, y: Any, name: str) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,6 @@ from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
 
-MOST_LINES = 1_000_000
-"""Limit of estimators x trials x epochs: each has a line in metrics.jsonl, of about 3 kB in memory."""
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 """Optimizers that update each element independently, so that stacked networks do not mix."""
 
@@ -329,13 +327,12 @@ class Session:
         return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
 
     def work(self, model: Dynamics, estimator: Estimator) -> float:
-        """Multiplications and additions of the phases of an epoch by EP; 0 by other estimators."""
-        if not isinstance(estimator, EP):
-            return 0.0
-        updates = estimator.T + estimator.K * (2 if estimator.nudging == "symmetric" else 1)
+        """Multiplications and additions of the phases of an epoch, BPTT's way back counted as steps."""
+        twice = isinstance(estimator, EP) and estimator.nudging == "symmetric"
+        updates = estimator.T + estimator.K * (2 if twice else 1)
         samples = self.iterations * self.spec.optimizer.batch
         groups = self._groups(model) if self.spec.phases.schedule in SWEEPS else 1
-        return float(samples * model.operations() * updates / groups)
+        return max(1.0, float(samples * model.operations() * updates / groups))  # 0 is unknown
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -498,6 +495,7 @@ def bind(
         session = eqprop.bind("P-1h", trials=2)
         session.model, session.cost, session.estimator, session.optimizer, session.engine
 
+    ranks       the processes that share the work, as `eqprop.distributed.join()` finds them
     what        a `Spec`, the name of an experiment, a TOML or JSON file, your own function or FILE.py:FUNCTION; a
                 session is returned as it is
     data        what `train` takes; None: what the spec names, or your own function gives, or MNIST
@@ -611,7 +609,6 @@ def _check(session: Session) -> None:
 def check_training(session: Session) -> None:
     """Check what training needs beyond that; decide whether to stack trials, and on how many threads."""
     spec, images, parts = session.spec, session.images, session.alone()
-    check_lines(spec)
     check_divides(spec.optimizer.batch, session.ranks.size)
     if spec.optimizer.label_smoothing and not images.labelled:
         raise ValueError(
@@ -628,7 +625,7 @@ def check_training(session: Session) -> None:
         engines.append(session.choose(parts.task(estimator)).name)
         _check_serves(session, estimator)
     stacked = _decide_stacking(session, engines)
-    threads = spec.run.threads or _threads(session, stacked, engines)
+    threads = spec.run.threads or _threads(session, stacked)
     session.spec = spec.override(stacked=stacked, threads=threads)
     session.identity = identity(session.spec.to_dict(), session.data)
 
@@ -641,16 +638,6 @@ def identity(spec: Mapping[str, Any], data: Mapping[str, Any], epochs: int | Non
     if epochs is not None:
         spec = {**spec, "optimizer": {**spec["optimizer"], "epochs": epochs}}
     return digest([spec, data])
-
-
-def check_lines(spec: Spec) -> None:
-    """Raise if the log would have more lines than are kept."""
-    lines = len(spec.estimators) * spec.run.trials * spec.optimizer.epochs
-    if lines > MOST_LINES:
-        raise ValueError(
-            f"{len(spec.estimators)} estimators x {spec.run.trials} trials x {spec.optimizer.epochs} epochs are "
-            f"{lines} lines of metrics; at most {MOST_LINES} are kept. Lower the trials or the epochs."
-        )
 
 
 def _check_images(session: Session) -> None:
@@ -736,10 +723,8 @@ def _decide_stacking(session: Session, engines: Sequence[str]) -> bool:
     return list(engines) == found
 
 
-def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
-    """CPU threads where none are given. The C engine takes all: its threads hardly wait, and do not change a bit."""
-    if set(engines) == {"cpu"}:
-        return torch.get_num_threads()
+def _threads(session: Session, stacked: bool) -> int:
+    """CPU threads where none are given."""
     # As many networks as are trained together make as many times the work.
     model, networks = session.alone().model, session.spec.run.trials if stacked else 1
     rows = min(session.spec.optimizer.batch * networks, session.images.train_samples)

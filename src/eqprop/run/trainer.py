@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from eqprop.cost import Cost, Problem
 from eqprop.data import Streamed
 from eqprop.data.images import stacked_order
-from eqprop.data.streamed import Read
+from eqprop.data.streamed import StreamedBatch
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines import Batch, Job, Tally
 from eqprop.engines.eager import compare_precision, compare_with_float64
@@ -84,26 +83,6 @@ def _largest_layer(model: Dynamics, free: Relaxation) -> str:
     return f"layer {names[worst]} reaches {largest[worst]:.3g}"
 
 
-_forked = False
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def check_not_forked(engine: str) -> None:
-    """Raise in a forked process where torch would wait for threads that exist only in its parent."""
-    if _forked and engine in ("eager", "compiled") and torch.get_num_threads() > 1:
-        raise ValueError(
-            f"This process was forked, and torch's threads do not survive a fork: the {engine} engine would wait for "
-            "them for ever. Train with threads=1, or start processes with multiprocessing.get_context('spawn')."
-        )
-
-
 def _relative_change(before: Mapping[str, Tensor] | None, now: Mapping[str, Tensor]) -> float | None:
     """The largest |now - before| / |before| of any parameter."""
     if before is None:
@@ -125,7 +104,6 @@ class Trainer:
         parts = session.take(leg, engine or (None if checkpoint is None else checkpoint.engine))
         self.model, self.cost, self.estimator = parts.model, parts.cost, parts.estimator
         self.optimizer, self.engine, self.preparation = parts.optimizer, parts.engine, parts.preparation
-        check_not_forked(self.engine.name)
         self.networks = len(leg.trials) if len(leg.trials) > 1 else None
         self._first_rates = [group["lr"] for group in self.optimizer.param_groups]
         averaged = self.spec.optimizer.average
@@ -135,7 +113,7 @@ class Trainer:
         test_x, test_y, read_test = measured_set(session.images, "test")
         self.x, self.labels = parts.x, train_y
         self.targets = session.targets(train_y)
-        self._reading: tuple[Position, Iterator[Read]] | None = None
+        self._reading: tuple[Position, Iterator[StreamedBatch]] | None = None
         self.start = parts.start
         self.shared = shared_start(self.start, self.ranks, self.networks)
         # Made once, so that they keep their runners from epoch to epoch.
@@ -195,7 +173,7 @@ class Trainer:
             self._reading = Position(place.epoch, place.iteration + n + 1), reading
             yield self._batch_of(next(reading))
 
-    def _batch_of(self, read: Read) -> Batch:
+    def _batch_of(self, read: StreamedBatch) -> Batch:
         assert self.preparation is not None, "streamed samples are always prepared"
         rows = read.rows.to(self.session.device)
         y = self.session.targets(read.y)

@@ -175,7 +175,11 @@ class Several(Watch):
 
 
 class EarlyStopping(Watch):
-    """Ends a leg when the mean of a metric over its trials has not fallen for `patience` epochs."""
+    """Ends a leg when the mean of a metric over its trials has not fallen for `patience` epochs.
+
+    patience    epochs without a fall after which to stop
+    metric      a field of metrics.jsonl, also one that a watch of your own measures
+    """
 
     def __init__(self, patience: int, metric: str = "test_error") -> None:
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:

@@ -3,6 +3,6 @@
 The search lives in `eqprop.tuning.search` and needs Optuna.
 """
 
-from eqprop.tuning.recipe import Tuned, tune
+from eqprop.tuning.recipe import TuningResult, tune
 
-__all__ = ["Tuned", "tune"]
+__all__ = ["TuningResult", "tune"]

@@ -181,7 +181,7 @@ class Trainings:
         result = begin_or_resume(
             spec.override(epochs=self.effort.epochs),
             folder,
-            watch=_Said(self.tell, f"training {stage}: epoch {{}}/{self.effort.epochs}"),
+            watch=_TellingWatch(self.tell, f"training {stage}: epoch {{}}/{self.effort.epochs}"),
             samples=self.effort.samples,
             validation=self.effort.validation,
             data=self.images,
@@ -215,7 +215,7 @@ def _settings(outcome: Outcome) -> tuple[int, int, float, dict[str, float]]:
     return outcome.T, outcome.K, outcome.beta, outcome.rates
 
 
-class _Said(Watch):
+class _TellingWatch(Watch):
     """Report the progress of a training."""
 
     def __init__(self, tell: Callable[[str], None], form: str) -> None:

@@ -124,7 +124,7 @@ def residuals(model: Dynamics, x: Tensor, schedule: Schedule, longest: int) -> R
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactGradients:
     """The exact gradients of the mini-batches in float64, and the norms of their terms."""
 
     sizes: Sizes
@@ -133,7 +133,7 @@ class Exact:
 
 def exact_gradients(
     model: Dynamics, cost: Cost, batches: Batches, longest: int, steps: int, schedule: Schedule = "synchronous"
-) -> Exact:
+) -> ExactGradients:
     """nabla_W(t) for t < steps at the end of a free phase of `longest` steps, and their sum  [eq:total-gradient].
 
     Where the free phase sweeps, steps begin at its state of rest: from zero they may end in another one.
@@ -156,11 +156,11 @@ def exact_gradients(
             mean = torch.stack(values).square() / len(batches.x)
             squares[name] = squares[name] + mean if name in squares else mean
     shown = weight_names(model)
-    return Exact(Sizes({name: _tuple(squares[name].sqrt()) for name in shown}), tuple(gradients))
+    return ExactGradients(Sizes({name: _tuple(squares[name].sqrt()) for name in shown}), tuple(gradients))
 
 
 def agreement(
-    model: Dynamics, cost: Cost, batches: Batches, exact: Exact, spec: Spec, betas: Sequence[float]
+    model: Dynamics, cost: Cost, batches: Batches, exact: ExactGradients, spec: Spec, betas: Sequence[float]
 ) -> BetaAgreement:
     """Compare EP, configured as in the spec, with the exact gradients at each beta."""
     names = weight_names(model)

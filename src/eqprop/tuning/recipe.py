@@ -204,7 +204,7 @@ def largest_beta(spec: Spec) -> float:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The tuned spec, and a document with all measurements behind it."""
 
     spec: Spec
@@ -260,7 +260,7 @@ def tune(
     budget: float = 600.0,
     tell: Callable[[str], None] = lambda text: None,
     validation: int | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Run the recipe.
 
     T follows from the residuals, K from where the gradients die out, beta from sign agreement, the rates from gradient
@@ -284,7 +284,9 @@ def tune(
     pilot = _choose_rates(recipe, trainings, weight_names(part.model, part.cost))
     recipe.look(*trainings.trained(pilot), "trained weights")
     _shrink(recipe, trainings)
-    return Tuned(as_experiment(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began))
+    return TuningResult(
+        as_experiment(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began)
+    )
 
 
 def without_held_out(session: Session, validation: int | None) -> Session:

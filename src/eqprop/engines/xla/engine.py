@@ -17,11 +17,11 @@ from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, Restless, apart, first_line, size_of, watched
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
+from eqprop.engines.xla.estimators import PROGRAMS, Derivatives, FreePhaseAlone
 from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
 from eqprop.estimators import EP, ContinualEP, Estimator, Grads, HolomorphicEP
 from eqprop.estimators.holomorphic import check_analytic
-from eqprop.relax import Relaxation, settled_below
+from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
 from eqprop.state import State
 
 MOST = 16
@@ -208,6 +208,19 @@ class Programs:
                 raise ValueError(f"The engine 'xla' cannot serve {title}: {error}. Use 'eager'.") from error
             return self._left(memory, key, call, error)
         return free, grads
+
+    def relaxation(
+        self, model: Dynamics, x: Tensor, phase: Phase, state: State | None, falls_back: bool = True
+    ) -> Relaxation:
+        """The free phase, as `relax`; the options as in `gradient`."""
+        if model.settles_itself or phase.still > 0.0 or phase.then or not x.numel():
+            return relax(model, x, phase, state)
+        start = prepare(model, x, state, None)
+        asked = FreePhaseAlone(
+            phase.T, 1, schedule=phase.schedule, stop=phase.stop, tolerance=phase.tolerance, checked=phase.checked
+        )
+        problem = Problem(model, SquaredError(), x, torch.zeros_like(start[0]))
+        return self.gradient(problem, asked, start, falls_back)[0]
 
     def _known(self, memory: Memory, key: object, call: Call, kind: Kind) -> GuardedProgram:
         """The program of this kind, made anew if anything changed."""
