@@ -15,7 +15,7 @@ from docs.site import settings
 from eqprop import bind
 from eqprop.cli import load_commands
 from eqprop.estimators.named import ESTIMATORS
-from eqprop.run.laboratory import find_subject
+from eqprop.run.laboratory import find_problem
 from eqprop.run.spec import Spec, declared
 from eqprop.settings import Field
 
@@ -90,7 +90,7 @@ def test_the_doctor_checks_the_defaults(tmp_path: Path) -> None:
     """What the doctor is given, without a word of its own, is the session that `train` would bind."""
     path = tmp_path / "mine.toml"
     path.write_text(NOTHING)
-    subject, nothing = find_subject(str(path)), Spec(name="mine")
+    subject, nothing = find_problem(str(path)), Spec(name="mine")
     for field in DEFAULT.values():
         if (default := value_of(nothing, field)) is not None:  # such as threads, which binding chooses
             assert value_of(subject.spec, field) == default, field.place
