@@ -30,7 +30,7 @@ def run_here(folder: Path, *words: str) -> str:
     """What a command prints, run in this folder with this copy of the package; it must exit with 0."""
     path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "EQPROP_CACHE": str(folder)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 

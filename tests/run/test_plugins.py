@@ -54,7 +54,7 @@ def test_an_installed_package_adds_its_parts_everywhere(
     assert parts["estimator"]["ep"] == parts["data"]["mnist"] == "eqprop"
     images = write_idx(tmp_path / "data", few_images())
     toml = write_small_toml(tmp_path / "small.toml", 1)
-    toml.write_text('estimator = "toy-vector-field"\n' + toml.read_text())
+    toml.write_text(toml.read_text().replace('"ep"', '"toy-vector-field"'))
     words = ("train", toml, "--data", images, "--engine", "toy-unrolled", "--out", tmp_path / "run", "--quiet")
     assert call_main(monkeypatch, *words) == 0, capsys.readouterr().err
     assert call_main(monkeypatch, "resume", tmp_path / "run", "--quiet") == 0
