@@ -23,8 +23,8 @@ short = "EQPROP_SHORT" in os.environ
 # %% [markdown]
 # ## A device is a layer around a model
 #
-# `Simulated` puts imperfections around any model, or around any [machine](10_device.md). All zero is the perfect device,
-# bit for bit. What is fixed for a device, such as its mismatch, is drawn once from its seed.
+# `Simulated` puts imperfections around any model, or around any [machine](10_device.md). All zero is the perfect
+# device, bit for bit. What is fixed for a device, such as its mismatch, is drawn once from its seed.
 
 # %%
 net = eqprop.models.Layered((2, 4, 3), seed=0)
@@ -107,8 +107,8 @@ assert short or column(harder[0.3], "error")[0] < column(harder[0.1], "error")[0
 # %% [markdown]
 # ## Bits of weights: where are they kept?
 #
-# Few bits in the *device* do little harm, if the weights that are trained are kept outside in full and only rounded when
-# they are written. If the device's own weights are all there is (`on_grid`), an update below half a step of the grid is
+# Few bits in the *device* do little harm, if the weights that are trained are kept outside in full and only rounded
+# when they are written. If the device's own weights are all there is (`on_grid`), an update below half a step of the grid is
 # lost, and most are.
 
 # %%

@@ -136,8 +136,8 @@ if has_ngspice:
 # %% [markdown]
 # ## Diodes that can be bought
 #
-# So far diodes were ideal. A real one (here ngspice's model of a 1N4148) lets some current through before and takes some
-# tenths of a volt to conduct. How much does the trained net suffer, which was trained without it?
+# So far diodes were ideal. A real one (here ngspice's model of a 1N4148) lets some current through before and takes
+# some tenths of a volt to conduct. How much does the trained net suffer, which was trained without it?
 
 # %%
 if has_ngspice:
@@ -158,5 +158,5 @@ if has_ngspice:
     assert 0.1 < off < 1.5
 
 # %% [markdown]
-# `eqprop train drn-xs` trains the deep resistive nets of the literature; [Physical networks](../physical.md) has what was
-# measured. Replace `Spice` by [your own bench](10_device.md).
+# `eqprop train drn-xs` trains the deep resistive nets of the literature; [Physical networks](../physical.md) has what
+# was measured. Replace `Spice` by [your own bench](10_device.md).
