@@ -108,8 +108,8 @@ assert short or column(harder[0.3], "error")[0] < column(harder[0.1], "error")[0
 # ## Bits of weights: where are they kept?
 #
 # Few bits in the *device* do little harm, if the weights that are trained are kept outside in full and only rounded
-# when they are written. If the device's own weights are all there is (`on_grid`), an update below half a step of the grid is
-# lost, and most are.
+# when they are written. If the device's own weights are all there is (`on_grid`), an update below half a step of the
+# grid is lost, and most are.
 
 # %%
 bits = [2, 4, 6, 8, 10]
