@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from eqprop import EP, SquaredError, load, papers, relax
 from eqprop.data import Images
 from eqprop.engines import Task, choose
-from eqprop.models import Network, stack
+from eqprop.models import Network
 from eqprop.models.network import GraphNet
 from eqprop.report.page import write_report
 from eqprop.run import Stopped, resume, train
@@ -188,19 +188,6 @@ def test_more_samples_than_are_carried_are_refused() -> None:
     x, _ = batch(net, 7)
     with pytest.raises(ValueError, match="4 samples.*states of 3.*batch=4"):
         Carried(net, x, batch=3).begin(x[:4], torch.arange(4))
-
-
-def test_stacked_networks_carry_their_own() -> None:
-    nets = [prototypical(2, seed=seed) for seed in range(2)]
-    x, _ = batch(nets[0], 4)
-    together, rows = Carried(stack(nets), x, batch=4), torch.arange(4).expand(2, 4)
-    wide = x.expand(2, *x.shape)
-    begun = together.begin(wide, rows)
-    reached = relax(stack(nets), wide, 9, begun).state
-    together.end(wide, rows, begun, reached)
-    for r, net in enumerate(nets):
-        alone = relax(net, x, 9).state
-        assert_close(tuple(v[r] for v in together.begin(wide, rows)), alone)
 
 
 def test_engines_that_know_the_start_are_asked() -> None:
