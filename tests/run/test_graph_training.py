@@ -126,10 +126,10 @@ def test_a_readout_takes_the_place_of_the_output(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('kind = "skip"', 'kind = "skipp"', "architecture: Unknown kind of connection 'skipp'.*Did you mean 'skip'"),
+        ('kind = "skip"', 'kind = "skipp"', "Unknown kind of connection 'skipp'.*Did you mean 'skip'"),
         ("kernel = 5", "kernal = 5", "A connection of kind conv: Unknown field 'kernal'.*Did you mean 'kernel'"),
         ('pre = "h2", post', "post", "A connection of kind dense lacks pre, the names"),
-        ("T = 12", 'schedules = "x"\nT = 12', "Unknown field 'schedules'"),
+        ("T = 12", 'schedules = "x"\nT = 12', "Unknown option 'schedules'"),
     ],
 )
 def test_a_bad_file_is_refused_in_words(file: Path, old: str, new: str, message: str) -> None:
@@ -217,7 +217,7 @@ def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
 def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
     data = write_idx(tmp_path / "idx", images)
     options = {"T": 400, "K": 8, "beta": 1e-5, "batch": 3, "data": str(data)}
-    found = find_problem(str(file), options, dtype=F64, trains=False)
+    found = find_problem(str(file), settings=options, dtype=F64, trains=False)
     assert (found.spec.phases.schedule, found.spec.name, found.spec.model.init) == ("sweeps", "my_net", "default")
     document, _ = compare(found)
     assert document["nudge_site"] == "implicit"

@@ -189,8 +189,8 @@ def test_four_steps_from_it_lead_closer_than_four_from_zero(tmp_path: Path, imag
 
 def test_new_samples_begin_where_it_says(tmp_path: Path, images: Images) -> None:
     result = train(FIRST, tmp_path / "run", data=images, trials=2)
-    errors = [trial["test_error"][-1] for trial in result.summary["estimators"][FIRST.estimator]["trials"]]
-    assert [entry["test_error"] for entry in evaluate(tmp_path / "run", data=images)[FIRST.estimator]] == errors
+    errors = [trial["test_error"][-1] for trial in result.summary["estimators"][FIRST.estimator.kind]["trials"]]
+    assert [entry["test_error"] for entry in evaluate(tmp_path / "run", data=images)[FIRST.estimator.kind]] == errors
     for trial, error in enumerate(errors):
         trained = load(tmp_path / "run", trial=trial)
         classes = predict(trained, images.test_x)
@@ -226,7 +226,7 @@ def test_a_rate_that_cannot_work_is_told(rate: float) -> None:
     with pytest.raises(ValueError, match="expected a number above 0 and below 2"):
         Initialised(model, batch(model)[0], rate)
     with pytest.raises(ValueError, match="initialiser_rate is .*expected a number above 0 and below 2"):
-        replace(FIRST, initialiser_rate=rate)
+        FIRST.override(initialiser_rate=rate)
 
 
 def test_the_records_are_those_of_the_literature() -> None:
@@ -272,4 +272,6 @@ def test_the_page_shows_them(tmp_path: Path, images: Images) -> None:
     page = write_report(tmp_path / "run").page.read_text()
     assert ">2.19<" in page
     assert ">2.37 (0.15)<" in page
-    assert "O&#39;Connor, Gavves &amp; Welling 2019" not in page, "that row was trained and stands above"
+    below = page.partition('<tbody class="literature">')[2].partition("</tbody>")[0]
+    assert "Scellier" in below
+    assert "Welling 2019" not in below, "that row was trained and stands above"

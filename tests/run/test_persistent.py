@@ -229,9 +229,9 @@ def test_engines_that_begin_at_zero_are_refused_by_name(monkeypatch: pytest.Monk
 
 
 def test_settings_are_checked_in_words(tmp_path: Path, images: Images) -> None:
-    with pytest.raises(ValueError, match="states is 'disk'; expected 'device' or 'cpu'"):
+    with pytest.raises(ValueError, match="Unknown run.states 'disk'; expected one of device, cpu"):
         train(KEPT, tmp_path / "run", data=images, states="disk")
-    with pytest.raises(ValueError, match="Unknown start 'persistant'.*Did you mean 'persistent'"):
+    with pytest.raises(ValueError, match="Unknown phases.start 'persistant'.*Did you mean 'persistent'"):
         train(KEPT, tmp_path / "run", data=images, start="persistant")
     assert not (tmp_path / "run").exists()
 
@@ -240,7 +240,7 @@ def test_a_run_with_another_start_is_another_run(tmp_path: Path) -> None:
     small = few_images(100, 50)
     train(KEPT, tmp_path / "run", data=small, epochs=1)
     with pytest.raises(ValueError, match="start zero instead of persistent"):
-        begin_or_resume(replace(KEPT, start="zero"), tmp_path / "run", data=small, epochs=1)
+        begin_or_resume(KEPT.override(start="zero"), tmp_path / "run", data=small, epochs=1)
 
 
 @pytest.mark.parametrize("begin", ["persistent", "initialised"])
