@@ -283,7 +283,7 @@ def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
     ep = summary["estimators"]["ep"]
     assert list(summary["estimators"]) == ["ep"]
     assert list(ep) == ["trials", "test_error_mean", "test_error_std", "train_error_mean"]
-    assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged"]
+    assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged", "settling"]
     assert len(ep["trials"][0]["test_error"]) == len(ep["trials"][0]["train_error"]) == 2
     assert ep["test_error_std"] is None
     assert ep["train_error_mean"] == ep["trials"][0]["train_error"][-1]
