@@ -94,14 +94,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 }
 
 
-IN_PROCESSES = (
-    "unknown experiment",
-    "missing function",
-    "error in the model",
-    "never settles",
-    "nan",
-    "K larger than T",
-)
+IN_PROCESSES = ("unknown experiment", "never settles")
 """Run as a user does, each in a process of its own; the others call `main` here, which saves loading torch again."""
 
 
@@ -156,11 +149,16 @@ def test_other_bad_input_gets_a_message_and_leaves_nothing(
     assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in str(p)) == before
 
 
-def test_out_that_is_a_file_is_told_before_the_work(tmp_path: Path) -> None:
+def test_out_that_is_a_file_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "there").write_text("mine")
-    done = eqprop("gdu", "toy", "--out", "there", cwd=tmp_path)
-    assert done.returncode != 0
-    assert "which is a file; expected a folder" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["eqprop", "gdu", "toy", "--out", "there"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code not in (0, None)
+    assert "which is a file; expected a folder" in capsys.readouterr().err
     assert (tmp_path / "there").read_text() == "mine"
 
 
@@ -201,14 +199,14 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_a_model_of_ones_own_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = eqprop("gdu", f"{MODELS}:asymmetric", "--json", "-", cwd=tmp_path)
-    assert failing.returncode == 0, failing.stderr
-    budget = json.loads(failing.stdout)["budget"]
+    run_here(monkeypatch, "gdu", f"{MODELS}:asymmetric", "--json", "-")
+    failing = capsys.readouterr()
+    budget = json.loads(failing.out)["budget"]
     assert budget["outcome"] == "fails"
     assert budget["asymmetry"] > 0.1
     parts = budget["parts"]["synapses"]
     assert parts["asymmetry"] == max(v for name, v in parts.items() if name != "rmse" and v is not None)
-    assert "fails" in failing.stderr
+    assert "fails" in failing.err
     assert "asymmetry" in budget["verdict"]
 
     words = ("--T", "1000", "--K", "5", "--beta", "0.01", "--json", str(tmp_path / "good.json"))
@@ -307,13 +305,15 @@ def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         subject_of(str(tmp_path / "run"), data="mnist")
 
 
-def small() -> dict[str, Spec]:
-    """The eight experiments, cut so short that all of them take seconds."""
-    cut = {}
+def small(folder: Path) -> dict[str, Spec]:
+    """The eight experiments, cut so short that all of them take a second, on a few images."""
+    cut, few = {}, write_idx(folder / "data", few_images(40, 20))
     for name, spec in papers.specs("gdu").items():
         net = spec.model
         sizes = (10, *(16 for _ in net.sizes[1:-1]), 784) if isinstance(net, LayeredNet) else None
-        cut[name] = spec.override(T=min(spec.phases.T, 400), K=3, batch=2, sizes=sizes)
+        cut[name] = spec.override(
+            T=min(spec.phases.T, 400), K=3, batch=2, sizes=sizes, data=None if name == "toy" else str(few)
+        )
     return cut
 
 
@@ -325,10 +325,14 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files as files, without drawing, which takes most of the time and has tests of its own."""
     for module in ("gdu", "paper"):
         monkeypatch.setattr(f"eqprop.report.{module}.save", lambda figure: {"png": b"png", "pdf": b"pdf"})
+    for name in ("processes", "rmse_single"):
+        monkeypatch.setattr(f"eqprop.report.gdu.{name}", lambda *found: None)
+    undrawn = tuple(figure._replace(draw=lambda found: None) for figure in FIGURES)
+    monkeypatch.setattr("eqprop.report.paper.FIGURES", undrawn)
 
 
 def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = small()
+    cut = small(tmp_path)
     of_figures(monkeypatch, cut)
     quick_figures(monkeypatch)
     runner, out = CliRunner(), tmp_path / "figures of the paper"
@@ -368,7 +372,7 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
 
 
 def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = small()
+    cut = small(tmp_path)
     of_figures(monkeypatch, {name: cut[name] for name in ("toy", "P-1h")})
     quick_figures(monkeypatch)
     whole = figures_module.compare

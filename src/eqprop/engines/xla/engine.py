@@ -316,7 +316,10 @@ def shortened(estimator: Estimator, kind: Kind) -> Estimator:
 
 def first_steps(call: Call, kind: Kind) -> Callable[[], object]:
     """Short phases of the reference, to be taken before anything is traced."""
-    return call._replace(estimator=shortened(call.estimator, kind)).reference
+    short = shortened(call.estimator, kind)
+    if isinstance(short, HolomorphicEP):  # which says of a model that it is not analytic
+        short = replace(short, checked=call.estimator.checked)
+    return call._replace(estimator=short).reference
 
 
 def _numbers(free: Relaxation, grads: Grads, order: Sequence[nn.Parameter]) -> list[Tensor]:
