@@ -207,6 +207,7 @@ def test_samples_without_a_test_set_are_said_to_be_what_is_tested_on(mine: Path)
     assert any("no test set" in message for message in heard)
 
 
+@pytest.mark.slow
 def test_tune_takes_the_same_function(
     mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,7 +169,7 @@ class Diagnosis:
         }
 
 
-SUMMARY = ("settles", "gradient", "rates")
+SUMMARY = ("settles", "gradient", "rates", "machine-rest", "machine-weights", "machine-nudge")
 """The checks that are named where every one has passed."""
 
 
