@@ -4,8 +4,8 @@
 
 Places are drawn from core, estimators, models and gdu in turn. For each, a copy of the package with that one change is
 tested by the suite of these packages, its own tests first, until one fails; what is not noticed within so many seconds
-of CPU time counts as missed. `--tree` is another checkout, with its own tests; `--part 2/5` takes every fifth place from the
-second on.
+of CPU time counts as missed. `--tree` is another checkout, with its own tests; `--part 2/5` takes every fifth place
+from the second on.
 """
 
 from __future__ import annotations
