@@ -69,7 +69,7 @@ for name, one in found.items():
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(8, 2.9), layout="constrained")
 circle = torch.linspace(0, 2 * math.pi, 200)
-for ax, (name, one) in zip(axes, found.items()):
+for ax, (name, one) in zip(axes, found.items(), strict=True):
     ax.plot(circle.cos(), circle.sin(), color="0.6", lw=1)
     inside = one.eigenvalues.abs() < 1
     for chosen, color in ((inside, "C0"), (~inside, "C3")):
@@ -94,10 +94,10 @@ assert verdicts == ["settles", "step too large", "oscillates"]
 calm = downhill(0.2)
 rest = eqprop.relax(calm, x, Phase(5000, stop="settled", still=1e-15)).state
 push = tuple(1e-6 * torch.randn(v.shape, generator=source) for v in rest)
-s = tuple(v + p for v, p in zip(rest, push))
+s = tuple(v + p for v, p in zip(rest, push, strict=True))
 drive, n = calm.drive(x), 0
 with torch.no_grad():
-    while max(float((v - w).abs().max()) for v, w in zip(s, rest)) > 1e-12:
+    while max(float((v - w).abs().max()) for v, w in zip(s, rest, strict=True)) > 1e-12:
         s, n = calm.step(drive, s), n + 1
 print(f"said: {found['an energy, eps 0.2'].steps:.0f} steps; measured: {n}")
 assert 0.7 * n < found["an energy, eps 0.2"].steps < 1.5 * n

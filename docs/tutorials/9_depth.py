@@ -13,6 +13,7 @@
 
 # %%
 import os
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import torch
@@ -30,7 +31,7 @@ cost = eqprop.SquaredError()
 
 def chain(depth, gain=0.1):
     names = [f"s{n}" for n in range(depth)]
-    links = [Dense(b, a, feedback_gain=gain) for a, b in zip(names, names[1:])]
+    links = [Dense(b, a, feedback_gain=gain) for a, b in pairwise(names)]
     return Network(
         784,
         {"s0": 10, **dict.fromkeys(names[1:], 64)},
@@ -82,7 +83,7 @@ for name, found in rows.items():
 # %%
 fig, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 styles = ("C1o-", "C1s--", "C0o-", "C0s--", "C2^-")
-for (name, found), style in zip(rows.items(), styles):
+for (name, found), style in zip(rows.items(), styles, strict=True):
     axes.plot(range(len(weights)), found, style, label=name)
 axes.set(xlabel="weights, from the output (W01) to the input (W9x)", ylabel="cosine with exact gradient")
 axes.set_xticks(range(len(weights)), weights)
@@ -94,8 +95,8 @@ axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 #
 # - After 30 steps, more digits do not help: the orange lines are the same. That is **drift**. The net is near rest, but
 #   what it still moves by is larger than what the nudge moves in the layers far from it.
-# - After 300 steps the net is at rest, and float64 has it right everywhere (dashed blue). In float32 the first layers are
-#   noise: **rounding**. Their states differ by less than the last of seven digits.
+# - After 300 steps the net is at rest, and float64 has it right everywhere (dashed blue). In float32 the first layers
+#   are noise: **rounding**. Their states differ by less than the last of seven digits.
 # - The **difference form** is right in every layer, in float32, after 30 steps.
 
 # %%
@@ -123,11 +124,11 @@ assert min(rows["difference, T = 30, float32"]) > 0.95
 #
 # ## The third cause: epsilon
 #
-# Adam divides an update by its size plus $\epsilon = 10^{-8}$. This is what is left of a signal in each layer; undivided,
-# the updates of the first ones would fall below that:
+# Adam divides an update by its size plus $\epsilon = 10^{-8}$. This is what is left of a signal in each layer;
+# undivided, the updates of the first ones would fall below that:
 
 # %%
-print("  ".join(f"{name} {left:.0e}" for name, left in zip(net.layer_names, net.update_scales)))
+print("  ".join(f"{name} {left:.0e}" for name, left in zip(net.layer_names, net.update_scales, strict=True)))
 
 # %% [markdown]
 # Divided, they are all of one size. To show the fault, take the loss in other units, a billionth of it, and ask the
