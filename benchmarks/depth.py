@@ -62,6 +62,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tune-epochs", type=int, default=3, help="of each rate, with seed 0")
     parser.add_argument("--out", type=Path, default=Path("results/deep"))
     parser.add_argument("--name", help="of the records, before the seed; by default experiment-estimator")
+    parser.add_argument("--tuned", type=Path, help="a record whose rate was chosen by --rates, to take it from there")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", help="by default xla for EP on a CPU, otherwise eager")
     return parser.parse_args()
@@ -114,6 +115,7 @@ class Training:
 
     def run(self, examines: bool = True) -> None:
         """All epochs that are left; `examines` whether cosines are measured before the first and after the last."""
+        first = [group["lr"] for group in self.optimizer.param_groups]
         self._resume()
         targets = one_hot(self.images.train_y, CLASSES)
         job = Job(
@@ -123,6 +125,9 @@ class Training:
         if examines and not self.cosines:
             self.cosines["before"] = self.examined()
         for epoch in range(len(self.records), self.spec.optimizer.epochs):
+            for group, rate in zip(self.optimizer.param_groups, first, strict=True):
+                group["lr"] = self.spec.optimizer.rate_in(epoch, rate, 1.0)
+            runner.take_rates()
             began = time.process_time()
             runner.reset()
             runner.run(epoch_order(self.spec.run.seed, epoch, len(targets), self.spec.optimizer.batch))
@@ -262,6 +267,8 @@ def main() -> None:
     estimator: Estimator = Backprop() if given.estimator == "backprop" else ep_of(spec)
     name = given.name or f"{given.experiment}-{given.estimator}"
     tuning = tuned(spec, estimator, images, given, name) if given.rates else None
+    if given.tuned is not None:
+        tuning = json.loads(given.tuned.read_text())["tuning"]
     if tuning is not None:
         spec = spec.override(rates={"*": tuning["chosen"]})
     for seed in given.seed:
@@ -276,7 +283,7 @@ def tuned(spec: Spec, estimator: Estimator, images: Images, given: argparse.Name
     """The rate with the least error on held-out training images after a few epochs, and the errors of all."""
     apart, found = split_validation(images, HELD_OUT), {}
     for rate in given.rates:
-        one = spec.override(rates={"*": rate}, epochs=given.tune_epochs)
+        one = spec.override(rates={"*": rate}, epochs=given.tune_epochs, decay="none")
         training = Training(one, estimator, apart, given.out / "tuning" / f"{name}-{rate:g}.json", given.engine)
         training.run(examines=False)
         found[f"{rate:g}"] = training.records[-1]["error"]
