@@ -66,6 +66,12 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 PICTURES |= pictures()
 FOLDER = ROOT / "docs" / "pictures"
 CURVES = "src/eqprop/report/curves.json"
+GALLERY = "docs/pictures.md"
+GALLERY_INTRODUCTION = """# Every other picture
+
+Drawn from `results/` by `python -m docs.build`, like the [figures of the paper](figures.md); each stands on the page
+that explains it.
+"""
 
 
 def svg(figure: Figure) -> str:
@@ -105,7 +111,24 @@ def stale() -> list[str]:
 
 def written() -> dict[str, str]:
     """Every file that is written whole, by its path."""
-    return {**pages(), CURVES: table1.stored_curves()}
+    return {**pages(), CURVES: table1.stored_curves(), GALLERY: others()}
+
+
+def others() -> str:
+    """The gallery of the pictures that are not the paper's: each as the page that explains it shows it."""
+    folder, shown = ROOT / "docs", []
+    for name in sorted(set(PICTURES) - set(pictures())):
+        link = re.compile(rf"!\[([^\]]*)\]\((?:\.\./)*pictures/{re.escape(name)}\.svg\)")
+        for page in sorted(folder.rglob("*.md")):
+            found = link.search(page.read_text(encoding="utf-8")) if page != ROOT / GALLERY else None
+            if found is not None:
+                title = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.M)
+                assert title is not None, f"{page} has a heading"
+                where = page.relative_to(folder).as_posix()
+                picture = f"![{found[1]}](pictures/{name}.svg)\n\n*{found[1]}.* From [{title[1]}]({where})."
+                shown.append(f"## {found[1].partition(':')[0]}\n\n{picture}\n")
+                break
+    return "\n".join([GALLERY_INTRODUCTION, *shown])
 
 
 def build() -> None:

@@ -24,7 +24,7 @@ and the command that trains it.
 
 Errors are test errors in percent after the last epoch; several trials are given as mean ± standard deviation. **Bold**:
 reproduced, that is within two of the paper's standard deviations of its mean. A dash: the paper's number is
-not known to us, or it has not been trained here yet. "Both" is the time of EP and BPTT together, "busy" that of a
+not known to us, or this experiment was not trained here. "Both" is the time of EP and BPTT together, "busy" that of a
 processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
 All numbers are read from the files under `results/`, which hold seeds, versions and commits.
 """

@@ -266,7 +266,11 @@ class Echo(_Sequences):
 @final
 @dataclass(frozen=True)
 class ThroughTime(_Sequences):
-    """dL/dtheta by backpropagation through every step, exactly; memory grows with the length of the sequences."""
+    """dL/dtheta by backpropagation through every step, exactly; memory grows with the length of the sequences.
+
+    delta   length of a step
+    at      where the loss is taken, as in `Echo`
+    """
 
     def gradient(
         self, system: Hamiltonian, cost: Cost, u: Tensor, y: Tensor

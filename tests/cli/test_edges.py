@@ -16,7 +16,6 @@ from helpers.training_runs import few_images, write_idx, write_small_toml
 from eqprop import papers
 from eqprop.data import open_set, read_idx
 from eqprop.data.images import MNIST_DIRECTORY
-from eqprop.run.folder import FORMAT
 from eqprop.run.own import load_function
 
 
@@ -178,12 +177,6 @@ def test_a_small_gzip_does_not_fill_the_memory(tmp_path: Path) -> None:
         read_idx(path)
 
 
-def test_a_size_of_zero_does_not_hide_an_overflow(tmp_path: Path) -> None:
-    (tmp_path / "none").write_bytes(b"\0\0\x08\3" + b"\0\0\0\0" + b"\xff" * 8)
-    with pytest.raises(ValueError, match=f"{tmp_path}/none"):
-        read_idx(tmp_path / "none")
-
-
 def test_mnist_is_not_taken_for_kmnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
     cache = tmp_path / "eqprop" / "data" / "kmnist"
@@ -192,11 +185,3 @@ def test_mnist_is_not_taken_for_kmnist(tmp_path: Path, monkeypatch: pytest.Monke
         (cache / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
     with pytest.raises(ValueError, match="belongs to MNIST"):
         open_set("kmnist")
-
-
-@pytest.mark.parametrize("field", ["experiment", "data"])
-def test_a_run_whose_description_has_no_tables_is_named(call: Call, tmp_path: Path, field: str) -> None:
-    content: dict[str, object] = {"format": FORMAT, "experiment": {}, "data": {}}
-    (tmp_path / "experiment.json").write_text(json.dumps({**content, field: [1]}))
-    code, _, err = call("resume", tmp_path)
-    assert (code, f"{tmp_path}/experiment.json is damaged (" in err, f"$.{field}" in err) == (2, True, True), err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -69,6 +70,39 @@ def test_the_help_of_train_stands_in_groups_and_cuts_no_name(capsys: pytest.Capt
 
 
 TYPERS_OWN = r"--help |--install-completion |--show-completion "
+
+
+TABLE_2 = {
+    "toy": (5000, 80, 0.01, 0.08),
+    "EB-1h": (800, 80, 0.001, 0.08),
+    "EB-2h": (5000, 150, 0.01, 0.08),
+    "EB-3h": (30000, 200, 0.02, 0.08),
+    "P-1h": (150, 10, 0.01, None),
+    "P-2h": (1500, 40, 0.01, None),
+    "P-3h": (5000, 40, 0.015, None),
+    "P-conv": (5000, 10, 0.02, None),
+}
+"""T, K, beta and eps as printed."""
+
+
+def test_the_experiments_of_table_2_can_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "list", "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)["compared"]
+    assert list(found) == list(TABLE_2)
+    for name, spec in found.items():
+        phases = spec["phases"]
+        assert (phases["T"], phases["K"], phases["beta"], spec["model"].get("eps")) == TABLE_2[name]
+    assert call_main(monkeypatch, "show", "toy") == 0
+    said = capsys.readouterr().out
+    assert [line for line in ("T = 5000  # gdu", "batch = 1  # gdu", "bias = true  # gdu") if line not in said] == []
+    assert call_main(monkeypatch, "show", "P-3h", "--preset", "paper") == 0
+    said = capsys.readouterr().out
+    assert [line for line in ("T = 180  # paper", "bias = true  # paper") if line not in said] == []
+    said = help_at_80("gdu")
+    assert re.search(", *".join(TABLE_2), " ".join(said.split()))
+    assert "default: 50" not in said, "training's T, which a comparison does not have"
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -13,6 +13,7 @@ from helpers.pages import PAGES, ROOT, code_blocks, run_block
 
 from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
 from docs.build.text import filled, number, span, table
+from eqprop import papers
 from eqprop.cli import load_commands
 
 A, B = "<!-- begin a -->\nold\n<!-- end a -->", "<!-- begin b c -->\n<!-- end b c -->"
@@ -27,6 +28,21 @@ GLOSSARY = (
 
 def test_pages_are_what_the_results_say() -> None:
     assert stale() == []
+
+
+SPECS = [
+    pytest.param(block, id=f"{page.name}{n}")
+    for page in PAGES
+    for n, block in enumerate(code_blocks(page, "toml"))
+    if "entry-points" not in block
+]
+
+
+@pytest.mark.parametrize("block", SPECS)
+def test_a_file_of_settings_on_a_page_is_read(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(block, encoding="utf-8")
+    assert papers.find(path).preset == "own"
 
 
 def test_a_page_that_is_not_current_is_noticed() -> None:

@@ -64,6 +64,10 @@ def test_the_paper_preset_is_the_printed_table(name: str) -> None:
     assert "-".join(str(experiment.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
 
 
+OWN_BIAS_RATES = ("drn-3h", "ising-1h")
+"""Whose authors give biases rates of their own."""
+
+
 @pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
 def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Spec) -> None:
     model = build_model(experiment, 0)
@@ -71,7 +75,7 @@ def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Sp
     rates = experiment.rates(names, model.layer_parameters)
     assert rates.keys() == set(names)
     for name in names:
-        if name.startswith("b") and name != "bout":
+        if name.startswith("b") and name != "bout" and experiment.name not in OWN_BIAS_RATES:
             kind, n = name[1:-1], int(name[-1])
             weight = f"W{kind}{n}{n + 1}"
             assert rates[name] == rates[weight if weight in rates else f"W{n}x"]
@@ -81,8 +85,7 @@ def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoi
     for experiment in ALL:
         if isinstance(experiment.model, LayeredNet):
             assert experiment.model.clip == (experiment.model.setting == "energy-based")
-        elif experiment.data.set is None:
-            assert isinstance(experiment.model, ConvolutionalNet)
+        elif isinstance(experiment.model, ConvolutionalNet):
             assert experiment.model.activation == "hard-sigmoid"
 
 
@@ -175,6 +178,10 @@ def test_estimators_share_steps_and_schedule() -> None:
         "ep-random-sign",
         "ep-holomorphic",
         "ep-continual",
+        "vector-field",
+        "asym-ep",
+        "dyadic",
+        "coupled-learning",
         "bptt",
         "rbp",
         "backprop",
@@ -229,8 +236,8 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
     assert experiment.model.sizes == (10, 64, 784)
     assert experiment.results == {}
     (tmp_path / "whole.toml").write_text(
-        'T = 5\nK = 2\nepochs = 1\noptimizer = "Adam"\n[model]\nkind = "own"\nfunction = "mine"\n'
-        '[optimizer.rates]\n"*" = 0.01\n'
+        'T = 5\nK = 2\nepochs = 1\n[model]\nkind = "own"\nfunction = "mine"\n'
+        '[optimizer]\nkind = "Adam"\nrates = { "*" = 0.01 }\n'
     )
     whole = papers.find(tmp_path / "whole.toml")
     assert whole.model == OwnNet(function="mine")
@@ -243,15 +250,13 @@ def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("T = ", "not a TOML file"),
-        ("T = 5\nK = 2", "lacks architecture, epochs, learning_rates"),
         ('base = "P-9h"', "Did you mean"),
-        ('base = "P-1h"\nepoch = 3', "Unknown field 'epoch'.*Did you mean 'epochs'"),
-        ('base = "P-1h"\n[model]\nsize = [10, 784]', "Unknown field 'size'.*Did you mean 'sizes'"),
+        ('base = "P-1h"\nepoch = 3', "Unknown option 'epoch'.*Did you mean 'epochs'"),
+        ('base = "P-1h"\n[model]\nsize = [10, 784]', "Unknown field of model 'size'.*Did you mean 'sizes'"),
         ('base = "P-1h"\n[model]\nkind = "layred"', "Did you mean 'layered'"),
-        ('base = "P-1h"\nT = 2.5', "T is 2.5; expected an integer"),
-        ('base = "P-1h"\nbeta = 0.0', "beta=0"),
+        ('base = "P-1h"\nT = 2.5', "phases.T is 2.5; expected a whole number"),
         ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
-        ('base = "P-1h"\n[optimizer.rates]\nW01 = -1.0', "learning rate of W01 is -1.0"),
+        ('base = "P-1h"\n[optimizer.rates]\nW01 = -1.0', "optimizer.rates.W01 is -1.0; expected a number, 0 or more"),
     ],
 )
 def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None:
@@ -285,7 +290,7 @@ def test_the_nudge_site_is_a_field_of_the_experiment_and_reaches_the_network() -
     assert Spec(**inside.to_dict()) == inside
     with pytest.raises(ValueError, match="no sigma around dPhi/ds"):
         build_model(papers.find("EB-1h").override(nudge_site="inside"), 0)
-    with pytest.raises(ValueError, match="Unknown nudge_site 'insid'.*Did you mean 'inside'"):
+    with pytest.raises(ValueError, match="Unknown model.nudge_site 'insid'.*Did you mean 'inside'"):
         papers.find("P-1h").override(nudge_site="insid")
 
 

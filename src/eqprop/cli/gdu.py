@@ -25,6 +25,7 @@ from eqprop.cli.common import (
     check_out,
     give_json,
     new_console,
+    not_at_rest,
     progress_bar,
 )
 from eqprop.cli.options import factory, with_settings
@@ -146,7 +147,9 @@ def _settling(d: Mapping[str, Any]) -> str:
     r = d["residual"]
     state = "all samples settled" if not r["unsettled"] else f"{r['unsettled']} of {d['batch']} samples NOT settled"
     dropped = f", {r['dropped']} left out" if r["dropped"] else ""
-    return f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
+    said = f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
+    away = not_at_rest(r.get("layers", {}))  # absent in documents of earlier versions
+    return f"{said}. {away[:1].upper()}{away[1:]}" if away else said
 
 
 def _metrics(d: Mapping[str, Any]) -> Table:

@@ -31,7 +31,7 @@ from eqprop.gdu.lockstep import (
 )
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, Noise, Silence, batch_mean, groups, measure
 from eqprop.gdu.rest import settles
-from eqprop.gdu.settling import NeverSettlesError, Release, part, release, settle
+from eqprop.gdu.settling import NeverSettlesError, Release, audit, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
 from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare, relax
@@ -116,6 +116,7 @@ def compare(
             median=float(free.residual.median()),
             unsettled=int((~free.settled).sum()),
             dropped=int((~chosen).sum()),
+            layers=audit(model, x, free.state, options.tolerance),
         ),
         **_metrics(whole, options.convention),
         settled=None if whole is rest else _metrics(rest, options.convention),
@@ -318,12 +319,13 @@ def squared_updates(model: PrimitiveDynamics, problem: Problem, free: Relaxation
 
 @dataclass(frozen=True)
 class Residual:
-    """|F(x, s) - s| at the end of the free phase over ALL samples, and how many had not settled."""
+    """|F(x, s) - s| at the end of the free phase over ALL samples, how many had not settled, and by layer (`audit`)."""
 
     max: float
     median: float
     unsettled: int
     dropped: int
+    layers: Mapping[str, Mapping[str, float]]
 
 
 def phases(T: int, K: int, schedule: str, groups: int | None) -> str:

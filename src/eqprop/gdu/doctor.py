@@ -43,7 +43,7 @@ def doctor(
     cost: Cost,
     x: Tensor,
     y: Tensor,
-    ep: EP | None = None,
+    ep: EP,
     *,
     state: State | None = None,
     rates: Rates = None,
@@ -55,7 +55,7 @@ def doctor(
 
     model, cost  what is trained
     x, y        a mini-batch and its targets
-    ep          the estimator as it is used; by default EP(T=1000, K=20, beta=0.01)
+    ep          the estimator as it is used
     state       where its free phase begins, if not at `model.init_state(x)`
     rates       one learning rate, rates by parameter name ("*" for every other), or the optimizer
     voice       "python" or "command line": whose terms remedies are written in
@@ -65,7 +65,7 @@ def doctor(
     if voice not in get_args(Voice):
         raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()
-    ep = _one_sign(ep or EP(T=1000, K=20, beta=0.01))
+    ep = _one_sign(ep)
     if isinstance(model, PrimitiveDynamics) and model.settles_itself:
         diagnosis: Diagnosis = model.examined(Problem(model, cost, x, y), ep, voice)
         return replace(diagnosis, seconds=time.perf_counter() - began)

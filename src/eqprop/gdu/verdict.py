@@ -26,6 +26,7 @@ CAUSES = {
     "two-cycle": "The state goes back and forth",
     "drift": "The state still drifts while it is nudged",
     "T": "The free phase is too short",
+    "slow": "The state moves too slowly",
     "oscillates": "The state oscillates at any step",
     "never-settles": "The free phase does not settle",
     "no-pull": "The cost does not pull on any neuron",
@@ -168,7 +169,7 @@ class Diagnosis:
         }
 
 
-SUMMARY = ("settles", "gradient", "rates")
+SUMMARY = ("settles", "gradient", "rates", "machine-rest", "machine-weights", "machine-nudge")
 """The checks that are named where every one has passed."""
 
 

@@ -407,6 +407,8 @@ def average_gradients(*modules: nn.Module) -> None:
 
     Call it on every rank between backward() and optimizer.step(). With shares of equal size, the mean gradient of the
     parts is that of the mini-batch. A parameter without a gradient counts as zero where another rank has one.
+
+    modules     models and costs whose parameters are trained
     """
     ranks = join()
     if not ranks.several:

@@ -488,8 +488,14 @@ def evaluate(
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    Uses the run's own test set, or the whole one of other `data`. Omits trials that have not started. `precision` is
-    that of the products, in place of the run's.
+    Omits trials that have not started.
+
+    folder      the run folder
+    data        other data, of which the whole test set is used; None: the run's own
+    model       the function that built your own network
+    device      where to compute; None: as the run did
+    engine      "auto", or an engine by name
+    precision   that of the products; None: the run's
     """
     folder = Path(folder)
     described = read_description(folder)

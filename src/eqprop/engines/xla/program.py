@@ -527,7 +527,8 @@ class _Memory:
 
     def __init__(self, v: Array) -> None:
         self.owner = v
-        self.__array_interface__ = np.asarray(v).__array_interface__ | {"data": (v.unsafe_buffer_pointer(), False)}
+        place = v.unsafe_buffer_pointer(), False
+        self.__array_interface__ = {"shape": v.shape, "typestr": v.dtype.str, "data": place, "version": 3}
 
 
 def taken_over(values: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:
