@@ -136,7 +136,7 @@ def commands(page: Path) -> list[list[str]]:
         r"`(eqprop [^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     )
     lines = [shlex.split(line, comments=True) for line in [*blocks, *inline]]
-    return [words[1:] for words in lines if words[:1] == ["eqprop"]]
+    return [words[1:] for words in lines if words[:1] == ["eqprop"] and not words[1].startswith("--")]
 
 
 def complaint(words: list[str]) -> str:
@@ -158,7 +158,7 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
-    assert len(commands(ROOT / "README.md")) >= 8
+    assert len(commands(ROOT / "docs" / "gdu.md")) >= 8
     assert complaint(["bench", "P-1h"]) == "no command bench"
     assert complaint(["train", "P-1h", "--methods", "ep"]) == "no option --methods"
     assert complaint(["reproduce", "table1", "--out", "a"]) == ""

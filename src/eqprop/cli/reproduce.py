@@ -124,11 +124,11 @@ LONG = 2.0
 
 def _hours(spec: Spec) -> float:
     """Roughly the time of one trial by one estimator on two cores."""
-    from eqprop.tuning.effort import PACES, count_work
+    from eqprop.tuning.effort import PACES, iteration_seconds
 
     session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
     iterations = session.iterations * spec.optimizer.epochs
-    return count_work(session).seconds(spec, PACES["cpu"]) * iterations / 3600
+    return iteration_seconds(session, PACES["cpu"]) * iterations / 3600
 
 
 def _ask(hours: float, part: str) -> None:
