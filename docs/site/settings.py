@@ -13,7 +13,8 @@ from eqprop.settings import Field, fields_of
 INTRODUCTION = """# Settings
 
 Every setting of an experiment, section by section: its name in a TOML file, its option and its default.
-[Those of models](models-settings.md) have a page of their own. A default holds where an experiment does not say; `eqprop show P-1h` prints what one says, as a file to copy and edit.
+[Those of models](models-settings.md) have a page of their own.
+A default holds where an experiment does not say; `eqprop show P-1h` prints what one says, as a file to copy and edit.
 """
 COLUMNS = ("setting", "option", "default", "what it is")
 

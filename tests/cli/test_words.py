@@ -167,4 +167,4 @@ def test_train_shows_the_dozen_options_people_use_and_the_list_fits_a_screen(
     assert len(settings) <= 18
     assert sum(p.hidden for p in params) > 30, "the rest by --help-all"
     assert call_main(monkeypatch, "list") == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 25
+    assert len(capsys.readouterr().out.splitlines()) <= 24
