@@ -54,13 +54,23 @@ reproduce = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(reproduce, name="reproduce")
-command("figures", "eqprop reproduce figures --out figures", of=reproduce)(figures)
+command(
+    "figures",
+    "eqprop reproduce figures --out figures",
+    "eqprop reproduce figures --preset gdu-authors --out authors",
+    of=reproduce,
+)(figures)
 
 MACHINE = ("data", "engine", "device", "threads")
 """Settings that every command of training takes."""
 
 
-@command("table1", "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1", of=reproduce)
+@command(
+    "table1",
+    "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1",
+    "eqprop reproduce table1 --preset tuned --device cuda --out table1",
+    of=reproduce,
+)
 @with_settings("estimator", "trials", "epochs", "schedule", "seed", "samples", *MACHINE)
 def table1(
     settings: dict[str, Any],
@@ -196,7 +206,12 @@ UNFINISHED = 75
 """Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
 
 
-@command("cifar10", "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10", of=reproduce)
+@command(
+    "cifar10",
+    "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10",
+    "eqprop reproduce cifar10 --check results/cifar10",
+    of=reproduce,
+)
 @with_settings("epochs", "seed", "samples", *MACHINE)
 def cifar10(
     settings: dict[str, Any],
