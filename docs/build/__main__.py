@@ -85,7 +85,12 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
     text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
     text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"scale\([^)]*\)|(\d\.\d)\d+", _shorter, tag[0]), text)
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """A coordinate cut to a tenth; a scale whole, which a tenth would make zero."""
+    return found[1] or found[0]
 
 
 def read_text(page: str) -> str:

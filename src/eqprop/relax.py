@@ -47,6 +47,8 @@ CHECK_EVERY = 8
 class Phase:
     """How to run a phase: T steps, or fewer if nothing moves any more.
 
+    T           most steps
+    still       below which movement counts as none
     schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": each t updates either the even or the odd layers,
                 ending with the even ones (which include the output). After T half-updates the even layers equal
                 those of the synchronous dynamics at T, and the odd ones those at T - 1. Nets with two or more

@@ -61,6 +61,17 @@ def test_a_picture_keeps_its_numbers_whole() -> None:
     assert "β = 0.01" in svg(PICTURES["paper/fig-02-toy-model"]())
 
 
+def test_no_text_of_a_picture_is_scaled_to_nothing() -> None:
+    """Letters drawn as paths are small numbers times a scale, which has more than a digit."""
+    pictures = sorted((ROOT / "docs" / "pictures").rglob("*.svg"))
+    assert [p.name for p in pictures if re.search(r"scale\(-?0(?:\.0*)?[ )]", p.read_text(encoding="utf-8"))] == []
+    drawn = svg(PICTURES["paper/fig-01-theorem"]())
+    assert "<text" not in drawn
+    scales = [float(n) for found in re.findall(r"scale\(([^)]*)\)", drawn) for n in found.split()]
+    assert scales
+    assert all(abs(n) > 1e-3 for n in scales)
+
+
 def test_blocks_are_filled_and_the_text_is_kept() -> None:
     made = filled(f"before\n{B}\nbetween <!-- a remark -->\n{A}\nafter\n", MAKERS)
     new_a = "<!-- begin a -->\nnew \\1\n<!-- end a -->"
