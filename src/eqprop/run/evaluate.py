@@ -262,6 +262,7 @@ UNTIL_SETTLED = 1000
 class Trained:
     """A network from a run folder, with everything needed to use it.
 
+    spec        what it was trained with
     model       the network, with the weights of its last checkpoint
     cost        the training cost, including its readout if it has one
     start       the feed-forward net that initialises its free phases, if it was trained with one
