@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -31,6 +32,8 @@ class VectorField(Estimator):
     beta        of either sign
     centered    the mean over beta and -beta, both in one batch: a further bias of order beta^2; else of order beta
     """
+
+    follows_theorem: ClassVar[bool] = False
 
     beta: float = 0.1
     centered: bool = True
@@ -133,6 +136,8 @@ class Dyadic(Estimator):
     From a state at rest, K steps are the first K terms of recurrent backprop (`RBP`), exactly. The two differ while m
     still moves: RBP keeps J and dl/ds of the free state, here both follow m, so errors begun too early are forgotten.
     """
+
+    follows_theorem: ClassVar[bool] = False
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         end, visited = None, [free.state]

@@ -32,6 +32,7 @@ class CoupledLearning(Estimator):
     """
 
     orientation: ClassVar[int] = -1
+    follows_theorem: ClassVar[bool] = False
 
     beta: float = 0.1
 
