@@ -25,10 +25,12 @@ lint: setup
 demo: setup
 	$(DEMO)
 
-# Builds the site into site/, executing every tutorial.
+# Builds the site into site/, executing every tutorial; in a Chromium, if there is one, opens each page, wide and on a
+# phone, and keeps what it saw in screenshots/.
 docs: setup
 	@$(PIP) install -q -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict --quiet
+	PYTHONPATH=. $(BIN)/python -m docs.site.look site screenshots
 
 docs-serve: docs
 	cd site && ../$(BIN)/python -m http.server 8000 --bind 127.0.0.1
@@ -53,5 +55,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site screenshots src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
     python -m benchmarks P-1h --device cuda --trials 5 --json out.json
     python -m benchmarks A B P-conv@128 my_model.py:build --engine eager,compiled    (see benchmarks.nets)
+    python -m benchmarks peers    ours beside loops by hand in torch, JAX and numpy (see benchmarks.peers)
 
 An engine less accurate than float32 gets no ratio, and the command exits with code 1.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -112,6 +115,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["peers"]:
+        # In a process of its own, which reads these when it loads numpy, torch and jax.
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"), "1")
+        alone = {**os.environ, **one, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+        sys.exit(subprocess.run([sys.executable, "-m", "benchmarks.peers", *words[1:]], env=alone).returncode)
     given = parser().parse_args(arguments)
     try:
         check_target(given.json)

@@ -3,7 +3,10 @@
 python -m benchmarks.depth deep-10 --seed 0 --out results/deep          writes results/deep/deep-10-ep-0.json
 python -m benchmarks.depth deep-10 --estimator backprop --seed 0        its feed-forward twin
 python -m benchmarks.depth deep-10 --gain 1 --name deep-10-gain-1       with another feedback gain
-python -m benchmarks.depth deep-10 --held-out 10000 --lr 0.002          to choose a rate, without the test set
+python -m benchmarks.depth deep-10 --seed 0 1 2 --rates 5e-4 1e-3 2e-3 4e-3 --tune-epochs 4
+                                                                        three seeds, the rate chosen on held-out images
+
+python -m benchmarks.depth --collect runs/deep                           into results/deep/trainings.json
 
 A command that was stopped goes on from its last epoch. Errors of the last epoch and of the best one on the test set are
 both recorded; the second is what some papers print.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,25 +27,28 @@ import torch
 from torch import Tensor
 
 import eqprop.papers
+from benchmarks.collect import rounded, write_compact
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data.images import Images, epoch_order, mnist, one_hot, split_validation
 from eqprop.dynamics import set_nudge_site
-from eqprop.engines.base import Job
-from eqprop.engines.eager import Agreement, EagerRunner
+from eqprop.engines.base import Job, load_engine
+from eqprop.engines.eager import Agreement
 from eqprop.estimators import EP, RBP, Backprop, Estimator
 from eqprop.models.readout import READOUT_SEED, CrossEntropy
 from eqprop.provenance import provenance
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.run.spec import Spec
 
-CLASSES, EXAMINED = 10, 100
-"""Classes of MNIST, and the samples on which cosines and residuals are measured."""
+TRAININGS = Path("results/deep/trainings.json")
+CLASSES, EXAMINED, HELD_OUT = 10, 100, 10_000
+"""Classes of MNIST, samples for cosines and residuals, and images held out to choose rates."""
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment")
+    parser.add_argument("experiment", nargs="?", default="deep-10")
+    parser.add_argument("--collect", type=Path, nargs="+", help="folders of records, to make one file of")
     parser.add_argument("--estimator", choices=("ep", "backprop"), default="ep")
     parser.add_argument("--form", choices=("plain", "difference"))
     for name in ("lr", "gain"):
@@ -50,11 +57,14 @@ def parsed() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--optimizer")
     parser.add_argument("--eps", type=float, help="epsilon of Adam")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--held-out", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--rates", type=float, nargs="+", default=[], help="to choose from on held-out training images")
+    parser.add_argument("--tune-epochs", type=int, default=3, help="of each rate, with seed 0")
     parser.add_argument("--out", type=Path, default=Path("results/deep"))
-    parser.add_argument("--name", help="of the record; by default experiment-estimator-seed")
+    parser.add_argument("--name", help="of the records, before the seed; by default experiment-estimator")
+    parser.add_argument("--tuned", type=Path, help="a record whose rate was chosen by --rates, to take it from there")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--engine", help="by default xla for EP on a CPU, otherwise eager")
     return parser.parse_args()
 
 
@@ -62,9 +72,7 @@ def chosen(given: argparse.Namespace) -> Spec:
     """The experiment with what was asked for otherwise."""
     spec = eqprop.papers.find(given.experiment)
     rates = None if given.lr is None else {"*": given.lr}
-    spec = spec.override(
-        T=given.T, K=given.K, epochs=given.epochs, rates=rates, seed=given.seed, optimizer=given.optimizer
-    )
+    spec = spec.override(T=given.T, K=given.K, epochs=given.epochs, rates=rates, optimizer=given.optimizer)
     if given.form is not None:
         spec = spec.override(estimator={"form": given.form, "kind": spec.estimator.kind})
     if given.eps is not None:
@@ -84,9 +92,11 @@ def ep_of(spec: Spec) -> EP:
 class Training:
     """One seed of an experiment, with its records; it goes on from its checkpoint."""
 
-    def __init__(self, spec: Spec, estimator: Estimator, images: Images, path: Path) -> None:
+    def __init__(self, spec: Spec, estimator: Estimator, images: Images, path: Path, engine: str | None = None) -> None:
         seed = spec.run.seed
         self.spec, self.estimator, self.images, self.path = spec, estimator, images, path
+        simple = isinstance(estimator, Backprop) or images.train_x.is_cuda
+        self.engine = engine or ("eager" if simple else "xla")
         self.model = spec.model.build(seed, torch.float32)
         set_nudge_site(self.model, spec.model.nudge_site)
         self.cost: Cost = SquaredError()
@@ -101,17 +111,25 @@ class Training:
         self.optimizer = getattr(torch.optim, spec.optimizer.kind)(groups, **spec.optimizer.options)
         self.records: list[dict[str, Any]] = []
         self.cosines: dict[str, Any] = {}
+        self.chosen: dict[str, Any] | None = None
 
-    def run(self) -> None:
+    def run(self, examines: bool = True) -> None:
+        """All epochs that are left; `examines` whether cosines are measured before the first and after the last."""
+        first = [group["lr"] for group in self.optimizer.param_groups]
         self._resume()
         targets = one_hot(self.images.train_y, CLASSES)
         job = Job(
             self.model, self.cost, self.estimator, self.optimizer, self.images.train_x, targets, self.images.train_y
         )
-        if not self.cosines:
+        runner = load_engine(self.engine).runner(job)
+        if examines and not self.cosines:
             self.cosines["before"] = self.examined()
         for epoch in range(len(self.records), self.spec.optimizer.epochs):
-            began, runner = time.process_time(), EagerRunner(job)
+            for group, rate in zip(self.optimizer.param_groups, first, strict=True):
+                group["lr"] = self.spec.optimizer.rate_in(epoch, rate, 1.0)
+            runner.take_rates()
+            began = time.process_time()
+            runner.reset()
             runner.run(epoch_order(self.spec.run.seed, epoch, len(targets), self.spec.optimizer.batch))
             seconds, seen = time.process_time() - began, runner.tally.read()
             record = {
@@ -123,7 +141,7 @@ class Training:
                 "residuals": self.residuals(),
             }
             self.records.append(record)
-            if epoch + 1 == self.spec.optimizer.epochs:
+            if examines and epoch + 1 == self.spec.optimizer.epochs:
                 self.cosines["after"] = self.examined()
             self._save()
             print(self.path.stem, json.dumps({k: v for k, v in record.items() if k != "residuals"}), flush=True)
@@ -200,6 +218,8 @@ class Training:
         summary = {
             "experiment": self.spec.to_dict(),
             "estimator": repr(self.estimator),
+            **({"tuning": self.chosen} if self.chosen else {}),
+            "engine": self.engine,
             "judged_on": self.images.name,
             "test_samples": len(self.images.test_x),
             "last": errors[-1],
@@ -215,7 +235,7 @@ class Training:
         kept = self.path.with_suffix(".pt")
         if not (self.path.exists() and kept.exists()):
             return
-        known, state = json.loads(self.path.read_text()), torch.load(kept, weights_only=True)
+        known, state = json.loads(self.path.read_text()), torch.load(kept, weights_only=True, map_location="cpu")
         if known["experiment"] != json.loads(json.dumps(self.spec.to_dict())):
             raise SystemExit(f"{self.path} is of other settings. Give --name, or remove it.")
         self.records, self.cosines = known["epochs"], known["cosines"]
@@ -237,14 +257,78 @@ def cosines(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float | Non
 @in_own_precision
 def main() -> None:
     given = parsed()
+    if given.collect:
+        collect(given.collect)
+        return
     spec = chosen(given)
     images = mnist(given.device)
-    images = split_validation(images, given.held_out) if given.held_out else images
     if given.samples:
         images = replace(images, train_x=images.train_x[: given.samples], train_y=images.train_y[: given.samples])
     estimator: Estimator = Backprop() if given.estimator == "backprop" else ep_of(spec)
-    name = given.name or f"{given.experiment}-{given.estimator}-{given.seed}"
-    Training(spec, estimator, images, given.out / f"{name}.json").run()
+    name = given.name or f"{given.experiment}-{given.estimator}"
+    tuning = tuned(spec, estimator, images, given, name) if given.rates else None
+    if given.tuned is not None:
+        tuning = json.loads(given.tuned.read_text())["tuning"]
+    if tuning is not None:
+        spec = spec.override(rates={"*": tuning["chosen"]})
+    for seed in given.seed:
+        training = Training(
+            spec.override(seed=seed), estimator, images, given.out / f"{name}-{seed}.json", given.engine
+        )
+        training.chosen = tuning
+        training.run()
+
+
+def tuned(spec: Spec, estimator: Estimator, images: Images, given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The rate with the least error on held-out training images after a few epochs, and the errors of all."""
+    apart, found = split_validation(images, HELD_OUT), {}
+    for rate in given.rates:
+        one = spec.override(rates={"*": rate}, epochs=given.tune_epochs, decay="none")
+        training = Training(one, estimator, apart, given.out / "tuning" / f"{name}-{rate:g}.json", given.engine)
+        training.run(examines=False)
+        found[f"{rate:g}"] = training.records[-1]["error"]
+    chosen = float(min(found, key=found.__getitem__))
+    return {"chosen": chosen, "held_out": HELD_OUT, "epochs": given.tune_epochs, "seed": 0, "errors": found}
+
+
+def collect(folders: list[Path]) -> None:
+    """The records in these folders in the place of those of the same name and seed, in results/deep/trainings.json."""
+    known = {(d["record"], d["seed"]): d for d in (json.loads(TRAININGS.read_text()) if TRAININGS.exists() else [])}
+    for path in sorted(p for folder in folders for p in folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        record, _, seed = path.stem.rpartition("-")
+        known[record, int(seed)] = rounded(kept(record, int(seed), found))
+    TRAININGS.parent.mkdir(parents=True, exist_ok=True)
+    write_compact(TRAININGS, [known[key] for key in sorted(known)])
+
+
+def kept(record: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
+    """What a page needs of a record."""
+    spec, epochs = found["experiment"], found["epochs"]
+    gains = {c.get("feedback_gain", 1.0) for c in spec["model"].get("connections", []) if c["pre"] != "x"}
+    return {
+        "record": record,
+        "name": spec["name"],
+        "preset": spec["preset"],
+        "estimator": "backprop" if found["estimator"].startswith("Backprop") else "ep",
+        "form": spec["estimator"].get("form", "plain"),
+        "feedback_gain": gains.pop() if len(gains) == 1 else None,
+        "seed": seed,
+        "phases": {n: spec["phases"][n] for n in ("T", "K", "beta")},
+        "rates": spec["optimizer"]["rates"],
+        "epochs": spec["optimizer"]["epochs"],
+        "tuning": found.get("tuning"),
+        "engine": found["engine"],
+        "last": found["last"],
+        "best": found["best"],
+        "test_error": [e["error"] for e in epochs],
+        "running_train_error": [e["running_train_error"] for e in epochs],
+        "unsettled": [e["unsettled"] for e in epochs],
+        "largest_residual": [e["residuals"].get("largest") for e in epochs],
+        "cpu_seconds": found["cpu_seconds"],
+        "cosines": found["cosines"],
+        "provenance": found["provenance"] | {"command": re.sub(r" --out \S+", "", found["provenance"]["command"])},
+    }
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,22 +19,12 @@ import torch
 from benchmarks.run import check_device
 from benchmarks.timing import wait
 from eqprop.engines.base import full_precision
-from eqprop.engines.cpu import binding as cpu_library
 from eqprop.engines.cuda import nvrtc
 from eqprop.files import write_json
 from eqprop.provenance import provenance
 
 REPEATS = 7
 STEPS = 100_000
-
-BARRIER = """
-#include "team.h"
-static void work(Team *team, int rank, void *job) {
-    for (int64_t t = 0; t < *(int64_t *)job; t++) barrier(team);
-}
-void meet(int64_t threads, int64_t times) { run_team(threads, work, &times); }
-"""
-"""Threads that only wait for each other at the CPU engine's barrier."""
 
 
 def best(run: Callable[[], object], device: torch.device) -> float:
@@ -56,25 +44,6 @@ def product_rate(device: torch.device, dtype: torch.dtype, n: int) -> float:
     a, b = (torch.rand(n, n, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2.0 * n**3 / best(lambda: torch.mm(a, b, out=out), device)
-
-
-def cpu_exchange_us() -> float | None:
-    """Microseconds per barrier over all threads; None without a C compiler or with one thread."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "meet.c", Path(folder) / "meet.so"
-        source.write_text(BARRIER)
-        try:
-            command = [*cpu_library.find_compiler(), "-O2", "-fPIC", "-shared", "-pthread"]
-            command += [f"-I{cpu_library.SOURCES}", str(source), "-o", str(target)]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-        except (cpu_library.NoLibraryError, OSError, subprocess.SubprocessError):
-            return None
-        meet = ctypes.CDLL(str(target)).meet
-    meet.argtypes, meet.restype = [ctypes.c_int64, ctypes.c_int64], None
-    return 1e6 * best(lambda: meet(threads, STEPS), torch.device("cpu")) / STEPS
 
 
 def gpu_step_us(device: torch.device, kernel: str, blocks: int) -> float | None:
@@ -98,7 +67,7 @@ def peaks(device: torch.device) -> dict[str, float | None]:
     ends with an exchange between several blocks or cores)."""
     with full_precision():
         if device.type == "cpu":
-            return {"float32_flops": product_rate(device, torch.float32, 1536), "exchange_us": cpu_exchange_us()}
+            return {"float32_flops": product_rate(device, torch.float32, 1536)}
         return {
             "float32_flops": product_rate(device, torch.float32, 8192),
             "half_flops": product_rate(device, torch.float16, 8192),

@@ -119,7 +119,7 @@ def back_and_forth(model: Layered, images: Images) -> int:
 def trained(name: str, runs: Path, images: Images) -> dict[str, Any]:
     experiment = EXPERIMENTS[name]
     folder = runs / experiment.name
-    result = train(experiment, folder, engine="cpu", threads=1)
+    result = train(experiment, folder, threads=1)
     model = load(folder).model
     assert isinstance(model, Layered)
     net = described(model)

@@ -236,7 +236,7 @@ def in_torchrun(size: int, *numbers: int) -> dict[str, Any]:
     return found
 
 
-CHUNKS = {"cpu": 512, "eager": 64}
+CHUNKS = {"xla": 512, "eager": 64}
 """Iterations between two looks at the clock, as `eqprop train` chooses them here: about half a second."""
 
 

@@ -78,7 +78,7 @@ class ConvCurves(Curves):
 
     net: ClassVar[str] = "conv"
 
-    engines: tuple[str, ...] = ("eager", "compiled")
+    engines: tuple[str, ...] = ("eager", "xla")
     base: Mapping[str, int] = field(default_factory=lambda: dict(CONV_BASE))
     values: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict(CONV_VALUES))
     T: int = 40

@@ -129,11 +129,10 @@ def nudging_block() -> str:
     """Nudging rules on Hopfield nets."""
     parts = []
     for d in _holding("betas"):
-        lines = [
-            [one["rule"], *(f"{c:.4f} ({x:.0e})" for c, x in zip(one["cosines"], one["distances"], strict=True))]
-            + ["–" if one["order"] is None else f"{one['order']:.2f}"]
-            for one in d["rows"]
-        ]
+        lines = []
+        for one in d["rows"]:
+            cells = [f"{c:.4f} ({x:.0e})" for c, x in zip(one["cosines"], one["distances"], strict=True)]
+            lines.append([one["rule"], *cells, "–" if one["order"] is None else f"{one['order']:.2f}"])
         parts.append(table([f"{d['name']}", *(f"beta {b:g}" for b in d["betas"]), "order"], lines))
     return "\n\n".join(parts)
 

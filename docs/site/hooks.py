@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.site import animation, zoo  # noqa: E402
+from docs.site import animation, settings, zoo  # noqa: E402
 from docs.site.parameters import shown, undescribed  # noqa: E402
 from docs.site.tutorial import execute, scripts  # noqa: E402
 
@@ -36,6 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(made)
     made_pages = {
         "zoo.md": zoo.page(),
+        "api/settings.md": settings.page(),
+        "api/models-settings.md": settings.page(models=True),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("),
         "play/index.html": _play(),
         "settles.svg": animation.draw(),

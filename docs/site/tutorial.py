@@ -9,6 +9,7 @@ executes scripts, all if none is named, writes their notebooks to docs/notebooks
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import io
@@ -29,6 +30,11 @@ import matplotlib.pyplot as plt
 
 WIDTH = 80
 BOX = re.compile("[\u2500-\u257f]")
+CHECKED = """<details markdown="1"><summary>Checked when this page was built</summary>
+
+{}
+
+</details>"""
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
 
@@ -74,7 +80,8 @@ class Page:
     def markdown(self) -> str:
         parts, names = [], iter(self.figures)
         for cell in self.cells:
-            parts.append(cell.text if cell.markdown else f"```python\n{cell.text}\n```")
+            code = f"```python\n{cell.text}\n```"
+            parts.append(cell.text if cell.markdown else CHECKED.format(code) if _only_checks(cell.text) else code)
             if cell.printed:
                 parts.append(f'```text title="Output"\n{wrapped(cell.printed.rstrip())}\n```')
             parts += [f"![Figure drawn by the code above]({next(names)})" for _ in cell.figures]
@@ -124,6 +131,11 @@ def execute(path: Path) -> Page:
         else:
             done.append(Done(cell.text, False, _run(cell, path, space), tuple(_figures())))
     return Page(path.stem, tuple(done), time.monotonic() - started)
+
+
+def _only_checks(code: str) -> bool:
+    """Whether a cell does nothing but assert: a reader may pass over it."""
+    return all(isinstance(part, ast.Assert) for part in ast.parse(code).body)
 
 
 def wrapped(printed: str) -> str:

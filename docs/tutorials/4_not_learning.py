@@ -162,6 +162,6 @@ assert mended.healthy
 # ## In a run
 #
 # `eqprop doctor RUN` examines the network of a run folder with its own T, K, beta and rates, and `eqprop doctor
-# FILE.py:build` one of your own. The [page on the doctor](../doctor.md) lists every question it asks;
-# [troubleshooting](../troubleshooting.md) goes from symptoms to causes. How to choose T, K and beta in the first
+# FILE.py:build` one of your own. The [page on the doctor](../doctor.md) goes from symptoms to causes and lists
+# every question it asks. How to choose T, K and beta in the first
 # place is the subject of the [next tutorial](5_choosing.md).

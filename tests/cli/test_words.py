@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -71,6 +72,39 @@ def test_the_help_of_train_stands_in_groups_and_cuts_no_name(capsys: pytest.Capt
 TYPERS_OWN = r"--help |--install-completion |--show-completion "
 
 
+TABLE_2 = {
+    "toy": (5000, 80, 0.01, 0.08),
+    "EB-1h": (800, 80, 0.001, 0.08),
+    "EB-2h": (5000, 150, 0.01, 0.08),
+    "EB-3h": (30000, 200, 0.02, 0.08),
+    "P-1h": (150, 10, 0.01, None),
+    "P-2h": (1500, 40, 0.01, None),
+    "P-3h": (5000, 40, 0.015, None),
+    "P-conv": (5000, 10, 0.02, None),
+}
+"""T, K, beta and eps as printed."""
+
+
+def test_the_experiments_of_table_2_can_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_main(monkeypatch, "list", "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)["compared"]
+    assert list(found) == list(TABLE_2)
+    for name, spec in found.items():
+        phases = spec["phases"]
+        assert (phases["T"], phases["K"], phases["beta"], spec["model"].get("eps")) == TABLE_2[name]
+    assert call_main(monkeypatch, "show", "toy") == 0
+    said = capsys.readouterr().out
+    assert [line for line in ("T = 5000  # gdu", "batch = 1  # gdu", "bias = true  # gdu") if line not in said] == []
+    assert call_main(monkeypatch, "show", "P-3h", "--preset", "paper") == 0
+    said = capsys.readouterr().out
+    assert [line for line in ("T = 180  # paper", "bias = true  # paper") if line not in said] == []
+    said = help_at_80("gdu")
+    assert re.search(", *".join(TABLE_2), " ".join(said.split()))
+    assert "default: 50" not in said, "training's T, which a comparison does not have"
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_a_switch_takes_no_value_in_the_help(command: str) -> None:
     own = [line for line in help_at_80(command).splitlines() if not re.search(TYPERS_OWN, line)]
@@ -107,3 +141,30 @@ def test_the_third_number_is_beta(kind: type[EP]) -> None:
     assert kind(30, 10, 0.2) == kind(T=30, K=10, beta=0.2)
     with pytest.raises(ValueError, match=rf"expected a number.*{kind.__name__}\(30, 10, schedule='alternating'\)"):
         kind(30, 10, "alternating")  # type: ignore[arg-type]
+
+
+def test_every_command_ends_its_help_with_two_examples_that_exist() -> None:
+    app: Any = typer.main.get_command(load_commands())
+    every = {name: c for name, c in app.commands.items() if not hasattr(c, "commands")}
+    every |= {f"reproduce {name}": c for name, c in app.commands["reproduce"].commands.items()}
+    assert len(every) >= 15
+    for name, one in every.items():
+        first, *examples = one.epilog.split("\n\n")
+        assert (first, len(examples)) == ("Examples:", 2), name
+        known = {o for p in one.params for o in (*p.opts, *p.secondary_opts)}
+        for example in examples:
+            words = example.split(";")[0].split()
+            assert " ".join(words).startswith(f"eqprop {name}"), example
+            assert {w for w in words if w.startswith("--")} <= known, example
+
+
+def test_train_shows_the_dozen_options_people_use_and_the_list_fits_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app: Any = typer.main.get_command(load_commands())
+    params = app.commands["train"].params
+    settings = [p for p in params if not p.hidden and p.name not in ("experiment", "help_all")]
+    assert len(settings) <= 18
+    assert sum(p.hidden for p in params) > 30, "the rest by --help-all"
+    assert call_main(monkeypatch, "list") == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 24

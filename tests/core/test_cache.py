@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,43 +94,3 @@ def test_without_a_home_there_is_still_a_folder(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     assert tmp_path in cache_folder("data").parents
-
-
-LOAD = """
-import torch
-from eqprop.engines.cpu.binding import library
-print(library("layered", torch.float32).train is not None)
-"""
-
-
-def load_in_a_process(cache: Path, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EQPROP_CACHE": str(cache), "TMPDIR": str(cache.parent)}
-    command = [sys.executable, "-c", f"import os; os.umask({umask})\n{LOAD}"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.slow
-def test_a_damaged_library_is_compiled_again_and_one_umask_leaves_one_folder(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    for damage in ("none", "truncated", "flipped"):
-        done = load_in_a_process(cache, 0o002)
-        assert done.returncode == 0, done.stderr
-        (library,) = cache.rglob("*.so")
-        assert stored_code(library) is not None
-        written = library.stat().st_mtime_ns
-        assert load_in_a_process(cache, 0o002).returncode == 0
-        assert library.stat().st_mtime_ns == written, "found, not compiled again"
-        if damage != "none":
-            DAMAGES[damage](library)
-    assert [p.name for p in tmp_path.iterdir()] == ["cache"], "nothing among the temporary files"
-
-
-def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eqprop.engines.cpu import binding
-
-    hanging = tmp_path / "cc"
-    hanging.write_text("#!/bin/sh\ncase $1 in --version) echo cc;; *) exec sleep 60;; esac\n")
-    hanging.chmod(0o755)
-    monkeypatch.setattr(binding, "COMPILE_SECONDS", 0.2)
-    with pytest.raises(binding.NoLibraryError, match="timed out"):
-        binding._compile((str(hanging),), (), tmp_path)

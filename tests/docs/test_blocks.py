@@ -52,8 +52,14 @@ def test_a_row_has_one_preset_and_schedule_for_both_estimators() -> None:
     better = both("paper", "P-2h", 50, ep=2.0, bptt=2.0)
     mixed = both("tuned", "P-2h", 50, ep=1.9, bptt=2.4, schedule="alternating")
     head, _, line = lines_of(better, mixed)
+    assert head == "| network | preset | steps | T | K | EP | paper | BPTT | paper |"
+    assert (
+        line
+        == "| P-2h | `tuned` | alternating | 100 | 20 | **1.90 ± 0.10** | 1.95 ± 0.10 | 2.40 ± 0.10 | 2.09 ± 0.12 |"
+    )
+    head, _, line = table1.comparison(table1.matched(table1.rows([better, mixed]))).splitlines()
     assert head == "| network | preset | steps | T | K | EP | paper | BPTT | paper | time |"
-    assert line.startswith("| P-2h | `tuned` | alternating | 100 | 20 | **1.90 ± 0.10** | 1.95 ± 0.10 | 2.40 ± 0.10 |")
+    assert line.startswith("| P-2h | `tuned` | alternating | 100 | 20 | **1.90 ± 0.10 (0.50)**")
     assert line.endswith("| 90 s |")
 
 

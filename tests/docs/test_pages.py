@@ -13,6 +13,7 @@ from helpers.pages import PAGES, ROOT, code_blocks, run_block
 
 from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
 from docs.build.text import filled, number, span, table
+from eqprop import papers
 from eqprop.cli import load_commands
 
 A, B = "<!-- begin a -->\nold\n<!-- end a -->", "<!-- begin b c -->\n<!-- end b c -->"
@@ -29,6 +30,21 @@ def test_pages_are_what_the_results_say() -> None:
     assert stale() == []
 
 
+SPECS = [
+    pytest.param(block, id=f"{page.name}{n}")
+    for page in PAGES
+    for n, block in enumerate(code_blocks(page, "toml"))
+    if "entry-points" not in block
+]
+
+
+@pytest.mark.parametrize("block", SPECS)
+def test_a_file_of_settings_on_a_page_is_read(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(block, encoding="utf-8")
+    assert papers.find(path).preset == "own"
+
+
 def test_a_page_that_is_not_current_is_noticed() -> None:
     page = "docs/table1.md"
     assert filled(read_text(page).replace("| P-1h | ", "| P-1h | 9"), makers(page)) == read_text(page)
@@ -43,6 +59,17 @@ def test_a_picture_is_the_same_each_time_it_is_drawn() -> None:
 def test_a_picture_keeps_its_numbers_whole() -> None:
     assert "β = 0.01" in read_text("docs/pictures/paper/fig-02-toy-model.svg")
     assert "β = 0.01" in svg(PICTURES["paper/fig-02-toy-model"]())
+
+
+def test_no_text_of_a_picture_is_scaled_to_nothing() -> None:
+    """Letters drawn as paths are small numbers times a scale, which has more than a digit."""
+    pictures = sorted((ROOT / "docs" / "pictures").rglob("*.svg"))
+    assert [p.name for p in pictures if re.search(r"scale\(-?0(?:\.0*)?[ )]", p.read_text(encoding="utf-8"))] == []
+    drawn = svg(PICTURES["paper/fig-01-theorem"]())
+    assert "<text" not in drawn
+    scales = [float(n) for found in re.findall(r"scale\(([^)]*)\)", drawn) for n in found.split()]
+    assert scales
+    assert all(abs(n) > 1e-3 for n in scales)
 
 
 def test_blocks_are_filled_and_the_text_is_kept() -> None:
@@ -120,7 +147,7 @@ def commands(page: Path) -> list[list[str]]:
         r"`(eqprop [^`]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     )
     lines = [shlex.split(line, comments=True) for line in [*blocks, *inline]]
-    return [words[1:] for words in lines if words[:1] == ["eqprop"]]
+    return [words[1:] for words in lines if words[:1] == ["eqprop"] and not words[1].startswith("--")]
 
 
 def complaint(words: list[str]) -> str:
@@ -142,7 +169,7 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
-    assert len(commands(ROOT / "README.md")) >= 8
+    assert len(commands(ROOT / "docs" / "gdu.md")) >= 8
     assert complaint(["bench", "P-1h"]) == "no command bench"
     assert complaint(["train", "P-1h", "--methods", "ep"]) == "no option --methods"
     assert complaint(["reproduce", "table1", "--out", "a"]) == ""

@@ -9,20 +9,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.pages import ROOT, code_blocks, run_block, run_here, run_python
+from helpers.pages import ROOT, code_blocks, run_block, run_here
 
 README = ROOT / "README.md"
 SHORTER = {
-    "train": ["--samples", "200", "--epochs", "1", "--quiet"],
-    "tune": ["--budget", "1", "--quiet"],
-    "table1": ["--rows", "P-1h", "--samples", "100", "--epochs", "1", "--trials", "1", "--quiet"],
+    "train": ["--samples", "200", "--test-samples", "100", "--epochs", "1", "--quiet", "--out", "runs/p1h"],
+    "toy": ["--T", "300"],
 }
 """What a command gets in addition, so that it ends within seconds."""
 
 
 def test_every_block_is_run() -> None:
     languages = re.findall(r"^```(\w+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(languages) == ["bash", "bash", "python", "python"]
+    assert sorted(languages) == ["bash", "python", "python"]
+
+
+def test_it_is_read_in_three_minutes() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 90
+    assert [line for line in lines if len(line) > 120] == []
+    (summary,) = re.findall(r"<!-- begin summary -->\n(.*?)<!-- end summary -->", "\n".join(lines), re.S)
+    assert len(summary.splitlines()) <= 11, "one table, and a sentence about CIFAR-10"
+    last = "\n".join(lines).partition("## Read on")[2].strip().partition("\n\n")[0]
+    assert len(re.findall(r"\]\(", last)) == 5, "five links"
 
 
 @pytest.mark.slow
@@ -32,7 +41,7 @@ def test_it_installs(tmp_path: Path) -> None:
     # A build leaves files behind, so it gets a copy.
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     words = [sys.executable, "-m", *shlex.split(line), "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     run_here(copy, *words, "--target", str(tmp_path / "there"))
@@ -62,16 +71,25 @@ for words in {lines!r}:
 """The doctor exits with 1 where it finds a cause, and a network trained on 200 samples may have one."""
 
 
-@pytest.mark.parametrize(
-    "left_out", [("tune", "doctor"), pytest.param((), marks=pytest.mark.slow)], ids=["quick", "all"]
-)
-def test_the_commands_run_in_turn(tmp_path: Path, left_out: tuple[str, ...]) -> None:
-    lines = []
-    for line in code_blocks(README, "bash")[1].splitlines():
-        words = shlex.split(line, comments=True)
-        assert words[0] == "eqprop"
-        lines.append([*words, *next((options for name, options in SHORTER.items() if name in words), [])])
-    assert len(lines) >= 8
-    run_python(tmp_path, IN_TURN.format(lines=[words for words in lines if words[1] not in left_out]))
+def test_the_commands_of_the_text_run_in_turn(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    found = [shlex.split(words) for words in re.findall(r"`(eqprop [^`]+)`", text) if " --help" not in words]
+    assert [words[1] for words in found] == ["gdu", "train", "report", "doctor"]
+    run_block(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in found]))
     assert (tmp_path / "runs" / "p1h" / "report.html").is_file()
-    assert (tmp_path / "table1" / "paper" / "P-1h.json").is_file()
+
+
+def test_start_leads_to_an_own_net_in_three_commands(tmp_path: Path) -> None:
+    first, *others = code_blocks(ROOT / "docs" / "index.md", "bash")[0].splitlines()
+    assert first == "pip install ."
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "my_net.py", tmp_path / "examples")
+    lines = [shlex.split(line) for line in others]
+    assert [words[1] for words in lines] == ["train", "report"]
+    run_block(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in lines]))
+    assert "The nets" in (tmp_path / "runs" / "mine" / "report.html").read_text(encoding="utf-8")
+
+
+def _shortened(words: list[str]) -> list[str]:
+    more = next((options for name, options in SHORTER.items() if name in words), [])
+    return [*words, *(more if "--out" not in words else [w for w in more if w not in ("--out", "runs/p1h")])]

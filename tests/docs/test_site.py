@@ -13,6 +13,8 @@ import pytest
 from helpers.browser import Browser
 from helpers.pages import ROOT
 
+from docs.site.look import UNREADABLE, WIDTHS, look, pages, pictures
+
 pytestmark = pytest.mark.slow
 FETCHED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'> ]+)""", re.I)
 LINKED = re.compile(r"""<link\b[^>]*>""", re.I)
@@ -55,16 +57,27 @@ def test_no_page_asks_another_host(site: Path) -> None:
 
 
 @pytest.mark.browser
-def test_every_page_opens_without_errors_on_a_phone(site: Path, browser: Browser) -> None:
+def test_every_page_can_be_read_wide_and_on_a_phone(site: Path, browser: Browser) -> None:
+    """No error, no request, nothing clipped or on top of other text, no page of tutorials or reference too tall."""
     found = {}
-    for page in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # which only a server shows
-        browser.errors.clear()
-        browser.requests.clear()
-        browser.open(page, width=390, mobile=True)
-        asked = [r for r in browser.requests if not r.startswith(("file:", "data:", "blob:"))]
-        width = browser.run("document.documentElement.scrollWidth")
-        if browser.errors or asked or width > 390:
-            found[str(page.relative_to(site))] = (browser.errors[:], asked, width)
+    for page in pages(site):
+        for width in WIDTHS:
+            browser.errors.clear()
+            browser.requests.clear()
+            seen = look(browser, page, site, width)
+            asked = [r for r in browser.requests if not r.startswith(("file:", "data:", "blob:"))]
+            if browser.errors or asked or seen.faults:
+                found[seen.page, width] = (browser.errors[:], asked, seen.faults)
+    assert found == {}
+
+
+@pytest.mark.browser
+def test_texts_of_pictures_do_not_lie_on_each_other(browser: Browser) -> None:
+    folder, found = ROOT / "docs" / "pictures", {}
+    for picture in pictures(folder):
+        browser.open(picture, width=WIDTHS[0])
+        if faults := [fault for fault in browser.run(UNREADABLE) if not fault.startswith("wider")]:
+            found[picture.name] = faults
     assert found == {}
 
 

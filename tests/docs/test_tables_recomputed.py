@@ -84,7 +84,7 @@ TABLES = [("README.md", "summary"), ("docs/table1.md", "full"), ("docs/table1.md
 def test_a_table_of_both_estimators_is_what_results_say(page: str, block: str) -> None:
     found = list(lines(page, block))
     assert [row[0] for row in found] == list(PRINTED)
-    for name, preset, schedule, T, K, ep, paper_ep, bptt, paper_bptt, _ in found:
+    for name, preset, schedule, T, K, ep, paper_ep, bptt, paper_bptt, *_ in found:
         preset = preset.strip("`")
         printed_ep, printed_bptt, *printed_steps, epochs = PRINTED[name]
         assert (int(T), int(K)) == CHANGED.get((name, preset), tuple(printed_steps))

@@ -1,4 +1,7 @@
-"""The compiled engine: any model's steps, traced and compiled, against the reference in float64."""
+"""The compiled engine: any model's steps, traced and joined, against the reference in float64.
+
+The graphs run as torch's operators: inductor compiles them on a GPU alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import copy
 import gc
 import os
 import signal
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import eqprop
 from eqprop import EP, Phase, SquaredError
 from eqprop.dynamics import Dynamics
-from eqprop.engines import Job, Task, choose
+from eqprop.engines import Job
 from eqprop.engines.base import fixed_algorithms
 from eqprop.engines.compiled import (
-    LARGE,
-    LONG,
     Compiled,
     StepInputs,
     all_inputs,
@@ -37,7 +37,7 @@ from eqprop.engines.compiled import (
 from eqprop.engines.eager import Eager, PreciseStepper
 from eqprop.models import Conv, Dense, Network
 from eqprop.relax import Stepper, relax, stepping
-from eqprop.run.session import bind, make_estimator
+from eqprop.run.session import bind
 from eqprop.run.watch import Progress, Watch
 from tests.helpers.engine_contract import (
     EXACT,
@@ -52,6 +52,14 @@ from tests.helpers.engine_contract import (
     layered,
     layered_cases,
 )
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs as they are, on the CPU."""
+    monkeypatch.setattr("eqprop.engines.compiled._compile", lambda graph, inputs: graph)
+    monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: None)
+
 
 SMALL = Case("P depth 2", layered((5, 9, 12), activation="tanh"), "ep-symmetric", networks=None, samples=3)
 
@@ -154,7 +162,7 @@ def test_a_step_that_draws_random_numbers_is_refused() -> None:
         Compiled().relaxation(model, torch.rand(2, 4), Phase(4))
 
 
-def test_a_phi_may_change_its_own_tensors_in_place_but_not_those_that_outlive_it(interpreted: None) -> None:
+def test_a_phi_may_change_its_own_tensors_in_place_but_not_those_that_outlive_it() -> None:
     seen = torch.zeros(2, 3)
 
     def changing(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
@@ -173,33 +181,7 @@ def test_a_phi_may_change_its_own_tensors_in_place_but_not_those_that_outlive_it
         Compiled().relaxation(model, x, Phase(4))
 
 
-def test_auto_compiles_only_a_large_phi_that_is_differentiated() -> None:
-    large = own_model((10, 600, 1000, 500))
-    assert sum(p.numel() for p in large.parameters()) >= LARGE
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert choose("auto", Task(large, SquaredError(), EP(T=5, K=2))).name == "compiled"
-        assert choose("auto", Task(own_model(), SquaredError(), EP(T=5, K=2))).name == "eager"
-        network = Network(1000, {"out": 10, "h": 1200}, [Dense("x", "h"), Dense("h", "out")])
-        assert choose("auto", Task(network, SquaredError(), EP(T=5, K=2))).name == "eager"
-
-
-def test_auto_compiles_a_graph_that_pools_where_an_epoch_is_long() -> None:
-    first = Conv("x", "h", kernel=3, padding=1, pool=2)
-    maps = Network((1, 8, 8), {"out": 3, "h": (4, 4, 4)}, [first, Dense("h", "out")])
-    flat = Network((1, 4, 4), {"out": 3, "h": (4, 4, 4)}, [replace(first, pool=1), Dense("h", "out")])
-    task = Task(maps, SquaredError(), EP(T=5, K=2), work=LONG)
-    chosen = {
-        "long": task,
-        "short": replace(task, work=0.9 * LONG),
-        "without pooling": replace(task, model=flat),
-        "half": replace(task, precision="float16"),
-    }
-    found = {name: choose("auto", one).name for name, one in chosen.items()}
-    assert found == {"long": "compiled", "short": "eager", "without pooling": "eager", "half": "eager"}
-
-
-def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
+def test_the_work_of_an_epoch_is_counted() -> None:
     pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
     data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
     session = bind("cifar10-small", data, test_samples=10, engine="eager")
@@ -207,22 +189,6 @@ def test_an_epoch_of_the_small_net_for_cifar10_is_long() -> None:
     work = session.work(session.model, session.estimator)
     samples = 5000 // batch * batch
     assert samples / 5000 * 1.42e12 < work < 1.43e12
-    assert session.work(session.model, make_estimator(session.spec, "bptt")) == 0.0
-
-
-def test_without_a_compiler_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
-    with pytest.raises(ValueError, match="cannot serve: it needs a C\\+\\+ compiler"):
-        choose("compiled", Task(own_model()))
-
-
-def test_auto_says_what_is_missing_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.engines.compiled.why_not_compiled", lambda device: "it needs a C++ compiler.")
-    task = Task(own_model((10, 600, 1000, 500)), SquaredError(), EP(T=5, K=2))
-    engine = choose("auto", task)
-    assert engine.name == "eager"
-    assert "The engine eager is used, which is slower here. Compiled would serve, but it needs a C++" in engine.remark
-    assert not choose("auto", Task(own_model(), SquaredError(), EP(T=5, K=2))).remark
 
 
 def test_a_number_of_the_model_that_changes_is_not_baked_in() -> None:
@@ -383,16 +349,6 @@ def test_images_are_laid_out_with_their_channels_last_unless_a_step_takes_views_
     assert found == {"reshape": True, "view": False}
 
 
-def test_sizes_are_numbers_in_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor calls the sizes that it takes for variables ks0, ks1, ..."""
-    monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
-    net = Network((2, 11, 11), {"out": 3, "h": (5, 9, 9)}, [Conv("x", "h", kernel=3), Dense("h", "out")], seed=0)
-    Compiled().relaxation(net, torch.rand(7, 2, 11, 11), Phase(3))
-    code = [path.read_text() for path in tmp_path.rglob("*.py")]
-    assert any("assert_size_stride" in text for text in code)
-    assert not any("ks0" in text for text in code)
-
-
 def test_the_notice_comes_once_before_compiling() -> None:
     engine = Compiled()
     said: list[str] = []
@@ -487,12 +443,6 @@ def test_estimators_run_unchanged_on_compiled_steps(estimator: Any) -> None:
     assert apart(twin, ours) < 1e-12
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs as they were traced, without a compiler's seconds."""
-    monkeypatch.setattr("eqprop.engines.compiled._compile", lambda graph, inputs: graph)
-
-
 class Held(eqprop.PrimitiveDynamics):
     """Phi = <s, held (W x)> - 1/4 <held s, s>, with whatever it holds, read by `numbers`."""
 
@@ -561,7 +511,7 @@ def _set_tensor(model: Any) -> None:
     ],
     ids=["a number in a list", "a number in an object", "a function", "a tensor"],
 )
-def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: Any, interpreted: None) -> None:
+def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: Any) -> None:
     engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
     assert same_as_the_reference(engine, model, x)
     before = engine.relaxation(model, x, Phase(7)).state[0]
@@ -570,24 +520,23 @@ def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: An
     assert not torch.allclose(before, engine.relaxation(model, x, Phase(7)).state[0])
 
 
-def test_a_change_that_cannot_be_watched_is_found_by_comparing(
-    monkeypatch: pytest.MonkeyPatch, interpreted: None
-) -> None:
-    monkeypatch.setenv("GAIN", "1.0")
+def test_a_change_that_the_watch_misses_is_found_by_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eqprop.engines.traced.Fingerprint.changed", lambda self: False)
+    gain = 1.0
 
     def reading(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
-        return float(os.environ["GAIN"]) * (s[0] * (x @ theta["W"].T)).sum(-1)
+        return gain * (s[0] * (x @ theta["W"].T)).sum(-1)
 
     model = eqprop.from_primitive(reading, {"W": torch.randn(3, 4).double()}, (3,), squash=torch.tanh)
     engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
     assert all(same_as_the_reference(engine, model, x) for _ in range(3))
-    monkeypatch.setenv("GAIN", "0.5")
+    gain = 0.5
     with pytest.warns(UserWarning, match="The step of reading had changed unseen; it was compiled again"):
         found = [same_as_the_reference(engine, model, x) for _ in range(5)]
     assert found[-1]
 
 
-def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[object] = []
 
     def counted(*arguments: Any) -> Any:
@@ -608,7 +557,7 @@ def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPa
         assert len(traced) == first
 
 
-def test_models_and_costs_that_are_gone_leave_nothing_behind(interpreted: None) -> None:
+def test_models_and_costs_that_are_gone_leave_nothing_behind() -> None:
     """Their addresses are soon those of others."""
     engine = Compiled()
     x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
@@ -624,7 +573,7 @@ def test_models_and_costs_that_are_gone_leave_nothing_behind(interpreted: None) 
         del cost
 
 
-def test_blocks_of_a_dead_model_do_not_serve_another(interpreted: None) -> None:
+def test_blocks_of_a_dead_model_do_not_serve_another() -> None:
     """Blocks are kept by the addresses of their steps, which die with the model."""
     steps = Compiled().steps
     with steps.stepping():
@@ -633,7 +582,7 @@ def test_blocks_of_a_dead_model_do_not_serve_another(interpreted: None) -> None:
     assert not any(steps._blocks.values())
 
 
-def test_inputs_of_any_layout_follow_one_another(interpreted: None) -> None:
+def test_inputs_of_any_layout_follow_one_another() -> None:
     model = Network((3, 4), {"out": 2, "h": 5}, [Dense("x", "h"), Dense("h", "out")], seed=0, dtype=torch.float64)
     engine = Compiled()
     x = torch.rand(12, 4, 4, dtype=torch.float64)
@@ -641,7 +590,7 @@ def test_inputs_of_any_layout_follow_one_another(interpreted: None) -> None:
         assert same_as_the_reference(engine, model, part)
 
 
-def test_a_cost_may_share_a_parameter_with_its_model(interpreted: None) -> None:
+def test_a_cost_may_share_a_parameter_with_its_model() -> None:
     """As a cost that reads the same weights from theta."""
 
     class Tied(eqprop.Cost):
@@ -666,7 +615,7 @@ def test_a_cost_may_share_a_parameter_with_its_model(interpreted: None) -> None:
             assert torch.allclose(found[p], g, rtol=0.0, atol=1e-10)
 
 
-def test_a_branch_of_torch_is_refused_in_words(interpreted: None) -> None:
+def test_a_branch_of_torch_is_refused_in_words() -> None:
     class Branching(Held):
         def step(self, drive: Any, s: Any, push: Any = None) -> Any:
             moved = s[0] + drive @ self.W.T
@@ -676,7 +625,7 @@ def test_a_branch_of_torch_is_refused_in_words(interpreted: None) -> None:
         Compiled().relaxation(Branching(1.0), torch.rand(2, 4, dtype=torch.float64), Phase(2))
 
 
-def test_one_engine_serves_one_precision_after_another(interpreted: None) -> None:
+def test_one_engine_serves_one_precision_after_another() -> None:
     model = own_model().float()
     x = torch.rand(3, 11)
     engine, eager = Compiled(), Eager()
@@ -702,9 +651,7 @@ def test_fixed_algorithms_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(made[len(made) // 2 :]) == {True}
 
 
-def test_a_model_that_changes_at_every_phase_does_not_fill_the_memory(
-    monkeypatch: pytest.MonkeyPatch, interpreted: None
-) -> None:
+def test_a_model_that_changes_at_every_phase_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqprop.engines.compiled.MOST", 4)
     engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
     model = Held(0.0)

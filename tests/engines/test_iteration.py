@@ -13,6 +13,7 @@ from eqprop.cost import Problem
 from eqprop.engines import Job, choose
 from eqprop.engines.base import Precision
 from eqprop.engines.cuda.graph import GraphRunner
+from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner, agreements, update_in
 from eqprop.models import stack
 
@@ -108,11 +109,14 @@ def test_what_follows_a_step_sees_the_new_weights() -> None:
         ({"after": lambda: None}, "weight averaging"),
     ],
 )
-def test_an_engine_with_iterations_of_its_own_refuses_extras(extra: dict[str, object], words: str) -> None:
+def test_an_engine_with_iterations_of_its_own_refuses_extras(
+    extra: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneHidden, "device", "cpu")
     task = replace(job(), **extra).task  # type: ignore[arg-type]
-    assert choose("auto", task).name == "eager"
+    assert choose("auto", task).name == "xla"
     with pytest.raises(ValueError, match=words):
-        choose("cpu", task)
+        choose("cuda-one-hidden", task)
 
 
 @pytest.mark.gpu

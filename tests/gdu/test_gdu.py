@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -798,3 +799,25 @@ def test_the_page_tells_what_saturated_neurons_do_on_p_conv() -> None:
         count = f"{silence['unheard_saturated']} of the {silence['saturated']}"
         assert f"{count if name == 'h0' else count.replace('the ', '')} {sentence}" in page
         assert silence["unheard_saturated"] > 0.99 * silence["saturated"]
+
+
+def test_theorem_1_holds_in_float32_at_a_beta_that_rounding_hides_from_the_plain_form() -> None:
+    model = toy().float()
+    x, y = (v.float() for v in batch(model))
+    found, plain = (
+        gdu.compare(model, COST, x, y, 400, 20, 1e-5, Options(form=form, shown=0)).synapses  # type: ignore[arg-type]
+        for form in ("difference", "plain")
+    )
+    assert max(m.rmse for m in found.values()) < 1e-3
+    assert min(m.rmse or 1.0 for m in plain.values()) > 1e-2
+
+
+def test_the_parts_add_up_in_the_difference_form_too() -> None:
+    name = next(iter(small_nets()))
+    problem, free, ep = case_of(small_nets()[name], beta=0.1, steps=12)
+    ep = replace(ep, form="difference")
+    for moment in dissect(problem, free, ep):
+        for group in groups(problem.model, free.state):
+            parts = [batch_mean(p, group) for p in moment.parts.values() if p.neurons or group.kind != "neurons"]
+            gap = batch_mean(moment.ep, group) - batch_mean(moment.bptt, group)
+            assert float((sum(parts) - gap).abs().max()) < SAME_FORMULA

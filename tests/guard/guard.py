@@ -99,7 +99,7 @@ class Case:
 
     target: str
     estimators: Sequence[str] = ("ep", "bptt")
-    engines: Sequence[str] = ("eager", "cpu")
+    engines: Sequence[str] = ("eager",)
     iterations: int = 50
     options: Mapping[str, Any] = field(default_factory=dict)
     images: str = "mnist"
@@ -119,21 +119,20 @@ CASES = {
     "P-3h": Case("P-3h", iterations=10),
     "P-conv": Case("P-conv", iterations=2),
     "nudging": Case("P-1h", ("ep-symmetric", "ep-random-sign")),
-    "continual": Case("P-1h", ("ep-continual", "ep-holomorphic", "rbp"), ("eager",)),
-    "sweeps": Case("P-2h", engines=("eager",), options={"schedule": "sweeps", "T": 20, "K": 6}),
+    "continual": Case("P-1h", ("ep-continual", "ep-holomorphic", "rbp")),
+    "sweeps": Case("P-2h", options={"schedule": "sweeps", "T": 20, "K": 6}),
     "stacked": Case("P-1h", options={"trials": 2, "stacked": True, "T": 15, "K": 6}),
     "apart": Case("P-1h", ("ep",), options={"trials": 2, "stacked": False, "T": 15, "K": 6}),
-    "persistent": Case("scellier-bengio-2017", ("ep-random-sign",), ("eager",), 10, {"T": 10, "epochs": 2}),
-    "skip": Case(f"{NETS.name}:skip", engines=("eager",), iterations=10, options=GRAPH | OWN),
+    "persistent": Case("scellier-bengio-2017", ("ep-random-sign",), iterations=10, options={"T": 10, "epochs": 2}),
+    "skip": Case(f"{NETS.name}:skip", iterations=10, options=GRAPH | OWN),
     "cifar": Case(
         "cifar10-small",
         ("ep-symmetric", "ep"),
-        ("eager",),
         iterations=4,
         options={"T": 8, "K": 4, "test_samples": 20, "augment": ("flip=true", "crop=4")},
         images="colour",
     ),
-    "energy": Case(f"{NETS.name}:energy", engines=("eager",), options=OWN),
+    "energy": Case(f"{NETS.name}:energy", options=OWN),
 }
 ON_GPU = {
     name: Case(name, engines=("cuda-graph", engine))
@@ -332,11 +331,11 @@ def documents(place: Place) -> Iterator[tuple[str, Any]]:
     small = {"epochs": 1, "T": 5, "K": 2, "data": mnist, "engine": "eager", "threads": 1}
     tune = {"data": mnist, "budget": 1}
     for name, line in {
-        "gdu toy": ["gdu", "toy"],
+        "gdu toy": ["gdu", "toy", *words(batch=20)],
         "gdu P-1h": ["gdu", "P-1h"],
         "gdu own": ["gdu", own, *words(T=60, K=6, beta=0.01)],
         "doctor": ["doctor", own, *words(**OWN)],
-        "list": ["list", "P-1h"],
+        "list": ["list"],
         "train": ["train", "P-1h", *words(**small, estimator="ep,bptt", out=run)],
         "resume": ["resume", run],
         "evaluate": ["evaluate", run],
@@ -428,8 +427,9 @@ SMALL = {"float64": 1e-11, "float32": 5e-6}
 """The relative error that is always granted, as the engines' contract has it."""
 ROUNDING = 1e-13
 """Numbers of `gdu` below this are rounding itself."""
-TWICE = 2.0
-"""In float32 as much again as the record errs beside float64."""
+LUCK = 4.0
+"""In float32 so many times what the record errs beside float64: of two orders of sums, one errs twice as much as the
+other in one case of ten, either of them (84 weights of the graph in sweeps, 12 seeds)."""
 
 
 def moved(document: str, path: str, table: Mapping[str, str]) -> str | None:
@@ -477,7 +477,7 @@ def of_gradients(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             continue
         dtype = key.split()[-1]
         exact = before.get(key.replace("float32", "float64"), values)
-        allowed = max([SMALL[dtype], *(TWICE * error(v, exact[name]) for name, v in values.items() if name in exact)])
+        allowed = max([SMALL[dtype], *(LUCK * error(v, exact[name]) for name, v in values.items() if name in exact)])
         for name, value in values.items():
             found = error(now[key][name], exact.get(name, value))
             if found > allowed:

@@ -30,13 +30,9 @@ def run_here(folder: Path, *words: str) -> str:
     """What a command prints, run in this folder with this copy of the package; it must exit with 0."""
     path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "EQPROP_CACHE": str(folder)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
-
-
-def run_python(folder: Path, code: str) -> str:
-    return run_here(folder, sys.executable, "-c", code)
 
 
 def run_block(folder: Path, code: str) -> str:
@@ -45,6 +41,7 @@ def run_block(folder: Path, code: str) -> str:
         torch.manual_seed(0)
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(ROOT), *sys.path])
+        patch.setattr(sys, "argv", list(sys.argv))
         patch.setattr(plugins, "_registered", {kind: {} for kind in plugins.KINDS})
         Context().run(exec, compile(code, "block", "exec"), {"__name__": "__main__"})
     return out.getvalue()

@@ -19,6 +19,7 @@ from torch import nn
 import eqprop
 from eqprop.cli.common import stopping
 from eqprop.engines import EXCHANGE, Task, choose
+from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.run import distributed
 from eqprop.run.distributed import ALONE, Ranks, check_same
 
@@ -219,11 +220,12 @@ def test_shares_are_contiguous_and_divide() -> None:
         Ranks(0, 5).share(rows, -1)
 
 
-def test_engines_that_update_weights_themselves_are_refused() -> None:
+def test_engines_that_update_weights_themselves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneHidden, "device", "cpu")
     model = eqprop.models.Layered(sizes=(10, 16, 784), setting="prototypical", activation="sigmoid")
     task = Task(model, eqprop.SquaredError(), eqprop.EP(T=4, K=2, beta=0.1), extras=(EXCHANGE,))
     with pytest.raises(ValueError, match="it has no exchange between processes"):
-        choose("cpu", task)
+        choose("cuda-one-hidden", task)
     assert choose("auto", task).reference
 
 

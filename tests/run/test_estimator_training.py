@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 from helpers.tolerances import SAME_FORMULA
-from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, weights, write_idx, write_small_toml
+from helpers.training_runs import SMALL, assert_same_bits, call_main, few_images, weights, write_idx, write_small_toml
 from torch.testing import assert_close
 
 from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, papers, random_sign
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Task
-from eqprop.engines.cpu.engine import Cpu
 from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
+from eqprop.engines.xla import Xla
 from eqprop.estimators import AsymEP, Backprop, CoupledLearning, Dyadic, Signs, VectorField
 from eqprop.estimators.named import ESTIMATORS, label
 from eqprop.models import Convolutional, Layered, stack
@@ -228,8 +228,7 @@ def test_an_engine_takes_the_signs_of_the_iterations_numbers(networks: int | Non
     order = torch.randint(12, (9, 4), generator=torch.Generator().manual_seed(1))
     order = order if networks is None else order[:, None].expand(9, networks, 4)
     jobs = [small_job(networks, signs, form) for _ in range(2)]
-    engines = [Eager()] + [Cpu()] * (Cpu().refuses(Task(jobs[0].model)) is None)
-    for engine, job in zip(engines, jobs, strict=False):
+    for engine, job in zip((Eager(), Xla()), jobs, strict=True):
         assert engine.refuses(Task(job.model, job.cost, form, job.optimizer)) is None
         runner = engine.runner(job)
         runner.run(order[:4])
@@ -240,7 +239,7 @@ def test_an_engine_takes_the_signs_of_the_iterations_numbers(networks: int | Non
         sign = torch.tensor([random_sign(seed, 250 + i) for seed in signs.seeds], dtype=torch.float64)
         form.with_sign(sign).backward(expected.model, expected.cost, expected.images[rows], expected.targets[rows])
         expected.optimizer.step()
-    for job in jobs[: len(engines)]:
+    for job in jobs:
         for (name, p), q in zip(job.model.named_parameters(), expected.model.parameters(), strict=True):
             assert_close(p.detach(), q.detach(), rtol=0.0, atol=SAME_FORMULA, msg=name)
 
@@ -308,10 +307,11 @@ def test_signs_are_bits_of_a_hash() -> None:
     assert abs(float(many.mean())) < 5 / 200  # five standard deviations of the mean of 40,000 fair signs
 
 
-def test_written_out_engines_refuse_the_forms_they_do_not_know() -> None:
+def test_written_out_engines_refuse_the_forms_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Deep, "device", "cpu")
     net = Layered((3, 6, 4), dtype=torch.float64)
     for form in (HolomorphicEP(3, 2), ContinualEP(3, 2)):
-        reason = Cpu().refuses(Task(net, SquaredError(), form))
+        reason = Deep().refuses(Task(net, SquaredError(), form))
         assert reason is not None
         assert Eager().refuses(Task(net, SquaredError(), form)) is None
 
@@ -344,8 +344,8 @@ ENERGY_BASED = SMALL.override(name="eb", model=LayeredNet((10, 24, 784), "energy
         (SMALL, {"estimator": "ep-symmetric", "estimators": "bptt"}, "Give estimators or estimator, not both"),
         (
             SMALL,
-            {"estimator": "ep-holomorphic", "engine": "cpu"},
-            "it computes EP and BPTT, and the estimator is HolomorphicEP",
+            {"estimator": "ep-holomorphic", "engine": "cuda-deep"},
+            "it runs on a CUDA device",
         ),
     ],
 )
@@ -357,17 +357,15 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_line_takes_and_refuses_forms(tmp_path: Path, images: Images) -> None:
+def test_the_command_line_takes_and_refuses_forms(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_idx(tmp_path / "data", images)
     small = write_small_toml(tmp_path / "small.toml", 1)
     words = ("train", small, "--data", data, "--threads", 1, "--estimator")
-    done = finish(*words, "ep-holomorphic", "--points", 6, "--out", tmp_path / "run", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["estimators"].keys() == {"ep-holomorphic"}
-    assert "EP holomorphic, trial 0, engine eager" in done.stderr
+    assert call_main(monkeypatch, *words, "ep-holomorphic", "--points", 6, "--out", tmp_path / "run") == 0
+    assert "EP holomorphic, trial 0, engine " in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["estimator"]["points"] == 6
-    refused = finish(*words, "holomorfic", "--out", tmp_path / "other")
-    assert refused.returncode == 2
-    assert "Did you mean 'ep-holomorphic'?" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert call_main(monkeypatch, *words, "holomorfic", "--out", tmp_path / "other") == 2
+    assert "Did you mean 'ep-holomorphic'?" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

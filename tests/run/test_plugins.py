@@ -54,7 +54,7 @@ def test_an_installed_package_adds_its_parts_everywhere(
     assert parts["estimator"]["ep"] == parts["data"]["mnist"] == "eqprop"
     images = write_idx(tmp_path / "data", few_images())
     toml = write_small_toml(tmp_path / "small.toml", 1)
-    toml.write_text('estimator = "toy-vector-field"\n' + toml.read_text())
+    toml.write_text(toml.read_text().replace('"ep"', '"toy-vector-field"'))
     words = ("train", toml, "--data", images, "--engine", "toy-unrolled", "--out", tmp_path / "run", "--quiet")
     assert call_main(monkeypatch, *words) == 0, capsys.readouterr().err
     assert call_main(monkeypatch, "resume", tmp_path / "run", "--quiet") == 0
@@ -137,7 +137,7 @@ def test_every_kind_is_registered_by_a_call(tmp_path: Path, monkeypatch: pytest.
     assert call_main(monkeypatch, *words) == 0
     assert Ear.heard == [1]
     held = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert (held["experiment"]["cost"], held["data"]["set"]) == ("cubic", "few")
+    assert (held["experiment"]["cost"]["kind"], held["data"]["set"]) == ("cubic", "few")
     assert evaluate(tmp_path / "run")["slow-ep"][0]["test_error"] is not None
     assert call_main(monkeypatch, "report", tmp_path / "run") == 0
     train("mine", tmp_path / "mine", data="few", epochs=1, T=4, K=2, estimators="ep,bptt", only=("ep",))

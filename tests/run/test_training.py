@@ -117,8 +117,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("engine", [name for name in engine_names() if name != "auto"])
+@pytest.mark.parametrize(("engine", "number"), [*((n, 1) for n in engine_names() if n != "auto"), ("xla", 2)])
 def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
     images: Images, engine: str, number: int, threads: Callable[[int], None]
 ) -> None:
@@ -284,7 +283,7 @@ def test_the_json_is_as_promised(tmp_path: Path, images: Images) -> None:
     ep = summary["estimators"]["ep"]
     assert list(summary["estimators"]) == ["ep"]
     assert list(ep) == ["trials", "test_error_mean", "test_error_std", "train_error_mean"]
-    assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged"]
+    assert list(ep["trials"][0]) == ["seed", "test_error", "train_error", "train_error_final", "diverged", "settling"]
     assert len(ep["trials"][0]["test_error"]) == len(ep["trials"][0]["train_error"]) == 2
     assert ep["test_error_std"] is None
     assert ep["train_error_mean"] == ep["trials"][0]["train_error"][-1]

@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from functools import cache
 
+from docs.build import table1
 from docs.build.claims.gallery import gallery
 from docs.build.claims.rules import FOLDER, HOLDS, NOT, UNDER, UNMEASURED, WORDS, Row, rows, shown, verdict
 from docs.build.text import duration, table
@@ -53,6 +54,22 @@ def seconds() -> dict[str, float]:
     return tomllib.loads((FOLDER / "commands.toml").read_text(encoding="utf-8"))
 
 
+def takes(command: str) -> str:
+    """How long a command takes; that of Table 1 as its stored trainings did."""
+    if not command.startswith(TABLE_1):
+        return duration(seconds()[command])
+    words = command.split()
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    estimators = given.get("--estimator", "ep,bptt").split(",")
+    own = [r for r in table1.rows() if r.own_schedule and r.experiment.preset == given.get("--preset", "paper")]
+    asked = [r for r in own if r.experiment.name in given.get("--rows", r.experiment.name).split(",")]
+    spent = sum(r.whole_seconds if len(estimators) == 2 else r.seconds(estimators[0]) for r in asked)
+    return f"{duration(spent)} on one H200"
+
+
+TABLE_1 = "eqprop reproduce table1"
+
+
 def every(page: str) -> list[Row]:
     return [row for kind in KINDS for row in rows(page, kind)]
 
@@ -95,8 +112,7 @@ def _says(row: Row) -> str:
 
 def _see(row: Row) -> str:
     """The command with its time, what it makes, and the names in the code."""
-    time = f" ({duration(seconds()[row.show])})" if row.show in seconds() else ""
-    parts = [f"`{row.show}`{time}"] if row.show else []
+    parts = [f"`{row.show}` ({takes(row.show)})"] if row.show else []
     parts += [f"→ `{row.makes}`"] if row.makes else []
     return "<br>".join([*parts, *(f"`{name}`" for name in row.code)])
 

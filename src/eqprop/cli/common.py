@@ -206,8 +206,16 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
             if work := trial.get("work"):
                 said = ", ".join(f"{count:,} {name}" for name, count in work.items())
                 console.print(f"{estimator}, seed {trial['seed']}, work of the machine: {said}.", soft_wrap=True)
+            if away := not_at_rest(trial.get("settling", {}).get("layers", {})):
+                console.print(f"{estimator}, seed {trial['seed']}: {away}.", soft_wrap=True)
     console.print(f"Run folder: {folder}", soft_wrap=True)
     console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
+
+
+def not_at_rest(layers: Mapping[str, Mapping[str, float]]) -> str:
+    """The layers that some samples have not brought to rest, with the share of samples and how far they are."""
+    away = [f"{n} {100 * a['unsettled']:.0f} % by up to {a['max']:.1e}" for n, a in layers.items() if a["unsettled"]]
+    return f"samples not at rest: {', '.join(away)}" if away else ""
 
 
 def new_console(**options: Any) -> Console:

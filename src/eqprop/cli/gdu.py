@@ -25,6 +25,7 @@ from eqprop.cli.common import (
     check_out,
     give_json,
     new_console,
+    not_at_rest,
     progress_bar,
 )
 from eqprop.cli.options import factory, with_settings
@@ -33,13 +34,14 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
+from eqprop.provenance import provenance
 from eqprop.run.laboratory import Weights, compare, find_problem, lost_in, nudging_table
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 from eqprop.run.watch import counted
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-KEPT = ("batch", "seed", "device", "threads", "precision")
+KEPT = ("batch", "seed", "device", "threads", "precision", "form")
 OF_TRAINING = [f.flat for f in declared() if f.section in ("estimator", "optimizer", "run") and f.flat not in KEPT]
 """Settings that a comparison does not have, of sections from which it keeps only a few."""
 
@@ -86,7 +88,9 @@ def gdu(
         if nudging is not None:
             table = nudging_table(subject, nudging)
             console.print(Text(str(table)), soft_wrap=True)
-            give_json({"name": subject.spec.name, **table.to_dict()}, json)
+            give_json(
+                {"name": subject.spec.name, **table.to_dict(), "provenance": provenance(subject.problem.x.device)}, json
+            )
             return
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
@@ -124,7 +128,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
-    title = f"EP's update, nudging {found['nudging']}, with products in {found['declared']}, against float32's"
+    what = f"nudging {found['nudging']}, {found['form']} form"
+    title = f"EP's update, {what}, with products in {found['declared']}, against float32's"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("parameter")
     for heading in ("cosine", "norm", "float32 with float64: cosine", "norm"):
@@ -139,6 +144,7 @@ def _precision(found: Mapping[str, Any]) -> Table:
 def _heading(d: Mapping[str, Any]) -> str:
     said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
     said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
+    said += ", difference form" if d.get("form") == "difference" else ""
     if d.get("cost", "squared-error") != "squared-error":
         said += f", {d['cost']}"
     what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
@@ -153,7 +159,9 @@ def _settling(d: Mapping[str, Any]) -> str:
     r = d["residual"]
     state = "all samples settled" if not r["unsettled"] else f"{r['unsettled']} of {d['batch']} samples NOT settled"
     dropped = f", {r['dropped']} left out" if r["dropped"] else ""
-    return f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
+    said = f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
+    away = not_at_rest(r.get("layers", {}))  # absent in documents of earlier versions
+    return f"{said}. {away[:1].upper()}{away[1:]}" if away else said
 
 
 def _metrics(d: Mapping[str, Any]) -> Table:

@@ -131,7 +131,11 @@ def as_floats(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Images:
-    """Load the MNIST shipped with the package, verified against its known SHA-256."""
+    """Load the MNIST shipped with the package, verified against its known SHA-256.
+
+    device  where to put the tensors; None: the CPU
+    dtype   of the samples; torch.uint8 keeps bytes
+    """
     return idx_directory(MNIST_DIRECTORY, device, dtype, sha256=MNIST_SHA256)
 
 

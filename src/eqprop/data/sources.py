@@ -19,6 +19,7 @@ from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_direc
 from eqprop.messages import did_you_mean
 from eqprop.plugins import Table
 
+Device = torch.device | str | None
 TIMEOUT = 30.0
 """Seconds without a byte before a request times out."""
 
@@ -165,11 +166,6 @@ KMNIST = NamedSet(
 )
 
 NAMED: dict[str, NamedSet] = {FASHION_MNIST.name: FASHION_MNIST, KMNIST.name: KMNIST}
-NAMES = ("mnist", *NAMED, *CIFARS)
-"""Names that `--data` accepts, and those from outside; anything else is a path."""
-
-SETS: Table[Callable[[], Any] | None] = Table("data", dict.fromkeys(NAMES), lambda name, part: part)
-"""Data sets by name: those from outside as functions that return what `data=` takes."""
 
 
 def open_set(
@@ -185,17 +181,12 @@ def open_set(
     device      where to put the tensors; None: the CPU
     dtype       of samples that are stored as floats
     """
-    if source is None:
-        return mnist(device, dtype)
     name = set_name(source)
-    if name == "mnist":
-        return mnist(device, dtype)
-    if name in NAMED:
-        return _named(NAMED[name], device, dtype)
-    if name in CIFARS:
-        return _cifar(CIFARS[name], None, device)
-    if name is not None and (make := SETS[name]) is not None:
-        return _from_outside(name, make).to(device)
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](device, dtype)
+    if name is not None:
+        return _from_outside(name, SETS[name]).to(device)
+    assert source is not None, "None is the name of MNIST"
     if Path(source).suffix == ".npz" and Path(source).is_file():
         return read_npz(Path(source)).to(device)
     is_folder = Path(source).is_dir() or ("/" in str(source) and not Path(source).suffix)
@@ -245,6 +236,20 @@ def _cifar(chosen: BinarySet, place: str | Path | None, device: torch.device | s
         advice = f"Files unpacked from it serve too: {', '.join(chosen.rows)}."
         download(Source(chosen.title, (chosen.host,), {chosen.archive: f"md5:{chosen.md5}"}, advice), cache)
     return read_published(chosen, cache / chosen.archive, device)
+
+
+_BUILT_IN: dict[str, Callable[[Device, torch.dtype], Images]] = {
+    "mnist": mnist,
+    "fashion-mnist": lambda device, dtype: _named(NAMED["fashion-mnist"], device, dtype),
+    "kmnist": lambda device, dtype: _named(NAMED["kmnist"], device, dtype),
+    "cifar10": lambda device, dtype: _cifar(CIFARS["cifar10"], None, device),
+    "cifar100": lambda device, dtype: _cifar(CIFARS["cifar100"], None, device),
+}
+NAMES = tuple(_BUILT_IN)
+"""Names that `--data` accepts, and those from outside; anything else is a path."""
+
+SETS: Table[Callable[..., Any]] = Table("data", _BUILT_IN, lambda name, part: part)
+"""Data sets by name: built-in ones as functions of device and dtype; those from outside return what `data=` takes."""
 
 
 def set_name(source: str | Path | None) -> str | None:

@@ -403,6 +403,11 @@ def streamed(
     collation are not used, because the experiment sets them. Samples are pairs (x, y): x of one shape, uint8 (divided
     by 255 when used) or floats; y a class number, or targets. `classes` is needed for class numbers unless the data
     set names its `classes`.
+
+    train, test     two DataLoaders or Datasets
+    classes         the number of classes; None: as the data set says, or targets
+    name            what pages and messages call the set
+    device, dtype   of the batches that are read
     """
     check_destination(device, dtype)
     halves = _half(train, "training"), _half(test, "test")

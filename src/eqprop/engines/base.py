@@ -478,7 +478,6 @@ _BUILT_IN = {
     "cuda-one-hidden": "eqprop.engines.cuda.one_hidden:OneHidden",
     "cuda-deep": "eqprop.engines.cuda.deep:Deep",
     "cuda-conv": "eqprop.engines.cuda.conv:ConvEngine",
-    "cpu": "eqprop.engines.cpu.engine:Cpu",
     "xla": "eqprop.engines.xla:Xla",
     "compiled": "eqprop.engines.compiled:Compiled",
     "cuda-graph": "eqprop.engines.cuda.graph:CapturedEngine",

@@ -1,9 +1,10 @@
-"""Steps compiled by torch's inductor, for any model, your own included, with any estimator on top.
+"""Steps compiled by torch's inductor for a GPU, for any model, your own included, with any estimator on top.
 
 A step is traced once, below automatic differentiation, so that a primitive differentiated at every step becomes a list
 of products and elementwise operations. What does not depend on the state is computed once per phase, like a drive
 written by hand; several steps in a row become one graph, which inductor turns into code. Estimator, contrast and
-optimizer are those of the reference. On a GPU the whole iteration is captured in a CUDA graph.
+optimizer are those of the reference, and the whole iteration is captured in a CUDA graph. On a CPU the engine `xla`
+compiles; there the tests run these graphs as torch's operators.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from eqprop.engines.base import PRECISIONS, STREAMED, Engine, Job, Precision, Ru
 from eqprop.engines.cuda.graph import GraphRunner, rates_read_from, refuses_optimizer
 from eqprop.engines.eager import EagerRunner, PreciseStepper, difference_in
 from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, apart, first, first_line, size_of, trace
-from eqprop.models.graph import Graph
 from eqprop.relax import SWEEPS, Phase, Relaxation, Stepper, Update, relax, stepping
 from eqprop.state import State
 
@@ -63,8 +63,7 @@ def trace_step(step: Callable[[Arguments, State], State], given: Arguments, s: S
 
     traced = trace(flat, (*given, *s))
     _forget_values_of_likes(traced)
-    if s[0].device.type != "cpu":  # C++ compilers make slow loops of it
-        unpool_elementwise(traced)
+    unpool_elementwise(traced)
     return _split(traced, len(s))
 
 
@@ -104,6 +103,12 @@ def _forget_values_of_likes(traced: fx.GraphModule) -> None:
 _aten = torch.ops.aten
 
 
+def _shape(node: Any) -> torch.Size | None:
+    """A node's shape; None of a tensor that the model holds, of which the trace keeps no record."""
+    value = node.meta.get("val")
+    return None if value is None else value.shape
+
+
 def unpool_elementwise(traced: fx.GraphModule) -> None:
     """Write the way back through a max-pooling as elementwise operations, which inductor fuses with their neighbours.
 
@@ -113,7 +118,7 @@ def unpool_elementwise(traced: fx.GraphModule) -> None:
     graph = traced.graph
     node: Any
     for node in list(graph.nodes):
-        if node.target is _aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
+        if node.target is _aten.view.default and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     for node in list(graph.nodes):
@@ -336,9 +341,9 @@ def _compiled_for() -> tuple[int, bool]:
     return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
 
 
-def _options(device: torch.device) -> dict[str, Any]:
-    """Inductor's settings: its cache; on a CPU one process, as starting a pool takes longer; fixed choices if asked."""
-    options: dict[str, Any] = {"fx_graph_cache": True, **({"compile_threads": 1} if device.type == "cpu" else {})}
+def _options() -> dict[str, Any]:
+    """Inductor's settings: its cache, and fixed choices if asked."""
+    options: dict[str, Any] = {"fx_graph_cache": True}
     if torch.are_deterministic_algorithms_enabled():
         options["triton.autotune_pointwise"] = False
     return options
@@ -356,7 +361,7 @@ def _compile(graph: fx.GraphModule, inputs: Arguments) -> Callable[..., Sequence
         ):
             # Holomorphic EP's states are complex, and torch's operators serve those.
             warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")
-            made = torch._inductor.compile(graph, shapes, options=_options(inputs[0].device))
+            made = torch._inductor.compile(graph, shapes, options=_options())
             made(*inputs)  # loads the code, so that what is wrong with it is found here
     except CacheError as error:
         raise CannotTrace(str(error).rstrip(".")) from error
@@ -405,13 +410,7 @@ def _with_shapes_of(inputs: Arguments) -> Iterator[list[Any]]:
 def why_not_compiled(device: torch.device) -> str | None:
     """Why nothing can be compiled for this device; None if it can."""
     if device.type == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-        except Exception:  # what it raises differs between versions
-            return "it needs a C++ compiler, and none was found: install g++ or clang++, or set $CXX."
-        return None
+        return "it compiles for GPUs; on a CPU the engine xla does."
     from torch.utils._triton import has_triton
 
     return None if has_triton() else "it needs Triton, which does not serve this device."
@@ -475,16 +474,8 @@ class StepInputs:
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
-LARGE = 1_000_000
-"""Parameters from which "auto" compiles a Phi that is differentiated: a run then takes far longer than compiling."""
-
-LONG = 1e12
-"""Operations of an epoch of EP from which "auto" compiles a graph that pools: half a minute on two cores by the eager
-engine, half of that compiled, and compiling takes half a minute, once. Without pooling little is gained."""
-
-BOUNDS, SHORT_BOUNDS = (6, 12), (4, 6)
-"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds.
-Convolutions and pooling take a C++ compiler long, and a block little time: theirs are short on a CPU."""
+BOUNDS = (6, 12)
+"""Steps per compiled block: enough that the host's work per block does not count, few enough to compile in seconds."""
 
 
 def _convolves(step: Split) -> bool:
@@ -523,15 +514,7 @@ class CompiledStepper(Stepper):
 
     @functools.cached_property
     def block(self) -> int:  # type: ignore[override]
-        period = _period(self.given, self.phase)
-        s = self._laid_out(self.given.model.init_state(self.given.x))
-        first: Update = self.given.model.sweep(len(s))[0] if self.phase.schedule in SWEEPS else None
-        try:
-            step = self.steps.split(self.given, self.values, s, first if self.phase.schedule != "alternating" else 0)
-        except CannotTrace:
-            return period  # the first step says why
-        slow = s[0].device.type == "cpu" and _convolves(step)
-        return block_length(self.phase.T, period, SHORT_BOUNDS if slow else BOUNDS)
+        return block_length(self.phase.T, _period(self.given, self.phase))
 
     def __call__(self, s: State, update: Update = None) -> State:
         return self.run(s, [update])
@@ -797,7 +780,6 @@ class CompiledGraphRunner(GraphRunner):
 class Compiled(Engine):
     name = "compiled"
     reference = True
-    missed = True
     starts = ("zero", "persistent", "initialised", "carried")
     precisions = PRECISIONS
 
@@ -811,19 +793,10 @@ class Compiled(Engine):
         self._said = True
 
     def automatic(self, task: Task) -> Engine | None:
-        """On the CPU where it was measured to pay, compiling included; on a GPU not before it is measured there."""
-        model = task.model
-        if task.device.type != "cpu" or task.precision != "float32":
-            return None
-        by_autodiff = isinstance(model, PrimitiveDynamics) and type(model).contrast is PrimitiveDynamics.contrast
-        large = by_autodiff and sum(p.numel() for p in model.parameters()) >= LARGE
-        pooled = isinstance(model, Graph) and any(getattr(c, "pool", 1) > 1 for c, _ in model.weights_of())
-        long = pooled and model.networks is None and task.work >= LONG
-        return Compiled(falls_back=True) if large or long else None
+        """Not before it is measured."""
+        return None
 
     def refuses_more(self, task: Task) -> str | None:
-        if task.device.type == "cpu" and task.precision != "float32":
-            return f"on a CPU it computes in float32, and the precision is {task.precision}, which eager emulates."
         if task.device.type != "cpu" and STREAMED in task.extras:
             return "it captures whole iterations, and samples are read from outside."
         captured = None if task.device.type == "cpu" else refuses_optimizer(task.optimizer)

@@ -120,6 +120,9 @@ class AsymEP(VectorField):
     A step costs F, one product with J and one with J^T. It settles where F does at s*: J and J^T share eigenvalues.
 
     With feedback 0, J is nilpotent and the estimate the backprop of the feed-forward net, once K reaches its depth.
+
+    beta, centered    as of `VectorField`
+    T, K, schedule, stop, tolerance, checked    as of `Estimator`
     """
 
     def _response(self, model: Dynamics, x: Tensor, drive: Drive, start: State) -> Response:
@@ -135,6 +138,8 @@ class Dyadic(Estimator):
 
     From a state at rest, K steps are the first K terms of recurrent backprop (`RBP`), exactly. The two differ while m
     still moves: RBP keeps J and dl/ds of the free state, here both follow m, so errors begun too early are forgotten.
+
+    T, K, schedule, stop, tolerance, checked    as of `Estimator`
     """
 
     follows_theorem: ClassVar[bool] = False

@@ -129,6 +129,9 @@ class EP(Estimator):
     stands for beta * eps throughout  [delta-fc-canon]. Without a primitive, the updates are summed step by step,
     (1/beta) (dF/dtheta)^T (s_{t+1} - s_t)  [eq:ep-weight-update].
 
+    T           free steps
+    K           nudged steps
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     nudging     "one-sided": as above, with a bias of order beta.
                 "symmetric": -(1/2 beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_K^-beta)), the mean over beta and
                 -beta, both relaxed in one batch; a bias of order beta^2.

@@ -31,10 +31,10 @@ from eqprop.gdu.lockstep import (
 )
 from eqprop.gdu.metrics import PAPER, Convention, Distance, Group, Metrics, Noise, Silence, batch_mean, groups, measure
 from eqprop.gdu.rest import settles
-from eqprop.gdu.settling import NeverSettlesError, Release, part, release, settle
+from eqprop.gdu.settling import NeverSettlesError, Release, audit, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import SWEEPS, NotFiniteError, Relaxation, Schedule, in_sweeps, prepare, relax
+from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare, relax
 
 KINDS = ("neurons", "synapses", "biases")
 
@@ -53,6 +53,7 @@ class Options:
     seed            of the random probes and of the traced elements
     schedule        of the free phase; "alternating" finds a steady state where synchronous steps oscillate.
                     In "sweeps" both phases are compared update by update; in "sweeps-same" only their totals are.
+    form            of EP's nudged phase, see `EP`: in the "difference" form nothing drifts into it
     progress        called periodically with the fraction done
     voice           whose terms the verdict's remedies use: "python" or "command line"
     """
@@ -63,6 +64,7 @@ class Options:
     shown: int = 5
     seed: int = 0
     schedule: Schedule = "synchronous"
+    form: PhaseForm = "plain"
     progress: Callable[[float], None] | None = None
     voice: Voice = "python"
 
@@ -80,7 +82,7 @@ def compare(
     """
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
-    problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule)
+    problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule, form=options.form)
     _check(problem, ep)
     tell = _teller(options.progress, T + STEP_COST * K)
     try:
@@ -114,6 +116,7 @@ def compare(
             median=float(free.residual.median()),
             unsettled=int((~free.settled).sum()),
             dropped=int((~chosen).sum()),
+            layers=audit(model, x, free.state, options.tolerance),
         ),
         **_metrics(whole, options.convention),
         settled=None if whole is rest else _metrics(rest, options.convention),
@@ -316,12 +319,13 @@ def squared_updates(model: PrimitiveDynamics, problem: Problem, free: Relaxation
 
 @dataclass(frozen=True)
 class Residual:
-    """|F(x, s) - s| at the end of the free phase over ALL samples, and how many had not settled."""
+    """|F(x, s) - s| at the end of the free phase over ALL samples, how many had not settled, and by layer (`audit`)."""
 
     max: float
     median: float
     unsettled: int
     dropped: int
+    layers: Mapping[str, Mapping[str, float]]
 
 
 def phases(T: int, K: int, schedule: str, groups: int | None) -> str:

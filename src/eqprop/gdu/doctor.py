@@ -49,7 +49,7 @@ def doctor(
     cost: Cost,
     x: Tensor,
     y: Tensor,
-    ep: Estimator | None = None,
+    ep: Estimator,
     *,
     state: State | None = None,
     rates: Rates = None,
@@ -61,8 +61,8 @@ def doctor(
 
     model, cost  what is trained
     x, y        a mini-batch and its targets
-    ep          the estimator as it is used; by default EP(T=1000, K=20, beta=0.01). One that Theorem 1 does not speak
-                of, such as AsymEP, is itself compared with the exact gradient once the net is found to settle
+    ep          the estimator as it is used; one that Theorem 1 does not speak of, such as AsymEP, is itself compared
+                with the exact gradient once the net is found to settle
     state       where its free phase begins, if not at `model.init_state(x)`
     rates       one learning rate, rates by parameter name ("*" for every other), or the optimizer
     voice       "python" or "command line": whose terms remedies are written in
@@ -72,8 +72,8 @@ def doctor(
     if voice not in get_args(Voice):
         raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()
-    alone = ep if ep is not None and not ep.follows_theorem else None
-    ep = _one_sign(ep or EP(T=1000, K=20, beta=0.01)) if alone is None else _same_phases(alone)
+    alone = None if ep.follows_theorem else ep
+    ep = _one_sign(ep) if alone is None else _same_phases(alone)
     if isinstance(model, PrimitiveDynamics) and model.settles_itself:
         diagnosis: Diagnosis = model.examined(Problem(model, cost, x, y), ep, voice)
         return replace(diagnosis, seconds=time.perf_counter() - began)

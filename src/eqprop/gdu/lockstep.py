@@ -109,8 +109,15 @@ def total(moments: Iterator[Moment]) -> Iterator[Moment]:
 
 
 def drift_steps(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Step]:
-    """EP's formula without a nudge: the remaining movement of the free phase, divided by beta."""
+    """EP's formula without a nudge: the remaining movement of the free phase, divided by beta.
+
+    The difference form leaves it out, so there it is zero.
+    """
     model, x, s = problem.model, problem.x, free.state
+    if ep.form == "difference":
+        none = {name: torch.zeros_like(p) for name, p in trainable(model).items()}
+        yield from [Step(_zeros(s), none)] * ep.K
+        return
     unit = 1.0 / (ep.beta * model.nudge_scale)
     with torch.no_grad():
         step = Stepper(model, model.drive(x), None)

@@ -70,7 +70,7 @@ class Noise:
     """What rounding alone leaves of a step of f and of g: a process no larger is zero.
 
     f is a difference of states divided by beta, so it has the state's rounding divided by beta; g is carried back from
-    the cost's pull and has the pull's. Synapses have both times what enters them.
+    the cost's pull and has the pull's, as has f in the difference form. Synapses have both times what enters them.
     """
 
     f: float = 0.0
@@ -83,7 +83,8 @@ class Noise:
         size, pull = (max([float(layer.detach().abs().max()) for layer in state]) for state in (s, problem.pull(s)))
         entering = max(1.0, size, float(problem.x.abs().max()) if problem.x.is_floating_point() else 1.0)
         unit = ROUNDING * torch.finfo(s[0].dtype).eps
-        return cls(unit * max(1.0, size) / (abs(float(ep.beta)) * problem.model.nudge_scale), unit * pull, entering)
+        lost = pull if ep.form == "difference" else max(1.0, size) / (abs(float(ep.beta)) * problem.model.nudge_scale)
+        return cls(unit * lost, unit * pull, entering)
 
 
 class Distance:

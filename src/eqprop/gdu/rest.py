@@ -23,6 +23,7 @@ from eqprop.gdu.examination import (
 )
 from eqprop.gdu.lockstep import Linearised, asymmetry
 from eqprop.gdu.stability import stability
+from eqprop.gdu.trial import LARGER, LARGEST_EPS
 from eqprop.gdu.verdict import Finding, nice, percent
 from eqprop.relax import Phase, relax, settled_below
 from eqprop.state import State, distance, first_bad_layer, layer_name
@@ -110,12 +111,30 @@ def find_rest(p: Examination, tolerance: float) -> Finding:
     falls = not _returns(p) and _falls(p, tolerance)
     longer = _longer(p, tolerance) if falls else None
     found = longer or _alternating(p, tolerance) or _smaller_step(p, tolerance, p.free.state)
-    found = found or (None if falls else _longer(p, tolerance)) or _no_rest(p)
+    found = found or (None if falls else _longer(p, tolerance)) or _slow(p, tolerance) or _no_rest(p)
     share = float((p.free.residual > tolerance).double().mean())
     moving = (
         f"after T = {p.ep.T} steps {share:.0%} of the samples still move (residual {float(p.free.residual.max()):.1e})"
     )
     return replace(found, shown_by=moving + found.shown_by)
+
+
+def _slow(p: Examination, tolerance: float) -> Finding | None:
+    """Whether the state still moves towards its rest after the longest walk: larger steps of the energy, or more."""
+    steps = min(LONGER[-1] * max(p.ep.T, SHORTEST), p.most_steps)
+    half = march(p.problem, p.free.state, steps // 2, tolerance)
+    end = march(p.problem, half.state, steps - steps // 2, tolerance)
+    if not tolerance < end.residual < FALLS * half.residual:
+        return None
+    shown = f" and, though less and less, after {steps} (residual {end.residual:.1e})"
+    eps = p.problem.model.nudge_scale
+    for a in (a for a in LARGER if eps != 1.0 and a * eps <= LARGEST_EPS):
+        there = march(p.problem, end.state, steps, tolerance, a)
+        if there.rests(max(tolerance, 1e-7)):
+            p.take_rest(there.state)
+            return Finding("slow", f"{shown}; in steps of {a * eps:.2g} it rests", {"eps": float(f"{a * eps:.2g}")})
+    more = steps / 2 * math.log(end.residual / tolerance) / math.log(half.residual / end.residual)
+    return Finding("slow", shown, {"T": int(nice(p.ep.T + steps + more))})
 
 
 def _no_rest(p: Examination) -> Finding:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from eqprop.cost import Nudge, Problem
+from eqprop.dynamics import Dynamics
 from eqprop.estimators import EP
 from eqprop.relax import SWEEPS, NotFiniteError, Phase, Relaxation, relax, settled_below
-from eqprop.state import distance
+from eqprop.state import State, distance
 
 STILL = 1e-15
 """The free phase stops when no neuron of any sample moves by more than this: rounding of numbers of order one in
@@ -107,6 +108,25 @@ def _piece(problem: Problem, phase: Phase, start: Relaxation, keep: int, done: i
         # Rerun only to report the step, counted from the start of the whole phase.
         relax(problem.model, problem.x, Phase(done + phase.T, phase.schedule))
         raise
+
+
+def audit(model: Dynamics, x: Tensor, s: State, tolerance: float | None = None) -> dict[str, dict[str, float]]:
+    """Who is not at rest: per layer the share of samples that one more step moves, and how far it moves them.
+
+        |F(x, s) - s|, the largest element of a layer: {"s0": {"unsettled": 0.05, "median": 1e-7, "max": 3e-3}, ...}
+
+    tolerance   what counts as moved (see `eqprop.relax.settled_below`); None: that of the precision
+    """
+    with torch.no_grad():
+        new = model.step(model.drive(x), s)
+    names = model.layer_names or tuple(f"s{n}" for n in range(len(s)))
+    dims, found = model.sample_dims(x), {}
+    for name, after, before in zip(names, new, s, strict=True):
+        moved = distance((after,), (before,), dims).double()
+        near = settled_below(before.dtype, tolerance)
+        shares = {"unsettled": (moved >= near).double().mean(), "median": moved.median(), "max": moved.max()}
+        found[name] = {key: float(f"{float(value):.3g}") for key, value in shares.items()}
+    return found
 
 
 HALVED = 0.5

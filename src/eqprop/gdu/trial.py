@@ -15,6 +15,8 @@ from eqprop.gdu.examination import EXPLODED, Examination, Grads, march, nudged, 
 from eqprop.gdu.verdict import Finding, nice
 from eqprop.state import State, distance
 
+LARGER, LARGEST_EPS = (4.0, 16.0, 64.0, 256.0), 0.5
+"""Steps in units of the model's own, where they are too small, and the largest of an energy."""
 CURED = 0.99
 """A remedy is verified where it brings the cosine of EP's gradient to the exact one above this,"""
 NO_WORSE = 1.05
@@ -53,6 +55,8 @@ def _changes(p: Examination, finding: Finding) -> Iterator[dict[str, Any]]:
     change = dict(finding.change)
     yield change
     for factor in (2, 4):
+        if change.get("eps", 0.0) > p.problem.model.nudge_scale:  # larger steps need no more of them
+            return
         if "eps" in change:  # smaller steps, and as many more of them
             shorter = p.problem.model.nudge_scale / change["eps"] * factor / 2
             yield {**change, "T": int(nice(p.ep.T * shorter)), "K": int(nice(p.ep.K * shorter))}
@@ -66,6 +70,8 @@ def _changes(p: Examination, finding: Finding) -> Iterator[dict[str, Any]]:
             yield {name: int(nice(value * factor)) for name, value in change.items()}
     if change.get("schedule") == "alternating":
         yield {**change, "schedule": "sweeps"}
+    if ("K" in change or "T" in change) and (eps := p.problem.model.nudge_scale) != 1.0:
+        yield from ({"eps": float(f"{a * eps:.2g}")} for a in LARGER if a * eps <= LARGEST_EPS)
 
 
 def attempt(p: Examination, change: Mapping[str, Any]) -> Trial | None:

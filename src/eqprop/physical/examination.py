@@ -70,7 +70,7 @@ def examine_machine(machine: Machine, problem: Problem, ep: EP, voice: Voice) ->
     try:
         with torch.no_grad():
             passed["noise"] = f"two readings of the same question differ by {bench.noise:.1e}"
-            for name, check in (("rest", _rest), ("weights", _weights), ("nudge", _nudge)):
+            for name, check in (("machine-rest", _rest), ("machine-weights", _weights), ("machine-nudge", _nudge)):
                 found = check(bench)
                 if isinstance(found, Finding):
                     return Diagnosis(found, passed, voice=voice)

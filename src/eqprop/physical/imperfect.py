@@ -197,6 +197,9 @@ class Simulated(Machine):
     Of a model a copy is run, with T and K as the estimator has them; of a machine the machine itself, whose states
     between start and rest are not at hand, so that imperfections of steps are refused. Without imperfections, training
     it is training the model, bit for bit. Noise is drawn anew by each process: a resumed run continues from the seed.
+
+    inner           the model, or the machine
+    imperfections   what is wrong with it
     """
 
     def __init__(self, inner: PrimitiveDynamics, imperfections: Imperfections | None = None) -> None:

@@ -53,7 +53,13 @@ class Reading:
 
 @dataclass
 class Work:
-    """The physical work of a machine: samples settled and read, times that its weights were written, calibrations."""
+    """The physical work of a machine.
+
+    settles         samples settled
+    reads           samples read
+    writes          times that its weights were written
+    calibrations    times that it was calibrated
+    """
 
     settles: int = 0
     reads: int = 0
@@ -271,7 +277,10 @@ def question(x: Tensor, nudge: Nudge | None, theta: Mapping[str, Tensor]) -> str
 
 
 class Recorded(Machine):
-    """A machine whose answers are kept: `save(path)` writes them for `Replay`."""
+    """A machine whose answers are kept: `save(path)` writes them for `Replay`.
+
+    machine     the machine that answers
+    """
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine.model)
@@ -299,7 +308,12 @@ class Recorded(Machine):
 
 
 class Replay(Machine):
-    """A recorded session, played back: the same questions in the same order get the same answers."""
+    """A recorded session, played back: the same questions in the same order get the same answers.
+
+    model       the network that was run
+    path        the file that `Recorded.save` wrote
+    abilities   what the machine can do; None: as recorded
+    """
 
     def __init__(self, model: PrimitiveDynamics, path: str | Path, abilities: Abilities | None = None) -> None:
         super().__init__(model)

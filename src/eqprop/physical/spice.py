@@ -45,6 +45,9 @@ def netlist(
 ) -> str:
     """The circuit of one sample x (inputs,), as text that ngspice takes: its operating point is the state at rest.
 
+    x       one sample, (inputs,)
+    diodes  how limits are modelled
+    title   the first line of the text
     model   its conductances are resistors, its biases current sources, its limits diodes to ground
     nudge   None, or a resistor of 1/beta from each output to a source at its target; negative where beta is
 
@@ -289,7 +292,14 @@ class CircuitCheck(NamedTuple):
 def check(
     model: Resistive, x: Tensor, y: Tensor, beta: float, diodes: Diodes = "ideal", cost: Cost | None = None
 ) -> CircuitCheck:
-    """Relax the net here and in ngspice, free and nudged, and compare node by node, in float64."""
+    """Relax the net here and in ngspice, free and nudged, and compare node by node, in float64.
+
+    model   the network of resistors
+    x, y    a few samples and their targets
+    beta    strength of the nudge
+    diodes  how limits are modelled
+    cost    what nudges
+    """
     model = copy.deepcopy(model).double()
     machine, x, y = Spice(model, diodes), x.double(), y.double()
     found = []

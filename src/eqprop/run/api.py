@@ -20,6 +20,7 @@ from eqprop.files import write_bytes, write_json
 from eqprop.messages import command, unknown
 from eqprop.models.settings import ModelSettings
 from eqprop.provenance import __version__, commit, provenance
+from eqprop.run.audit import audited
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
 from eqprop.run.distributed import check_divides, check_same, join, restarts, to_join
@@ -365,8 +366,18 @@ def _work(run: OpenRun, watch: Watch) -> Result:
     summary = summarise(session, loop.log.lines, loop.reached)
     with ranks.in_step():
         if ranks.leads:
+            _audit(session, folder, summary)
             _write(folder, RESULT, summary)
     return Result(folder, summary)
+
+
+def _audit(session: Session, folder: Path, summary: dict[str, Any]) -> None:
+    """Note of every trial that ended well where its free phases end."""
+    for estimator, found in summary["estimators"].items():
+        for n, trial in enumerate(found["trials"]):
+            rest = None if trial["diverged"] or not trial["test_error"] else audited(session, folder, estimator, n)
+            if rest is not None:
+                trial["settling"] = rest
 
 
 def _entry(session: Session, folder: Path, watch: Watch) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class RankError(ValueError):
 class Ranks:
     """The processes that work together, and which of them this is. One alone exchanges nothing.
 
+    size        how many processes there are
+    neighbours  how many of them run on this machine
     rank        number of this process, from 0          size        how many there are
     local       its number on its machine               neighbours  how many are on its machine
     """
@@ -407,6 +409,8 @@ def average_gradients(*modules: nn.Module) -> None:
 
     Call it on every rank between backward() and optimizer.step(). With shares of equal size, the mean gradient of the
     parts is that of the mini-batch. A parameter without a gradient counts as zero where another rank has one.
+
+    modules     models and costs whose parameters are trained
     """
     ranks = join()
     if not ranks.several:

@@ -262,6 +262,7 @@ UNTIL_SETTLED = 1000
 class Trained:
     """A network from a run folder, with everything needed to use it.
 
+    spec        what it was trained with
     model       the network, with the weights of its last checkpoint
     cost        the training cost, including its readout if it has one
     start       the feed-forward net that initialises its free phases, if it was trained with one
@@ -489,9 +490,15 @@ def evaluate(
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
-    Uses the run's own test set, or the whole one of other `data`. Omits trials that have not started. `precision` is
-    that of the products, in place of the run's. With `whole` the set's whole test set is used, though the run was
-    tested on training images that it held out.
+    Omits trials that have not started.
+
+    folder      the run folder
+    data        other data, of which the whole test set is used; None: the run's own
+    model       the function that built your own network
+    device      where to compute; None: as the run did
+    engine      "auto", or an engine by name
+    precision   that of the products; None: the run's
+    whole       the set's whole test set, though the run was tested on training images that it held out
     """
     folder = Path(folder)
     described = read_description(folder)

@@ -23,7 +23,7 @@ from eqprop.gdu import AUTHORS, PAPER, Options
 from eqprop.gdu import compare as compare_problem
 from eqprop.gdu.verdict import Diagnosis
 from eqprop.provenance import provenance
-from eqprop.relax import Phase, relax, threads_for, using_threads
+from eqprop.relax import Phase, PhaseForm, relax, threads_for, using_threads
 from eqprop.run.dataset import check_same_data, data_again
 from eqprop.run.extras import make_optimizer
 from eqprop.run.own import Factory, is_own, own_of
@@ -145,6 +145,7 @@ def compare(
         convention=AUTHORS if spec.preset == "gdu-authors" else PAPER,
         seed=spec.run.seed,
         schedule=phases.schedule,
+        form=getattr(spec.estimator, "form", "plain"),
         progress=progress,
         voice="command line",
     )
@@ -161,6 +162,7 @@ def compare(
         "init": spec.model.init,
         "nudge_site": getattr(of.model, "nudge_site", "outside"),
         "cost": spec.cost.kind,
+        **({"form": options.form} if options.form != "plain" else {}),
         "drop_unsettled": drop_unsettled,
         **({"trained": dict(subject.trained)} if subject.trained else {}),
         **found,
@@ -200,13 +202,16 @@ def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool
 
 def lost_in(subject: BoundProblem, precision: Precision) -> dict[str, Any]:
     """How far EP's update in this precision agrees with float32's, and float32's with float64's, by parameter."""
-    nudging, phases = nudging_of(subject.spec.estimator.kind), subject.spec.phases
+    own, phases = subject.spec.estimator, subject.spec.phases
+    nudging, held = nudging_of(own.kind), getattr(own, "held", False)
+    form: PhaseForm = getattr(own, "form", "plain")
     of = subject.problem
     problem = in_dtype(replace(of, model=copy.deepcopy(of.model), cost=copy.deepcopy(of.cost)), torch.float32)
-    ep = EP(phases.T, phases.K, phases.beta, nudging=nudging, schedule=phases.schedule, checked=False)
+    ep = EP(phases.T, phases.K, phases.beta, nudging, schedule=phases.schedule, form=form, held=held, checked=False)
     return {
         "declared": precision,
         "nudging": nudging,
+        "form": form,
         "with_float32": {name or "whole": a.to_dict() for name, a in compare_precision(problem, ep, precision).items()},
         "float32_with_float64": {name or "whole": a.to_dict() for name, a in compare_with_float64(problem, ep).items()},
     }

@@ -156,6 +156,8 @@ class Parts:
 class Session:
     """A spec with its data: what `train`, `resume`, `evaluate`, `gdu`, `doctor` and `tune` work on. See `bind`.
 
+    ranks       the processes that share the work
+    dtype       of the network
     spec        with what was decided for it: whether to stack trials, how many threads
     images      on the device, cut as the spec says         dtype       of inputs and networks
     own         builds your own network                     ranks       divide each mini-batch
@@ -327,13 +329,12 @@ class Session:
         return stack_readouts(readouts) if readouts and model.networks is not None else costs[0]
 
     def work(self, model: Dynamics, estimator: Estimator) -> float:
-        """Multiplications and additions of the phases of an epoch by EP; 0 by other estimators."""
-        if not isinstance(estimator, EP):
-            return 0.0
-        updates = estimator.T + estimator.K * (2 if estimator.nudging == "symmetric" else 1)
+        """Multiplications and additions of the phases of an epoch, BPTT's way back counted as steps."""
+        twice = isinstance(estimator, EP) and estimator.nudging == "symmetric"
+        updates = estimator.T + estimator.K * (2 if twice else 1)
         samples = self.iterations * self.spec.optimizer.batch
         groups = self._groups(model) if self.spec.phases.schedule in SWEEPS else 1
-        return float(samples * model.operations() * updates / groups)
+        return max(1.0, float(samples * model.operations() * updates / groups))  # 0 is unknown
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -626,7 +627,7 @@ def check_training(session: Session) -> None:
         engines.append(session.choose(parts.task(estimator)).name)
         _check_serves(session, estimator)
     stacked = _decide_stacking(session, engines)
-    threads = spec.run.threads or _threads(session, stacked, engines)
+    threads = spec.run.threads or _threads(session, stacked)
     session.spec = spec.override(stacked=stacked, threads=threads)
     session.identity = identity(session.spec.to_dict(), session.data)
 
@@ -724,10 +725,8 @@ def _decide_stacking(session: Session, engines: Sequence[str]) -> bool:
     return list(engines) == found
 
 
-def _threads(session: Session, stacked: bool, engines: Sequence[str]) -> int:
-    """CPU threads where none are given. The C engine takes all: its threads hardly wait, and do not change a bit."""
-    if set(engines) == {"cpu"}:
-        return torch.get_num_threads()
+def _threads(session: Session, stacked: bool) -> int:
+    """CPU threads where none are given."""
     # As many networks as are trained together make as many times the work.
     model, networks = session.alone().model, session.spec.run.trials if stacked else 1
     rows = min(session.spec.optimizer.batch * networks, session.images.train_samples)

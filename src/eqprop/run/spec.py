@@ -28,6 +28,7 @@ from eqprop.physical.oscillators import OscillatorNet
 from eqprop.physical.resistive import ResistiveNet
 from eqprop.physical.settings import MachineSettings
 from eqprop.physical.spins import SpinNet
+from eqprop.plugins import Table
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
 from eqprop.run.published import PaperResult
@@ -267,7 +268,8 @@ def section_type(section: str, values: Mapping[str, Any]) -> type[Section]:
         outside = form is not None and name not in ESTIMATORS.built_in
         base = EstimatorSettings if form is None else form.settings
         return extended(base, form.make, _shared()) if form is not None and outside else base
-    parts = {"cost": COSTS, "data": SETS}.get(section)
+    tables: dict[str, Table[Any]] = {"cost": COSTS, "data": SETS}
+    parts = tables.get(section)
     if parts is not None and isinstance(name, str) and name in parts and name not in parts.built_in:
         return extended(SECTIONS[section], parts.part(name))
     return SECTIONS[section]
@@ -302,6 +304,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
         Spec.of(model=LayeredNet((10, 64, 784)), T=20, K=5, rates={"*": 0.1})
 
+    name        what pages and messages call it
+    preset      the name of this version of its settings
+    model, cost, phases, estimator, optimizer, data, machine, run    the sections, as a TOML file has them
     source      where it is printed             preset      "paper", "tuned", ...; "own" for your own
     published   errors in percent by estimator, as printed: "2.00 ± 0.13 (0.20)" (see `PaperResult`)
     notes       what a reader of it should know

@@ -15,11 +15,15 @@ from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
 from eqprop.engines.base import Engine, Job, Runner, Task
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Grads, HolomorphicEP
-from eqprop.relax import Phase, Relaxation, relax
+from eqprop.relax import Phase, Relaxation
 from eqprop.state import State
 
 if TYPE_CHECKING:
     from eqprop.engines.xla.engine import Programs
+
+
+SHORT = 1e9
+"""Multiplications and additions of an epoch that takes the reference less time than compiling does."""
 
 
 @functools.cache
@@ -39,6 +43,7 @@ class Xla(Engine):
     name = "xla"
     device = "cpu"
     computes = True
+    missed = importlib.util.find_spec("jax") is None
     reference = True
     steers = True
     estimators = (EP, BPTT, RBP, ContinualEP, HolomorphicEP)
@@ -48,8 +53,8 @@ class Xla(Engine):
         self.falls_back = falls_back
 
     def automatic(self, task: Task) -> Engine | None:
-        """For gradients alone: whole iterations are not measured yet."""
-        return Xla(falls_back=True) if task.optimizer is None else None
+        """Unless a training is over before its programs are compiled."""
+        return None if 0.0 < task.work < SHORT else Xla(falls_back=True)
 
     def refuses_more(self, task: Task) -> str | None:
         if importlib.util.find_spec("jax") is None:
@@ -57,7 +62,7 @@ class Xla(Engine):
         return None
 
     def relaxation(self, model: Dynamics, x: Tensor, phase: Phase, state: State | None = None) -> Relaxation:
-        return relax(model, x, phase, state)
+        return shared_programs().relaxation(model, x, phase, state, self.falls_back)
 
     def gradient(self, task: Task, x: Tensor, y: Tensor, state: State) -> tuple[Relaxation, Grads]:
         assert task.cost is not None

@@ -7,6 +7,7 @@ at a kink, or leaves out by `detach`, would be lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -34,8 +35,8 @@ from eqprop.engines.xla.program import (
 )
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, ContinualEP, Estimator, HolomorphicEP
-from eqprop.estimators.base import by_network, parameter_vjp, pull_back, trainable, transition_vjp, update
-from eqprop.relax import CHECK_EVERY, Stepper, Update
+from eqprop.estimators.base import Grads, by_network, parameter_vjp, pull_back, trainable, transition_vjp, update
+from eqprop.relax import CHECK_EVERY, Relaxation, Stepper, Update, relax
 from eqprop.state import State
 
 Step = Callable[..., Arrays]
@@ -284,7 +285,29 @@ class Holomorphic(Program):
         return Second(s, 0, tuple(g.sum(0) for g in shares), ends)
 
 
+@dataclass(frozen=True)
+class FreePhaseAlone(Estimator):
+    """The free phase and no gradient, for evaluation."""
+
+    def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
+        return relax(problem.model, problem.x, self.free_phase(), start), {}
+
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, Grads]:
+        return free, {}
+
+
+class Settling(Program):
+    """The free phase alone."""
+
+    def prepare(self, pieces: Pieces) -> list[Name]:
+        return []
+
+    def second(self, given: Inputs, s: Arrays) -> Second:
+        return Second(s, 0, (), ())
+
+
 PROGRAMS: dict[type[Estimator], type[Program]] = {
+    FreePhaseAlone: Settling,
     EP: Gradient,
     BPTT: Unrolled,
     RBP: Adjoint,

@@ -273,8 +273,22 @@ def _transposed(
     rest: Sequence[int],
     groups: int,
 ) -> Array:
-    """A convolution of the input spread by its stride with the flipped kernel."""
+    """What each place spreads around it: one product, then a sum of shifted images.
+
+    With strides or groups, a convolution of the spread input with the flipped kernel.
+    """
     inputs, outputs, *sides = w.shape
+    if groups == 1 and set(stride) == {1}:
+        y = jnp.moveaxis(x, 1, -1) @ jnp.moveaxis(w, 1, -1).reshape(inputs, -1)
+        y = y.reshape(*y.shape[:-1], -1, outputs)
+        whole = [n + (k - 1) * d + r for n, k, d, r in zip(x.shape[2:], sides, dilation, rest, strict=True)]
+        total = jnp.zeros((len(x), *whole, outputs), y.dtype)
+        for n, offset in enumerate(itertools.product(*map(range, sides))):
+            start = (0, *(o * d for o, d in zip(offset, dilation, strict=True)), 0)
+            part = lax.dynamic_slice(total, start, (len(x), *x.shape[2:], outputs)) + y[..., n, :]
+            total = lax.dynamic_update_slice(total, part, start)
+        inside = (slice(p, n - p) for p, n in zip(padding, whole, strict=True))
+        return jnp.moveaxis(total[(slice(None), *inside)], -1, 1)
     flipped = jnp.flip(w, range(2, w.ndim)).reshape(groups, inputs // groups, outputs, *sides)
     kernel = jnp.moveaxis(flipped, (1, 0, 2), (-3, -2, -1)).reshape(*sides, inputs // groups, groups * outputs)
     edges = [(d * (k - 1) - p, d * (k - 1) - p + r) for d, k, p, r in zip(dilation, sides, padding, rest, strict=True)]
@@ -324,10 +338,34 @@ def convolution_backward(
         ]
         by_input = convolution(grad, w, None, stride, padding, dilation, not transposed, spans, groups)
         by_input = by_input[(..., *(slice(side) for side in x.shape[2:]))]
-    if wanted[1]:
+    if wanted[1] and groups == 1:
+        image, response = (grad, x) if transposed else (x, grad)
+        by_weight = _by_kernel(image, response, w.shape[2:], stride, padding, dilation)
+    elif wanted[1]:
 
         def forward(v: Array) -> Array:
             return convolution(x, v, None, stride, padding, dilation, transposed, rest, groups)
 
         by_weight = jax.vjp(forward, w)[1](grad)[0]
     return by_input, by_weight, grad.sum((0, *range(2, grad.ndim))) if wanted[2] else None
+
+
+def _by_kernel(
+    x: Array, y: Array, sides: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Array:
+    """The sum over places of what y says there times what a kernel there sees of x: a product per row of the kernel."""
+    reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(y.shape[2:], stride, sides, dilation, strict=True)]
+    edges = [(p, max(0, need - n - p)) for n, p, need in zip(x.shape[2:], padding, reach, strict=True)]
+    image = jnp.pad(jnp.moveaxis(x, 1, -1), [(0, 0), *edges, (0, 0)])
+    response = jnp.moveaxis(y, 1, -1).reshape(-1, y.shape[1])
+
+    def seen(offset: Sequence[int]) -> Array:
+        places = zip(offset, y.shape[2:], stride, dilation, strict=True)
+        return image[(slice(None), *(slice(o * d, o * d + (n - 1) * s + 1, s) for o, n, s, d in places))]
+
+    rows = []
+    for first in itertools.product(*map(range, sides[:-1])):
+        windows = jnp.concatenate([seen((*first, last)) for last in range(sides[-1])], -1)
+        rows.append(response.T @ windows.reshape(-1, windows.shape[-1]))
+    kernel = jnp.stack(rows, 1).reshape(y.shape[1], *sides, x.shape[1])
+    return jnp.moveaxis(kernel, -1, 1)

@@ -1,1 +1,0 @@
-"""The fast CPU engine: C compiled at first use, called through ctypes."""
