@@ -27,7 +27,7 @@ from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
 from eqprop.engines.traced import CannotTrace, Checks, apart, size_of, watched
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, Call, first_steps, strength
+from eqprop.engines.xla.engine import AGREE, NOISE, Call, first_steps, strength, strongest
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
@@ -451,7 +451,8 @@ class XlaRunner(EagerRunner):
             return short
         drawn = draws(short)
         each = isinstance(short.beta, Tensor) or (drawn and iterations.stacked)
-        beta: Any = torch.ones(iterations.networks, dtype=torch.float64) if each else 1.0
+        size = strongest(self.job.model, short.beta)
+        beta: Any = torch.full((iterations.networks,), size, dtype=torch.float64) if each else size
         return replace(short, nudging="one-sided" if drawn else short.nudging, beta=beta)
 
     def _reference(self, iterations: Iterations, problem: Problem, estimator: Estimator) -> list[Tensor]:
