@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, depth, estimators, gdu, performance, runs, table1
+from docs.build import cifar10, depth, estimators, field, gdu, performance, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -46,6 +46,10 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/cifar10.md": [
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
+    ],
+    "docs/field.md": [
+        *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
+        *(field.spread_block, field.asymmetry_block, field.cost_block, field.echo_block, field.nudging_block),
     ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/depth.md": [

@@ -28,6 +28,8 @@ Errors are test errors in percent after the last epoch; several trials are given
 reproduced, that is within two of the paper's standard deviations of its mean. A dash: the paper's number is
 not known to us, or this experiment was not trained here. "Both" is the time of EP and BPTT together, "busy" that of a
 processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
+What each learning rule of the field reaches beside backprop, and how far its gradient is from the exact one:
+[Learning rules of the field](field.md).
 All numbers are read from the files under `results/`, which hold seeds, versions and commits.
 """
 
