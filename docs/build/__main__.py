@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, engines, estimators, gdu, performance, runs, table1
+from docs.build import cifar10, depth, engines, estimators, field, gdu, performance, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -47,7 +47,15 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
+    "docs/field.md": [
+        *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
+        *(field.spread_block, field.asymmetry_block, field.cost_block, field.echo_block, field.nudging_block),
+    ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
+    "docs/depth.md": [
+        *(depth.cosines_block, depth.bits_block, depth.speed_block, depth.trainings_block, depth.layers_block),
+        *(depth.residuals_block, depth.exponents_block),
+    ],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }
 """The blocks of each page: results_block fills <!-- begin results -->, runs_of(topic) <!-- begin topic runs -->."""
@@ -79,7 +87,12 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
     text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
     text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"scale\([^)]*\)|(\d\.\d)\d+", _shorter, tag[0]), text)
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """A coordinate cut to a tenth; a scale whole, which a tenth would make zero."""
+    return found[1] or found[0]
 
 
 def read_text(page: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Drive, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Ends, Init, Shape, Theta, Weight, add_parameters
+from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters
 from eqprop.models.departure import GraphDeparture
 from eqprop.models.drawing import Drawing, drawing, table
 from eqprop.state import LayerParameters, State, add, is_number, subtract, zero_state
@@ -98,6 +98,8 @@ class Graph(PrimitiveDynamics):
         self._links = self._linked()
         self._inner = tuple(link for link in self._links if link.connection.pre != INPUT)
         self.bipartite = not self.energy_based and all(_joins_parities(link) for link in self._inner)
+        self.in_turns = self.bipartite and all(type(link.connection) is Dense for link in self._inner)
+        self.first_moved = self._first_moved()
         self.conservative = all(link.connection.conservative for link in self._inner)
         self.update_scales = self._update_scales()
         self._check_activations(wiring.nudge_site)
@@ -106,6 +108,14 @@ class Graph(PrimitiveDynamics):
         self._order = tuple(wanted)
         add_parameters(self, wanted, init, seed, dtype)
         self._turn_feedback()
+
+    def _first_moved(self) -> int | None:
+        """The parity of the layers that see the input, where nothing else moves a zero state."""
+        seeing = {link.post % 2 for link in self._links if link.connection.pre == INPUT}
+        biased = any(self._biases) or any("b" in link.names for link in self._links)
+        if not self.in_turns or biased or len(seeing) != 1:
+            return None
+        return seeing.pop() if all(not bool(sigma(torch.zeros(2)).any()) for sigma in self.activations) else None
 
     @torch.no_grad()
     def _turn_feedback(self) -> None:
@@ -200,7 +210,7 @@ class Graph(PrimitiveDynamics):
         if name is None:
             return None
         value: Tensor = getattr(self, name).unsqueeze(-2)
-        places = len(self.layers[self.names[n]]) - 1
+        places = len([*self.layers.values()][n]) - 1
         return value[(..., *[None] * places)] if places else value
 
     def drive(self, x: Tensor) -> tuple[Tensor | None, ...]:
@@ -323,8 +333,10 @@ class Graph(PrimitiveDynamics):
             if not self.conservative:
                 out |= self._one_sided(link, ends[1], Ends(moved[link.post], (*moved, visible)[link.pre]))
                 continue
-            own = () if change is None else (Ends(change[link.post], (*change, visible)[link.pre]),)
-            found = self._contrast_of(link, *ends, *own)
+            if change is None:
+                found = self._call(link, link.connection.contrast, *ends)
+            else:
+                found = self._contrast_of(link, ends[0], ends[1], Ends(change[link.post], (*change, visible)[link.pre]))
             out |= {link.names[short]: _times(g, link.connection.forward_gain) for short, g in found.items()}
         for n, name in enumerate(self._biases):
             if name is not None:
@@ -333,12 +345,11 @@ class Graph(PrimitiveDynamics):
                 out[name] = _times(total, 1.0 if self.conservative else 1.0 / self.update_scales[n])
         return {name: self._mean(out[name], x.shape[lead - 1]) for name in self._order}
 
-    def _contrast_of(self, link: Link, plus: Ends, minus: Ends, *change: Ends) -> dict[str, Tensor]:
-        def contrast(plus: Ends, minus: Ends, *rest: Ends | Theta) -> dict[str, Tensor]:
-            *own, theta = rest
-            return link.connection.contrast(plus, minus, theta, *own)  # type: ignore[arg-type]
+    def _contrast_of(self, link: Link, plus: Ends, minus: Ends, change: Ends) -> dict[str, Tensor]:
+        def contrast(plus: Ends, minus: Ends, change: Ends, theta: Theta) -> dict[str, Tensor]:
+            return link.connection.contrast(plus, minus, theta, change)
 
-        return self._call(link, contrast, plus, minus, *change)
+        return self._call(link, contrast, plus, minus, change)
 
     def _one_sided(self, link: Link, at: Ends, moved: Ends) -> dict[str, Tensor]:
         """The update of a connection of a net without Phi: of each way by how far its end moved."""

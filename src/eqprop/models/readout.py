@@ -34,6 +34,7 @@ class CrossEntropy(Cost):
     bout are parameters of the cost. With every estimator their gradient is dl/dWout at the free state: the theorem's
     term for a cost that depends on parameters  [sec:index-shift].
 
+    dtype       of the weights; None: torch's default
     inputs      number of neurons in the layer it reads
     classes     y has one number per class: one-hot rows, or any probabilities
     layer       the layer it reads; 0 is the last of the dynamics
@@ -64,6 +65,10 @@ class CrossEntropy(Cost):
         self.inputs, self.classes, self.layer = inputs, classes, layer
         wanted = {"Wout": Weight((classes, inputs), inputs, classes), "bout": Weight((classes,), inputs, classes)}
         add_parameters(self, wanted, init, seed, dtype)
+
+    @property
+    def pulls(self) -> int:  # type: ignore[override]
+        return self.layer
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
@@ -107,6 +112,8 @@ class CrossEntropy(Cost):
 @final
 class SoftmaxCrossEntropy(Cost):
     """l = -sum_c y_c log p_c, p = softmax(s0): the outputs are the scores, without a readout; dl/ds0 = p - y."""
+
+    pulls = 0
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return y.sum(-1) * _log_sum_exp(s[0]) - (y * s[0]).sum(-1)

@@ -282,7 +282,7 @@ class Programs:
         problem, estimator, s = call
         if isinstance(estimator, HolomorphicEP) and estimator.checked:
             check_analytic(problem.model, problem.cost, problem.x, problem.y, s)
-        short = call._replace(estimator=shortened(problem.model, estimator, known.program.kind))
+        short = call._replace(estimator=shortened(estimator, known.program.kind))
         free, grads, _ = known(short)
         order = list(grads)
         ours, theirs = _numbers(free, grads, order), _numbers(*short.reference(), order)
@@ -303,27 +303,22 @@ class Programs:
         return False
 
 
-def shortened(model: Dynamics, estimator: Estimator, kind: Kind) -> Estimator:
-    """The estimator with the shortest phases that have the same rests, and the strongest nudge there is."""
+def shortened(estimator: Estimator, kind: Kind) -> Estimator:
+    """The estimator with the shortest phases that have the same rests, and where beta is free, a strong nudge."""
     unrolled = estimator.T - estimator.free_steps
     T = unrolled + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
     K = estimator.K if unrolled else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
     short = replace(estimator, T=T, K=K, stop="never", checked=False)
     if not isinstance(short, EP):
         return short
-    size = strongest(model, short.beta)
-    return replace(short, beta=torch.full_like(short.beta, size) if isinstance(short.beta, Tensor) else size)
-
-
-def strongest(model: Dynamics, beta: float | Tensor) -> float:
-    """The beta to compare nudged steps with: one, or its own size where an implicit nudge would have no solution."""
-    implicit = getattr(model, "nudge_site", "outside") == "implicit"
-    return float(torch.as_tensor(beta).abs().max()) if implicit else 1.0
+    # Half: an implicit nudge that is also taken away from the target has no solution at 1.
+    halves = torch.full_like(torch.as_tensor(short.beta), 0.5)
+    return replace(short, beta=halves if halves.dim() else 0.5)
 
 
 def first_steps(call: Call, kind: Kind) -> Callable[[], object]:
     """Short phases of the reference, to be taken before anything is traced."""
-    short = shortened(call.problem.model, call.estimator, kind)
+    short = shortened(call.estimator, kind)
     if isinstance(short, HolomorphicEP):  # which says of a model that it is not analytic
         short = replace(short, checked=call.estimator.checked)
     return call._replace(estimator=short).reference

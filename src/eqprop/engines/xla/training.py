@@ -27,7 +27,7 @@ from eqprop.engines.base import Batch, Engine, Job, Tally, Task, checked_rows
 from eqprop.engines.eager import CLIP_EPS, EagerRunner
 from eqprop.engines.traced import CannotTrace, Checks, apart, size_of, watched
 from eqprop.engines.xla.compiling import running
-from eqprop.engines.xla.engine import AGREE, NOISE, Call, first_steps, strength, strongest
+from eqprop.engines.xla.engine import AGREE, NOISE, Call, first_steps, strength
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives
 from eqprop.engines.xla.optimizers import Rule, Values, rates_of, rules_of
 from eqprop.engines.xla.program import (
@@ -142,7 +142,7 @@ class Iterations:
         self.networks, self.stacked, self.clip = job.networks or 1, job.networks is not None, job.clip
         signs: Any = torch.ones(self.networks, dtype=torch.float64) if self.stacked else 1
         one = estimator.with_sign(signs) if isinstance(estimator, EP) and draws(estimator) else estimator
-        self.kind = Kind.of(job.model, len(s), estimator)
+        self.kind = Kind.of(job.model, len(s), estimator, job.cost, job.start is None)
         self.watch = watched(first_steps(Call(problem, one, s), self.kind), job.model, job.cost)
         pieces = TrainingPieces(problem, s, *strength(one, job.model))
         self.gradient = PROGRAMS[type(estimator)](pieces, self.kind)
@@ -451,8 +451,8 @@ class XlaRunner(EagerRunner):
             return short
         drawn = draws(short)
         each = isinstance(short.beta, Tensor) or (drawn and iterations.stacked)
-        size = strongest(self.job.model, short.beta)
-        beta: Any = torch.full((iterations.networks,), size, dtype=torch.float64) if each else size
+        # Half, as in `shortened`.
+        beta: Any = torch.full((iterations.networks,), 0.5, dtype=torch.float64) if each else 0.5
         return replace(short, nudging="one-sided" if drawn else short.nudging, beta=beta)
 
     def _reference(self, iterations: Iterations, problem: Problem, estimator: Estimator) -> list[Tensor]:
