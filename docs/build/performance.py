@@ -118,7 +118,7 @@ def peers_block(found: Document | None = None) -> str:
     heads = {
         "ours": "`ep.backward`",
         "torch": "a loop in torch",
-        "jax": "JAX, grad and jit",
+        "jax": "JAX, grad, jit",
         "numpy": "numpy, formulas",
     }
     lines = []
