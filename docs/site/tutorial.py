@@ -84,13 +84,9 @@ class Page:
         parts, names = [], iter(self.figures)
         for cell in self.cells:
             code = f"```python\n{cell.text}\n```"
-            parts.append(
-                cell.text
-                if cell.markdown
-                else FOLDED.format("Checked when this page was built", code)
-                if _only_checks(cell.text)
-                else code
-            )
+            if not cell.markdown and _only_checks(cell.text):
+                code = FOLDED.format("Checked when this page was built", code)
+            parts.append(cell.text if cell.markdown else code)
             if cell.printed:
                 parts.append(_output(wrapped(cell.printed.rstrip())))
             parts += [f"![Figure drawn by the code above]({next(names)})" for _ in cell.figures]
