@@ -120,8 +120,8 @@ assert abs(0.5 * (low + high) / limit - 1) < 0.03
 # ## While it learns
 #
 # A net that settles at its first weights may stop doing so as they grow; EP then learns from states that go round, and
-# the error rises. A training can watch for that, and keep the net at rest (all off by default, and a net that settles
-# keeps every bit):
+# the error rises. A training can watch for that, and keep the net at rest (all off by default, and a net that stays
+# below the bound keeps every bit):
 #
 # | setting | what it does |
 # |---|---|
