@@ -74,7 +74,8 @@ for ax, (name, one) in zip(axes, found.items(), strict=True):
     inside = one.eigenvalues.abs() < 1
     for chosen, color in ((inside, "C0"), (~inside, "C3")):
         ax.plot(one.eigenvalues[chosen].real, one.eigenvalues[chosen].imag, "o", ms=4, color=color)
-    ax.set(title=f"{name}\n{one.verdict}", aspect="equal", xlabel="real part of $\\lambda$")
+    ax.set(title=f"{name}\n{one.verdict}", xlabel="real part of $\\lambda$")
+    ax.set(aspect="equal", xlim=(-2.4, 1.4), ylim=(-1.2, 1.2))
     ax.title.set_fontsize(9)
 axes[0].set_ylabel("imaginary part")
 
