@@ -46,7 +46,7 @@ def test_drift_is_named_layer_by_layer() -> None:
 @pytest.mark.parametrize("depth", range(4, 17))
 def test_each_cause_is_named_and_the_difference_form_has_none(depth: int) -> None:
     net, (x, y) = chain(depth), batch(depth)
-    short, long = EP(T=3 * depth, K=2 * depth, beta=0.1), EP(T=60 * depth, K=2 * depth, beta=1e-3)
+    short, long = EP(T=3 * depth, K=2 * depth, beta=0.1), EP(T=60 * depth, K=2 * depth, beta=1e-4)
     assert doctor(net, SquaredError(), x, y, short).cause == "drift"
     assert doctor(net, SquaredError(), x, y, long).cause == "rounding"
     adam = torch.optim.Adam(net.parameters())
