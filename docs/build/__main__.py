@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, estimators, gdu, performance, runs, table1
+from docs.build import cifar10, estimators, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -47,6 +47,9 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
+    "docs/physical.md": [
+        *(physical.training_block, physical.held_out_block, physical.spice_block, physical.sweep_block),
+    ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }
@@ -57,6 +60,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
     "scaling": performance.scaling,
     "scaling-conv": partial(performance.scaling, "conv"),
+    "physical-sweep": physical.sweep_picture,
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 PICTURES |= pictures()

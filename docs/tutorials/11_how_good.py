@@ -78,9 +78,9 @@ def column(found, key):
 
 
 noisy = sweep("noise", {"read_noise": [0.0, 0.003, 0.01, 0.03, 0.1]})
-sweep_figure(noisy)
 for point in noisy["points"]:
     print(point["at"], f"error {point['errors'][0]:.1f} %, cosine {point['cosines'][0]['all']:.3f}")
+sweep_figure(noisy)
 
 # %%
 cosines = column(noisy, "cosine")
