@@ -6,6 +6,8 @@ python -m benchmarks.depth deep-10 --gain 1 --name deep-10-gain-1       with ano
 python -m benchmarks.depth deep-10 --seed 0 1 2 --rates 5e-4 1e-3 2e-3 4e-3 --tune-epochs 4
                                                                         three seeds, the rate chosen on held-out images
 
+python -m benchmarks.depth --collect runs/deep                           into results/deep/trainings.json
+
 A command that was stopped goes on from its last epoch. Errors of the last epoch and of the best one on the test set are
 both recorded; the second is what some papers print.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 import eqprop.papers
+from benchmarks.collect import rounded, write_compact
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data.images import Images, epoch_order, mnist, one_hot, split_validation
@@ -36,13 +40,15 @@ from eqprop.provenance import provenance
 from eqprop.relax import Phase, Relaxation, relax
 from eqprop.run.spec import Spec
 
+TRAININGS = Path("results/deep/trainings.json")
 CLASSES, EXAMINED, HELD_OUT = 10, 100, 10_000
 """Classes of MNIST, samples for cosines and residuals, and images held out to choose rates."""
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment")
+    parser.add_argument("experiment", nargs="?", default="deep-10")
+    parser.add_argument("--collect", type=Path, nargs="+", help="folders of records, to make one file of")
     parser.add_argument("--estimator", choices=("ep", "backprop"), default="ep")
     parser.add_argument("--form", choices=("plain", "difference"))
     for name in ("lr", "gain"):
@@ -56,6 +62,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tune-epochs", type=int, default=3, help="of each rate, with seed 0")
     parser.add_argument("--out", type=Path, default=Path("results/deep"))
     parser.add_argument("--name", help="of the records, before the seed; by default experiment-estimator")
+    parser.add_argument("--tuned", type=Path, help="a record whose rate was chosen by --rates, to take it from there")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", help="by default xla for EP on a CPU, otherwise eager")
     return parser.parse_args()
@@ -108,6 +115,7 @@ class Training:
 
     def run(self, examines: bool = True) -> None:
         """All epochs that are left; `examines` whether cosines are measured before the first and after the last."""
+        first = [group["lr"] for group in self.optimizer.param_groups]
         self._resume()
         targets = one_hot(self.images.train_y, CLASSES)
         job = Job(
@@ -117,6 +125,9 @@ class Training:
         if examines and not self.cosines:
             self.cosines["before"] = self.examined()
         for epoch in range(len(self.records), self.spec.optimizer.epochs):
+            for group, rate in zip(self.optimizer.param_groups, first, strict=True):
+                group["lr"] = self.spec.optimizer.rate_in(epoch, rate, 1.0)
+            runner.take_rates()
             began = time.process_time()
             runner.reset()
             runner.run(epoch_order(self.spec.run.seed, epoch, len(targets), self.spec.optimizer.batch))
@@ -246,6 +257,9 @@ def cosines(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, float | Non
 @in_own_precision
 def main() -> None:
     given = parsed()
+    if given.collect:
+        collect(given.collect)
+        return
     spec = chosen(given)
     images = mnist(given.device)
     if given.samples:
@@ -253,6 +267,8 @@ def main() -> None:
     estimator: Estimator = Backprop() if given.estimator == "backprop" else ep_of(spec)
     name = given.name or f"{given.experiment}-{given.estimator}"
     tuning = tuned(spec, estimator, images, given, name) if given.rates else None
+    if given.tuned is not None:
+        tuning = json.loads(given.tuned.read_text())["tuning"]
     if tuning is not None:
         spec = spec.override(rates={"*": tuning["chosen"]})
     for seed in given.seed:
@@ -267,12 +283,52 @@ def tuned(spec: Spec, estimator: Estimator, images: Images, given: argparse.Name
     """The rate with the least error on held-out training images after a few epochs, and the errors of all."""
     apart, found = split_validation(images, HELD_OUT), {}
     for rate in given.rates:
-        one = spec.override(rates={"*": rate}, epochs=given.tune_epochs)
+        one = spec.override(rates={"*": rate}, epochs=given.tune_epochs, decay="none")
         training = Training(one, estimator, apart, given.out / "tuning" / f"{name}-{rate:g}.json", given.engine)
         training.run(examines=False)
         found[f"{rate:g}"] = training.records[-1]["error"]
     chosen = float(min(found, key=found.__getitem__))
     return {"chosen": chosen, "held_out": HELD_OUT, "epochs": given.tune_epochs, "seed": 0, "errors": found}
+
+
+def collect(folders: list[Path]) -> None:
+    """The records in these folders in the place of those of the same name and seed, in results/deep/trainings.json."""
+    known = {(d["record"], d["seed"]): d for d in (json.loads(TRAININGS.read_text()) if TRAININGS.exists() else [])}
+    for path in sorted(p for folder in folders for p in folder.glob("*.json")):
+        found = json.loads(path.read_text())
+        record, _, seed = path.stem.rpartition("-")
+        known[record, int(seed)] = rounded(kept(record, int(seed), found))
+    TRAININGS.parent.mkdir(parents=True, exist_ok=True)
+    write_compact(TRAININGS, [known[key] for key in sorted(known)])
+
+
+def kept(record: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
+    """What a page needs of a record."""
+    spec, epochs = found["experiment"], found["epochs"]
+    gains = {c.get("feedback_gain", 1.0) for c in spec["model"].get("connections", []) if c["pre"] != "x"}
+    return {
+        "record": record,
+        "name": spec["name"],
+        "preset": spec["preset"],
+        "estimator": "backprop" if found["estimator"].startswith("Backprop") else "ep",
+        "form": spec["estimator"].get("form", "plain"),
+        "feedback_gain": gains.pop() if len(gains) == 1 else None,
+        "seed": seed,
+        "phases": {n: spec["phases"][n] for n in ("T", "K", "beta")},
+        "rates": spec["optimizer"]["rates"],
+        "epochs": spec["optimizer"]["epochs"],
+        "tuning": found.get("tuning"),
+        "engine": found["engine"],
+        "last": found["last"],
+        "best": found["best"],
+        "test_error": [e["error"] for e in epochs],
+        "running_train_error": [e["running_train_error"] for e in epochs],
+        "unsettled": [e["unsettled"] for e in epochs],
+        "largest_residual": [e["residuals"].get("largest") for e in epochs],
+        "cpu_seconds": found["cpu_seconds"],
+        "cosines": found["cosines"],
+        "provenance": found["provenance"] | {"command": re.sub(r" --out \S+", "", found["provenance"]["command"])},
+    }
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,16 @@ import eqprop
 import eqprop.papers
 from benchmarks.collect import rounded, write_compact
 from eqprop import EP, RBP, Phase, SquaredError, relax
-from eqprop.cost import Problem
+from eqprop.cost import Nudge, Problem
 from eqprop.data.images import epoch_order, mnist, one_hot
 from eqprop.engines.base import Job, Precision, load_engine
 from eqprop.engines.eager import Agreement, update_in
-from eqprop.estimators import Estimator
+from eqprop.estimators import Nudging
+from eqprop.gdu.beta import best_beta
 from eqprop.gdu.comparison import Options, compare
 from eqprop.models import Dense, Layered, Network
 from eqprop.provenance import provenance
-from eqprop.relax import PhaseForm, Relaxation
+from eqprop.relax import PhaseForm, Relaxation, end_of_phase
 
 RECORD = Path("results/deep/forms.json")
 BETAS = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
@@ -152,40 +154,59 @@ def theorem() -> dict[str, Any]:
 
 
 def beta() -> dict[str, Any]:
-    """On nets away from rest by a little: the beta of a fine sweep with the least error, against the residual."""
+    """The beta of a fine sweep with the least error: against the residual, and against the resolution of states.
+
+    drift       the free phase ends away from rest by r, float64. Both phases of a centered nudge drift alike, which
+                cancels; then no beta is too small.
+    resolution  states are read to multiples of r, as of a machine or in few bits
+    proposed    float32, phases of T steps: the error that `best_beta` leads to over the least of the sweep
+    """
     out: dict[str, Any] = {}
-    for name, model in {
-        "energy-based, tanh": Layered((5, 20, 10), "energy-based", "tanh", eps=0.2, seed=0, dtype=torch.float64),
-        "energy-based, sigmoid": Layered((5, 20, 10), "energy-based", "logistic", eps=0.2, seed=1, dtype=torch.float64),
-        "prototypical, tanh": Layered((5, 20, 20, 10), "prototypical", "tanh", seed=2, dtype=torch.float64),
-    }.items():
+    for name, model in small_nets().items():
         source = torch.Generator().manual_seed(3)
         x = torch.rand(16, 10, generator=source, dtype=torch.float64)
         y = torch.rand(16, 5, generator=source, dtype=torch.float64)
         problem = Problem(model, SquaredError(), x, y)
         rest = relax(model, x, Phase(20_000, stop="settled", checked=False))
-        out[name] = {}
-        for nudging in ("one-sided", "symmetric"):
-            ep = EP(0, 30, nudging=nudging, checked=False)  # type: ignore[arg-type]
+        nudgings: tuple[Nudging, ...] = ("one-sided", "symmetric")
+        for nudging in nudgings:
+            ep = EP(0, 100, nudging=nudging, checked=False)
             limit = replace(ep, beta=1e-7, nudging="symmetric", form="difference").estimate(problem, rest)[1]
-            points = []
-            for away in [10.0 ** (-n / 2) for n in range(6, 15)]:
-                begun = moved(problem, rest, away, ep)
-                errors = {b: off(problem, replace(ep, beta=b), begun, limit) for b in GRID}
-                best = min(errors, key=errors.__getitem__)
-                points.append({"residual": float(begun.residual.max()), "beta": best, "error": errors[best]})
-            slope = fitted([(p["residual"], p["beta"]) for p in points if GRID[3] < p["beta"] < GRID[-4]])
-            out[name][nudging] = {"exponent": slope, "points": points}
-            print(name, nudging, round(slope, 3), json.dumps(rounded(points, 2)), flush=True)
+            found = out.setdefault(name, {}).setdefault(nudging, {})
+            sizes = [10.0 ** (-n / 2) for n in range(6, 15)]
+            drifts = [best(partial(estimated, problem, ep, moved(problem, rest, r)), limit) for r in sizes]
+            read = [best(partial(resolved, problem, ep, rest, r), limit) for r in sizes]
+            found["drift"] = {"r": sizes, "beta_and_error": drifts}
+            found["resolution"] = {"r": sizes, "beta_and_error": read, "exponent": fitted(sizes, read)}
+            if nudging == "one-sided":
+                found["drift"]["exponent"] = fitted(sizes, drifts)
+            found["proposed"] = {str(T): proposed(problem, replace(ep, T=T)) for T in (15, 40, 400)}
+            print(name, nudging, json.dumps(rounded(found, 3)), flush=True)
     return out
 
 
-GRID = [10.0 ** (-n / 12) for n in range(-4, 85)][::-1]
-"""Betas of the sweep, 12 to a decade."""
+GRID = [10.0 ** (-n / 12) for n in range(-4, 85)]
+"""Betas of the sweep, 12 to a decade, the largest first."""
 
 
-def moved(problem: Problem, rest: Relaxation, away: float, ep: Estimator) -> Relaxation:
-    """A free phase that is this far from rest in a direction that dies away slowest: some steps after a push."""
+def small_nets() -> dict[str, Layered]:
+    wide = {"dtype": torch.float64}
+    return {
+        "energy-based, tanh": Layered((5, 20, 10), "energy-based", "tanh", eps=0.2, seed=0, **wide),  # type: ignore[arg-type]
+        "energy-based, logistic": Layered((5, 20, 10), "energy-based", "logistic", eps=0.2, seed=1, **wide),  # type: ignore[arg-type]
+        "prototypical, tanh": Layered((5, 20, 20, 10), "prototypical", "tanh", seed=2, **wide),  # type: ignore[arg-type]
+    }
+
+
+def best(run: Callable[[float], dict[str, Tensor]], limit: dict[str, Tensor]) -> tuple[float, float]:
+    """The beta with the least error, and that error."""
+    errors = {b: off(run(b), limit) for b in GRID}
+    beta = min(errors, key=errors.__getitem__)
+    return beta, errors[beta]
+
+
+def moved(problem: Problem, rest: Relaxation, away: float) -> Relaxation:
+    """A free phase that is this far from rest, in the direction that 40 steps after a push leave."""
     source = torch.Generator().manual_seed(0)
     push = [torch.randn(v.shape, generator=source, dtype=torch.float64) for v in rest.state]
     start = tuple([v + 0.1 * p for v, p in zip(rest.state, push, strict=True)])
@@ -195,15 +216,47 @@ def moved(problem: Problem, rest: Relaxation, away: float, ep: Estimator) -> Rel
     return relax(problem.model, problem.x, Phase(0, checked=False), state)
 
 
-def off(problem: Problem, ep: EP, begun: Relaxation, limit: dict[str, Tensor]) -> float:
-    found = ep.estimate(problem, begun)[1]
-    a, b = (torch.cat([g[n].flatten() for n in limit]) for g in (found, limit))
-    return float((a - b).norm() / b.norm())
+def estimated(problem: Problem, ep: EP, free: Relaxation, beta: float) -> dict[str, Tensor]:
+    return replace(ep, beta=beta).estimate(problem, free)[1]
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of log beta over log residual."""
-    logs = torch.tensor([[math.log(r), math.log(b)] for r, b in points], dtype=torch.float64)
+def resolved(problem: Problem, ep: EP, free: Relaxation, r: float, beta: float) -> dict[str, Tensor]:
+    """EP's update of states that are read to multiples of r."""
+    model, sides = problem.model, (1.0, -1.0) if ep.nudging == "symmetric" else (1.0,)
+    assert isinstance(model, eqprop.PrimitiveDynamics)
+    ends = [
+        end_of_phase(model, problem.x, Phase(ep.K), free.state, Nudge(problem.cost, problem.y, s * beta)) for s in sides
+    ]
+    read = [tuple([(v / r).round() * r for v in s]) for s in (*ends, free.state)]
+    unit = -1.0 / (len(sides) * beta * model.nudge_scale)
+    return {n: unit * g for n, g in model.contrast(problem.x, read[0], read[1]).items()}
+
+
+def proposed(problem: Problem, ep: EP) -> dict[str, float]:
+    """What `best_beta` says in float32, its error, and the least error of the sweep."""
+    single = Problem(copy.deepcopy(problem.model).float(), problem.cost, problem.x.float(), problem.y.float())
+    free = relax(single.model, single.x, ep.free_phase())
+    wide = replace(free, state=tuple(v.double() for v in free.state))
+    limit = replace(ep, beta=1e-7, nudging="symmetric", form="difference").estimate(problem, wide)[1]
+    beta = best_beta(single, ep, free).beta
+    error = off(estimated(single, ep, free, beta), limit)
+    sweep, least = best(partial(estimated, single, ep, free), limit)
+    return {"residual": float(free.residual.max()), "beta": beta, "error": error, "best_beta": sweep, "least": least}
+
+
+def off(found: dict[str, Tensor], limit: dict[str, Tensor]) -> float:
+    a, b = (torch.cat([g[n].double().flatten() for n in limit]) for g in (found, limit))
+    error = float((a - b).norm() / b.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def fitted(sizes: Sequence[float], points: Sequence[tuple[float, float]]) -> float:
+    """The slope of log beta over log r, of betas within the sweep that leave an error below a tenth."""
+    pairs = [(r, b) for r, (b, e) in zip(sizes, points, strict=True) if GRID[2] > b > GRID[-3] and e < 0.1]
+    kept = [(math.log(r), math.log(b)) for r, b in pairs]
+    if len(kept) < 3:
+        return math.nan
+    logs = torch.tensor(kept, dtype=torch.float64)
     r, b = (logs - logs.mean(0)).T
     return float((r * b).sum() / (r * r).sum())
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, estimators, gdu, performance, physical, runs, table1
+from docs.build import cifar10, depth, estimators, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -51,6 +51,10 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(physical.training_block, physical.held_out_block, physical.spice_block, physical.sweep_block),
     ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
+    "docs/depth.md": [
+        *(depth.cosines_block, depth.bits_block, depth.speed_block, depth.trainings_block, depth.layers_block),
+        *(depth.residuals_block, depth.exponents_block),
+    ],
     "docs/tune.md": [runs.decisions_block, runs.tuned_block],
 }
 """The blocks of each page: results_block fills <!-- begin results -->, runs_of(topic) <!-- begin topic runs -->."""
@@ -85,7 +89,12 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
     text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
     text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"scale\([^)]*\)|(\d\.\d)\d+", _shorter, tag[0]), text)
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """A coordinate cut to a tenth; a scale whole, which a tenth would make zero."""
+    return found[1] or found[0]
 
 
 def read_text(page: str) -> str:

@@ -69,8 +69,8 @@ def spice_block() -> str:
     text = (
         f"{len(found['nets'])} random nets, {sum(one['nodes'] for one in found['nets']):,} nodes; {found['ngspice']}, "
         f"{machine(found['provenance'])}. After {trained['iterations']} iterations of drn-xs with ngspice as the "
-        f"network ({trained['work']['settles']} settles) the weights differ from ours by at most {apart:.1e} of how far "
-        "they moved."
+        f"network ({trained['work']['settles']} settles) the weights differ from ours by at most {apart:.1e} of how "
+        "far they moved."
     )
     return f"{table(['ngspice against eqprop', 'free', 'nudged'], lines)}\n\n{text}"
 

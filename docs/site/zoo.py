@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from docs.build import cifar10, table1
+from docs.build import cifar10, depth, table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
 from docs.build.text import duration, table
@@ -43,6 +43,7 @@ SOURCES = dict.fromkeys(papers.of_paper(), ERNOULT) | {
     "cifar10-laborieux-2021": LABORIEUX,
     "cifar10-laborieux-2021-mse": LABORIEUX,
     "cifar10-scellier-2023": SCELLIER,
+    **dict.fromkeys(("deep-10", "deep-20", "fre-512"), "[this package](depth.md), after Liu et al. 2025"),
 }
 TOPICS = ("literature", "continual")
 """Files of results/runs with trainings of whole experiments; others hold variations of them."""
@@ -131,9 +132,8 @@ def _entries(name: str) -> Iterator[Entry]:
     for preset in papers.presets(name):
         if preset not in papers.COMPARED:
             spec = papers.find(name, preset)
-            yield from list(_of_table1(name, preset) if name in papers.of_paper() else _of_runs(spec)) or [
-                _untrained(spec)
-            ]
+            found = list(_of_table1(name, preset) if name in papers.of_paper() else _of_runs(spec))
+            yield from found or list(_of_depth(spec)) or [_untrained(spec)]
 
 
 def _untrained(e: Spec) -> Entry:
@@ -185,6 +185,24 @@ def _of_runs(e: Spec) -> Iterator[Entry]:
             machine(own[0]["provenance"][-1]),
             _cut_short(e, own),
         )
+
+
+def _of_depth(e: Spec) -> Iterator[Entry]:
+    """Deep chains, with the error of the last epoch and of the best one on the test set, each called so."""
+    for estimator in ("ep", "backprop"):
+        own = depth.trainings(record=f"{e.name}-{estimator}", name=e.name, preset=e.preset)
+        if own:
+            last, best = ([d[which] for d in own] for which in ("last", "best"))
+            yield Entry(
+                e,
+                estimator,
+                e.results.get(estimator),
+                f"last epoch {depth.spread(last)}, best epoch {depth.spread(best)}",
+                fmean(last),
+                len(own),
+                duration(sum(d["cpu_seconds"] for d in own)),
+                machine(own[0]["provenance"]),
+            )
 
 
 def _estimator(d: Document) -> str:

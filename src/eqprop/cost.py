@@ -28,6 +28,9 @@ class Cost(nn.Module):
 
     parametric: bool = False
 
+    pulls: int | None = None
+    """The only layer whose state the cost reads; None if it may read any. A subclass says so itself."""
+
     @property
     def title(self) -> str:
         """What messages call the cost."""
@@ -121,6 +124,8 @@ class Cost(nn.Module):
 
 class SquaredError(Cost):
     """l = 1/2 |s0 - y|^2 over all of a sample's outputs, with y shaped like s0 (one-hot for classification)."""
+
+    pulls = 0
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return 0.5 * (s[0] - y).square().sum(-1)

@@ -54,6 +54,12 @@ class Dynamics(nn.Module):
     bipartite: bool = False
     """Whether even layers depend only on odd layers and vice versa, so that the two can be updated in turn."""
 
+    in_turns: bool = False
+    """Whether moreover a step of even layers is a function of odd ones alone, and vice versa, to the bit."""
+
+    first_moved: int | None = None
+    """0 or 1: where `in_turns` holds and a zero state moves in layers of this parity only. None: in others too."""
+
     input_shape: tuple[int, ...] | None = None
     """The shape of one input sample; checked unless None."""
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from eqprop.autodiff import doubled, in_own_precision, wide, with_values
-from eqprop.cost import Nudge
+from eqprop.cost import Cost, Nudge
 from eqprop.dynamics import Departure, Drive, Dynamics, PrimitiveDynamics
-from eqprop.state import State, add, detach, distance, first_bad_layer, is_number, layer_name, subtract
+from eqprop.state import State, add, detach, distances, first_bad_layer, is_number, layer_name, subtract
 
 Schedule = Literal["synchronous", "alternating", "sweeps", "sweeps-same"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -94,6 +94,8 @@ class Relaxation:
     residual    max |F(x, s) - s| over each sample's neurons, including the nudge in a nudged phase; (B,)
     settled     whether the residual is below the tolerance, per sample; (B,)
     trail       the last states before `state`, oldest first, if requested by `keep`
+    by_layer    the residual of each layer, (layers, B), from the reference's time loop; None from engines that keep
+                only the largest
     adjoint_residual    the remainder of recurrent backprop's adjoint, per sample; None for other phases
     """
 
@@ -103,12 +105,18 @@ class Relaxation:
     settled: Tensor
     trail: tuple[State, ...] = field(default=(), repr=False)
     adjoint_residual: Tensor | None = None
+    by_layer: Tensor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         layers = ", ".join(f"s{n} {tuple(layer.shape)}" for n, layer in enumerate(self.state))
         settled = f"{int(self.settled.sum())} of {self.settled.numel()} samples settled"
         worst = float(self.residual.max()) if self.residual.numel() else 0.0
-        return f"Relaxation({layers}; {self.steps} steps, residual at most {worst:.1e}, {settled})"
+        moving = "" if self.by_layer is None or bool(self.settled.all()) else f" in s{self._moving_most()}"
+        return f"Relaxation({layers}; {self.steps} steps, residual at most {worst:.1e}{moving}, {settled})"
+
+    def _moving_most(self) -> int:
+        assert self.by_layer is not None
+        return int(self.by_layer.flatten(1).amax(1).argmax())
 
 
 class NotFiniteError(FloatingPointError):
@@ -144,11 +152,12 @@ def relax(
         settled_alone: Relaxation = model.relaxation(x, phase, None if state is None else start, nudge, keep)
         return settled_alone
     s, steps, before, step = _run(model, x, phase, start, nudge, keep)
-    residual = distance(step(s), s, model.sample_dims(x))
+    by_layer = distances(step(s), s, model.sample_dims(x))
+    residual = by_layer.amax(0)
     settled = residual < settled_below(s[0].dtype, phase.tolerance)
     # States skipped by an early stop equal the fixed point.
     trail = (*before, *[s] * min(phase.T - steps, keep))[-keep:] if keep else ()
-    return Relaxation(s, steps, residual, settled, trail)
+    return Relaxation(s, steps, residual, settled, trail, by_layer=by_layer)
 
 
 @torch.no_grad()
@@ -186,6 +195,11 @@ def _run(
         step = _MAKE_STEPPER.get()(model, x, nudge, phase)
     groups = model.sweep(len(start)) if phase.schedule in SWEEPS else ()
     origin = phase.T + phase.then if nudge is None else 0
+    if phase.schedule == "synchronous" and form == "difference":
+        assert nudge is not None, "a free phase has no difference form"
+        groups = moved_in_turn(model, len(start), nudge.cost) if nudge.at is not None else ()
+    elif phase.schedule == "synchronous" and nudge is None and _from_zero(model, start):
+        groups, origin = moved_from_zero(model, len(start)), 0
 
     def update(t: int) -> Update:
         if phase.schedule == "alternating":
@@ -218,6 +232,33 @@ def turn(groups: tuple[tuple[int, ...], ...], t: int, schedule: Schedule) -> tup
     if not groups:
         return None
     return groups[(-1 - t if t >= 0 and schedule == "sweeps" else t) % len(groups)]
+
+
+def moved_in_turn(model: Dynamics, layers: int, cost: Cost) -> tuple[tuple[int, ...], ...]:
+    """The layers that a held nudge moves at even and at odd steps of the difference form; () where all may move.
+
+    d begins at 0, so a layer k connections away first moves at step k, and then only at every other: in between, what
+    it sees has not changed. Leaving it out is exact to the bit.
+    """
+    first = cost.pulls if "pulls" in vars(type(cost)) else None
+    if first is None or not model.in_turns or getattr(model, "nudge_site", "") == "implicit":
+        return ()
+    return _parities(layers, first)
+
+
+def moved_from_zero(model: Dynamics, layers: int) -> tuple[tuple[int, ...], ...]:
+    """The same of a free phase that begins at the zero state."""
+    return () if model.first_moved is None else _parities(layers, model.first_moved)
+
+
+def _parities(layers: int, first: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(n for n in range(layers) if (n - first) % 2 == p) for p in (0, 1))
+
+
+def _from_zero(model: Dynamics, start: State) -> bool:
+    """Whether a phase begins where only some layers move, and is run by the reference."""
+    known = model.first_moved is not None and _MAKE_STEPPER.get() is _reference_stepper
+    return known and start[0].device.type == "cpu" and not any(bool(v.any()) for v in start)
 
 
 def turns(model: Dynamics, layers: int, schedule: Schedule, times: Iterable[int]) -> list[tuple[int, ...] | None]:

@@ -45,8 +45,13 @@ def distance(a: State, b: State, sample_dims: int) -> Tensor:
 
     `sample_dims` is the number of leading dimensions that index samples: 1, or 2 for stacked networks.
     """
+    return distances(a, b, sample_dims).amax(0)
+
+
+def distances(a: State, b: State, sample_dims: int) -> Tensor:
+    """The same layer by layer, (layers, B) or (layers, R, B)."""
     layers = [(p - q).abs().flatten(sample_dims).amax(-1) for p, q in zip(a, b, strict=True)]
-    return torch.stack(layers).amax(0)
+    return torch.stack(layers)
 
 
 def per_sample(values: Tensor, layer: Tensor) -> Tensor:

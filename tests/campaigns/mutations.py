@@ -3,9 +3,9 @@
     python tests/campaigns/mutations.py --places 30 --seed 42 --out results/mutations.json
 
 Places are drawn from core, estimators, models and gdu in turn. For each, a copy of the package with that one change is
-tested by the suite of these packages, its own tests first, until one fails; what is not noticed within the time limit
-counts as missed. `--tree` is another checkout, with its own tests; `--part 2/5` takes every fifth place from the
-second on.
+tested by the suite of these packages, its own tests first, until one fails; what is not noticed within so many seconds
+of CPU time counts as missed. `--tree` is another checkout, with its own tests; `--part 2/5` takes every fifth place
+from the second on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import copy
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,36 +144,31 @@ def places(tree: Path, count: int, seed: int) -> list[Place]:
     return found
 
 
-def outcome(tree: Path, place: Place | None, seconds: float) -> tuple[str, float]:
-    """ "killed", "survived" or "time" of a change, and how long it took; without a place, of the package as it is."""
+def outcome(tree: Path, place: Place, seconds: float) -> tuple[str, float]:
+    """ "killed", "survived" or "time" of a change, and the CPU seconds it took."""
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "eqprop"
         shutil.copytree(tree / "src" / "eqprop", package, ignore=shutil.ignore_patterns("__pycache__", "mnist"))
         (package / "data" / "mnist").symlink_to(ROOT / "src" / "eqprop" / "data" / "mnist")
-        order = list(PACKAGES)
-        if place is not None:
-            path = Path(scratch) / Path(place.file).relative_to("src")
-            path.write_text(changed(path.read_text(encoding="utf-8"), place.kind, place.number)[0], encoding="utf-8")
-            order.sort(key=lambda name: name != place.package)
+        path = Path(scratch) / Path(place.file).relative_to("src")
+        path.write_text(changed(path.read_text(encoding="utf-8"), place.kind, place.number)[0], encoding="utf-8")
+        order = sorted(PACKAGES, key=lambda name: name != place.package)
         words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
         environment = {**os.environ, "PYTHONPATH": scratch, "OMP_NUM_THREADS": "1"}
-        began = time.monotonic()
-        try:
-            done = subprocess.run(
-                [*words, *(f"tests/{name}" for name in order)],
-                cwd=tree,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-            )
-            ended = {0: "survived"}.get(done.returncode, "killed")
-            if place is None and ended == "killed":
-                print(done.stdout[-3000:])
-        except subprocess.TimeoutExpired:
-            ended = "time"
-    return ended, round(time.monotonic() - began, 1)
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
+        limit = int(seconds)
+        done = subprocess.run(
+            [*words, *(f"tests/{name}" for name in order)],
+            cwd=tree,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
+            check=False,
+        )
+        ended = {0: "survived", 1: "killed", 2: "killed"}.get(done.returncode, "time")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended, round(used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime, 1)
 
 
 def main() -> None:

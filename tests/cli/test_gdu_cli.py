@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +56,6 @@ def subject_of(
     return find_problem(target, None, settings, None, Weights(estimator, trial), dtype, trains=False)
 
 
-def eqprop(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
-    command = [sys.executable, "-m", "eqprop", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
-
-
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown experiment": (["EB-4h"], "Unknown experiment 'EB-4h'.*Did you mean 'EB-"),
     "near miss": (["pconv"], "Did you mean 'P-conv'"),
@@ -94,10 +85,6 @@ BAD: dict[str, tuple[list[str], str]] = {
 }
 
 
-IN_PROCESSES = ("unknown experiment", "never settles")
-"""Run as a user does, each in a process of its own; the others call `main` here, which saves loading torch again."""
-
-
 def prepare(folder: Path) -> list[Path]:
     (folder / "empty").mkdir()
     (folder / "syntax.py").write_text("def f():\n    return (\n")
@@ -112,30 +99,8 @@ def check(name: str, code: object, stdout: str, stderr: str) -> None:
     assert re.search(BAD[name][1], said), said
 
 
-@pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.CompletedProcess[str], bool]]:
-    """Bad commands, two at a time, and whether each left its folder as it was."""
-
-    def attempt(name: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], bool]:
-        before = prepare(folder)
-        done = eqprop("gdu", *BAD[name][0], "--out", "out", cwd=folder)
-        return done, sorted(folder.rglob("*")) == before
-
-    # Made here: the first folder of a session is no work for two threads at once.
-    folders = [tmp_path_factory.mktemp("bad") for _ in IN_PROCESSES]
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(IN_PROCESSES, pool.map(attempt, IN_PROCESSES, folders), strict=True))
-
-
-@pytest.mark.parametrize("name", IN_PROCESSES)
-def test_bad_input_gets_a_message_and_leaves_nothing(name: str, bad: Any) -> None:
-    done, untouched = bad[name]
-    check(name, done.returncode, done.stdout, done.stderr)
-    assert untouched
-
-
-@pytest.mark.parametrize("name", [name for name in BAD if name not in IN_PROCESSES])
-def test_other_bad_input_gets_a_message_and_leaves_nothing(
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_a_message_and_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = prepare(tmp_path)
@@ -162,11 +127,16 @@ def test_out_that_is_a_file_is_told_before_the_work(
     assert (tmp_path / "there").read_text() == "mine"
 
 
-def test_json_on_standard_output_is_alone_and_out_gets_the_rest(tmp_path: Path) -> None:
-    words = ["gdu", "TOY", "--T", "600", "--K", "5", "--batch", "3", "--seed", "2", "--json", "-", "--out", "o"]
-    done = eqprop(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_json_on_standard_output_is_alone_and_out_gets_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    run_here(
+        monkeypatch, "gdu", "TOY", "--T", "600", "--K", "5", "--batch", "3", "--seed", "2", "--json", "-", "--out", "o"
+    )
+    said = capsys.readouterr()
+    document = json.loads(said.out)
     assert (document["name"], document["preset"], document["dtype"]) == ("toy", "gdu", "float64")
     assert (document["T"], document["K"], document["beta"], document["batch"], document["seed"]) == (600, 5, 0.01, 3, 2)
     assert document["seconds"] > 0
@@ -178,8 +148,8 @@ def test_json_on_standard_output_is_alone_and_out_gets_the_rest(tmp_path: Path) 
     assert set(document["budget"]) >= BUDGET_KEYS
     assert document["provenance"]["torch"] == torch.__version__
     # What is for people is on standard error, and ends with the verdict and where the figures are.
-    assert "Error budget" in done.stderr
-    *_, verdict, figures = done.stderr.rstrip().splitlines()
+    assert "Error budget" in said.err
+    *_, verdict, figures = said.err.rstrip().splitlines()
     assert verdict == document["budget"]["verdict"]
     assert figures == "Figures as PNG and PDF: o/figures"
     found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())

@@ -317,3 +317,17 @@ def test_a_given_state_is_not_written_to() -> None:
     end = relax(net, x, 5, start)
     exactly(tuple(v.detach() for v in start), copies)
     assert not any(v.requires_grad for v in end.state)
+
+
+def test_a_relaxation_says_which_layer_still_moves() -> None:
+    net = prototypical(3).float()
+    x = batch(net)[0].float()
+    free = relax(net, x, 2)
+    new = net.transition(x, free.state)
+    assert free.by_layer is not None
+    assert free.by_layer.shape == (3, len(x))
+    for found, a, b in zip(free.by_layer, new, free.state, strict=True):
+        assert torch.equal(found, (a - b).abs().amax(1))
+    assert torch.equal(free.by_layer.amax(0), free.residual)
+    assert f"in s{int(free.by_layer.amax(1).argmax())}, " in repr(free)
+    assert " in s" not in repr(relax(net, x, 500))

@@ -115,19 +115,6 @@ def test_files_and_archive_in_the_cache_give_the_set(chosen: BinarySet, form: st
     assert sorted(cache_of(chosen, tmp_path).iterdir()) == before, "nothing is unpacked"
 
 
-def test_a_folder_in_their_format_is_your_own_data(chosen: BinarySet, tmp_path: Path) -> None:
-    place = folder_of(chosen, tmp_path / "mine")
-    last = list(chosen.rows)[-1]
-    images = data.open_set(place)
-    check_content(chosen, images)
-    assert images.name == "mine"
-    # Another number of images with other labels is refused under the published name only.
-    (place / last).write_bytes(rows(chosen, seed=9, n=4))
-    assert len(data.open_set(place).test_x) == 4
-    with pytest.raises(ValueError, match=f"{last} of {chosen.title} has {4 * (chosen.labels + 3072)} bytes; expected"):
-        cifar.read_published(chosen, place)
-
-
 def test_published_training_images_with_another_test_file_are_not_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,15 +228,6 @@ def test_labels_out_of_range_and_images_of_another_shape(chosen: BinarySet, tmp_
         (place / first).write_bytes(content)
         with pytest.raises(ValueError, match=f"{first} has {len(content)} bytes; expected rows of {row}"):
             data.open_set(place)
-
-
-def test_a_file_of_names_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    place = folder_of(CIFAR100, tmp_path / "mine")
-    (place / "fine_label_names.txt").write_text("apple\nbaby\n")
-    with pytest.raises(ValueError, match=r"fine_label_names\.txt holds 2 names; expected 100"):
-        data.open_set(place)
-    (place / "fine_label_names.txt").unlink()
-    assert data.open_set(place).class_names == ()
 
 
 def test_missing_files_are_named(chosen: BinarySet, tmp_path: Path) -> None:

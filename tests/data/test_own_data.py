@@ -124,19 +124,6 @@ def test_data_that_does_not_fit_is_refused_in_words(changed: dict[str, Any], wor
         data.as_images(given)
 
 
-@pytest.mark.parametrize("classes", [2.5, 0, "3"])
-def test_a_number_of_classes_is_a_whole_number(classes: Any) -> None:
-    with pytest.raises(ValueError, match="classes is .*; expected a whole number above 0"):
-        data.from_arrays(*arrays(), classes=classes)
-
-
-def test_a_number_of_classes_that_one_hot_rows_do_not_have_is_refused() -> None:
-    x, rows = torch.rand(3, 4), np.eye(3)
-    assert data.from_arrays(x, rows, x, rows, classes=3).classes == 3
-    with pytest.raises(ValueError, match="classes is 7, but y has 3 numbers per sample"):
-        data.from_arrays(x, rows, x, rows, classes=7)
-
-
 @pytest.mark.parametrize("given", [Pairs(*arrays()[:2]), arrays()[:3], 7])
 def test_half_of_the_data_is_refused_with_what_to_give(given: Any) -> None:
     with pytest.raises(ValueError, match=r"\(train, test\)"):

@@ -242,26 +242,6 @@ def open_with_same(train: Dataset[Any]) -> data.Streamed:
     return data.streamed(DataLoader(train, batch_size=2), Pictures(), classes=4)
 
 
-def test_parts_are_held_out_cut_and_drawn_as_those_of_images() -> None:
-    streamed = data.streamed(Pictures(), Pictures(11), classes=4)
-    split = streamed.split_validation(10)
-    assert (split.train_samples, split.test_samples, split.sha256) == (30, 10, streamed.sha256)
-    assert "training samples 0-29, tested on 30-39" in split.name
-    assert torch.cat([batch.x for batch in split.in_order("test", 4)])[:, 0].tolist() == list(range(30, 40))
-    with pytest.raises(ValueError, match="order names samples 0 to 39"):
-        split.batches(torch.arange(40).view(5, 8))
-    cut = streamed.cut(7, 3)
-    assert (cut.train_samples, cut.test_samples, streamed.cut().train_samples) == (7, 3, 40)
-    for wrong in (lambda: streamed.cut(41), lambda: streamed.split_validation(40), lambda: streamed.sample(41, 0)):
-        with pytest.raises(ValueError, match="40 training samples"):
-            wrong()
-    x, y = streamed.sample(6, seed=2)
-    images = data.as_images((Pictures(), Pictures(11)))
-    assert isinstance(images, data.Images)
-    assert torch.equal(x, images.sample(6, seed=2)[0])
-    assert torch.equal(y, images.sample(6, seed=2)[1])
-
-
 def test_the_loaders_settings_are_kept() -> None:
     def prepare(worker: int) -> None:
         Marked.worker = worker

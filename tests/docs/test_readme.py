@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.pages import ROOT, code_blocks, run_block, run_here, run_python
+from helpers.pages import ROOT, code_blocks, run_block, run_here
 
 README = ROOT / "README.md"
 SHORTER = {
@@ -75,7 +75,7 @@ def test_the_commands_of_the_text_run_in_turn(tmp_path: Path) -> None:
     text = README.read_text(encoding="utf-8")
     found = [shlex.split(words) for words in re.findall(r"`(eqprop [^`]+)`", text) if " --help" not in words]
     assert [words[1] for words in found] == ["gdu", "train", "report", "doctor"]
-    run_python(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in found]))
+    run_block(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in found]))
     assert (tmp_path / "runs" / "p1h" / "report.html").is_file()
 
 
@@ -86,7 +86,7 @@ def test_start_leads_to_an_own_net_in_three_commands(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "my_net.py", tmp_path / "examples")
     lines = [shlex.split(line) for line in others]
     assert [words[1] for words in lines] == ["train", "report"]
-    run_python(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in lines]))
+    run_block(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in lines]))
     assert "The nets" in (tmp_path / "runs" / "mine" / "report.html").read_text(encoding="utf-8")
 
 

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eqprop import EP, PrimitiveDynamics, SquaredError, from_energy
@@ -270,6 +272,53 @@ def test_the_watch_does_not_mind_values() -> None:
         net.free.mul_(2.0)
     net.inner.weight.grad = torch.ones(2, 2)
     net.gain = float("1.0")
+    assert not watch.changed()
+
+
+class Leaf:
+    """Where a number is held: what holds it, and a way to set it."""
+
+    def __init__(self, value: float) -> None:
+        self.inside: list[Any] = [value]
+
+    def set(self, value: float) -> None:
+        self.inside[0] = value
+
+
+LAYERS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda held: [0, held],
+    "tuple": lambda held: (held, "word"),
+    "dict": lambda held: {"a": held, 3: None},
+    "deque": lambda held: deque([held]),
+    "object": lambda held: SimpleNamespace(part=held),
+    "long list": lambda held: [*range(300), held],
+    "partial": lambda held: functools.partial(print, held),
+    "closure": lambda held: lambda x: (x, held),
+    "method": lambda held: SimpleNamespace(part=held).__repr__,
+    "default": lambda held: functools.wraps(print)(lambda x, part=held: (x, part)),
+    "module": lambda held: with_attribute(nn.Identity(), held),
+    "slot": lambda held: with_attribute(Slotted(), held),
+}
+
+
+def with_attribute(owner: Any, held: object) -> Any:
+    owner.gain = held
+    return owner
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(sorted(LAYERS)), max_size=6), st.floats(allow_nan=False), st.floats(allow_nan=False))
+def test_the_watch_sees_a_number_however_deep_it_is_held(layers: list[str], before: float, after: float) -> None:
+    leaf = Leaf(before)
+    held: Any = leaf
+    for name in layers:
+        held = LAYERS[name](held)
+    watch = Fingerprint(lambda x: (x, held))
+    assert watch.refusal is None
+    assert not watch.changed()
+    leaf.set(after)
+    assert watch.changed() == (before != after)
+    leaf.set(before)
     assert not watch.changed()
 
 

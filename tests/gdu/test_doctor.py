@@ -206,6 +206,7 @@ def test_a_start_counts_samples_by_the_limit_it_is_accused_by(monkeypatch: pytes
 def test_numbers_are_rounded_outwards() -> None:
     assert [nice(v) for v in (1.0, 1.1, 2300.0, 0.004)] == [1.0, 2.0, 3000.0, 0.005]
     assert [nice(v, up=False) for v in (1.0, 0.9, 2300.0)] == [1.0, 0.5, 2000.0]
+    assert [nice(4e-17, up=False), nice(9e20), nice(0.0)] == [3e-17, 1e21, 0.0]
 
 
 def test_a_diagnosis_is_ready_for_json() -> None:

@@ -35,16 +35,13 @@ def run_here(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def run_python(folder: Path, code: str) -> str:
-    return run_here(folder, sys.executable, "-c", code)
-
-
 def run_block(folder: Path, code: str) -> str:
     """What a block of a page prints, run in this folder with the engines a user gets, seeded."""
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]), redirect_stdout(StringIO()) as out:
         torch.manual_seed(0)
         patch.chdir(folder)
         patch.setattr(sys, "path", [str(ROOT), *sys.path])
+        patch.setattr(sys, "argv", list(sys.argv))
         patch.setattr(plugins, "_registered", {kind: {} for kind in plugins.KINDS})
         Context().run(exec, compile(code, "block", "exec"), {"__name__": "__main__"})
     return out.getvalue()

@@ -248,6 +248,39 @@ def test_the_prototypical_nets_are_judged_by_their_nudge(browser: Browser, page:
     assert said["energy-based"].startswith("Holds:")
 
 
+def test_it_holds_approximately_only_below_a_tenth(browser: Browser, page: Path) -> None:
+    """Between the theorem and nothing: the words follow the RMSE on the page."""
+    open_page(browser, page)
+    said = set()
+    for beta in range(0, 301, 20):
+        change = f"b.value = {beta}; b.dispatchEvent(new Event('input'))"
+        browser.run(f"(b => {{ {change} }})(document.getElementById('beta')); Play.judgeNow()")
+        verdict, rmse = text(browser, "verdict"), browser.run("Play.study().rmse")
+        if verdict.startswith(("Holds approximately.", "Does not hold.")):
+            assert verdict.startswith("Holds approximately.") <= (rmse < 0.1), (verdict, rmse)
+            said.add(verdict.split(".")[0])
+    assert said == {"Holds approximately", "Does not hold"}
+
+
+def test_the_python_computes_what_is_on_screen(
+    browser: Browser, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_page(browser, page)
+    assert browser.run("document.getElementById('python').hidden")
+    press(browser, "show-python")
+    for kind in ("prototypical inside", "energy-based"):
+        change = f"k.value = '{kind}'; k.dispatchEvent(new Event('change'))"
+        browser.run(f"(k => {{ {change} }})(document.getElementById('kind')); Play.judgeNow()")
+        code = text(browser, "python")
+        space: dict[str, Any] = {}
+        exec(code.replace("print(eqprop.gdu.compare(", "report = (eqprop.gdu.compare("), space)
+        own = space["report"].synapses["W01"].rmse
+        assert own == pytest.approx(browser.run("Play.study().metrics.W01.rmse"), rel=1e-3)
+        assert capsys.readouterr().out.startswith("answer")
+    press(browser, "show-python")
+    assert browser.run("document.getElementById('python').hidden")
+
+
 def test_chosen_neurons_are_those_that_are_drawn(browser: Browser, page: Path) -> None:
     open_page(browser, page)
     browser.run("(e => { e.value = 5; e.dispatchEvent(new Event('input')) })(document.getElementById('j'))")

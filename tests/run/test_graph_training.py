@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from eqprop import EP, SquaredError, load, papers, relax
 from eqprop.data import Images
 from eqprop.engines import Task, choose
-from eqprop.models import Network, stack
+from eqprop.models import Network
 from eqprop.models.network import GraphNet
 from eqprop.report.page import write_report
 from eqprop.run import Stopped, resume, train
@@ -126,10 +126,10 @@ def test_a_readout_takes_the_place_of_the_output(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('kind = "skip"', 'kind = "skipp"', "architecture: Unknown kind of connection 'skipp'.*Did you mean 'skip'"),
+        ('kind = "skip"', 'kind = "skipp"', "Unknown kind of connection 'skipp'.*Did you mean 'skip'"),
         ("kernel = 5", "kernal = 5", "A connection of kind conv: Unknown field 'kernal'.*Did you mean 'kernel'"),
         ('pre = "h2", post', "post", "A connection of kind dense lacks pre, the names"),
-        ("T = 12", 'schedules = "x"\nT = 12', "Unknown field 'schedules'"),
+        ("T = 12", 'schedules = "x"\nT = 12', "Unknown option 'schedules'"),
     ],
 )
 def test_a_bad_file_is_refused_in_words(file: Path, old: str, new: str, message: str) -> None:
@@ -190,19 +190,6 @@ def test_more_samples_than_are_carried_are_refused() -> None:
         Carried(net, x, batch=3).begin(x[:4], torch.arange(4))
 
 
-def test_stacked_networks_carry_their_own() -> None:
-    nets = [prototypical(2, seed=seed) for seed in range(2)]
-    x, _ = batch(nets[0], 4)
-    together, rows = Carried(stack(nets), x, batch=4), torch.arange(4).expand(2, 4)
-    wide = x.expand(2, *x.shape)
-    begun = together.begin(wide, rows)
-    reached = relax(stack(nets), wide, 9, begun).state
-    together.end(wide, rows, begun, reached)
-    for r, net in enumerate(nets):
-        alone = relax(net, x, 9).state
-        assert_close(tuple(v[r] for v in together.begin(wide, rows)), alone)
-
-
 def test_engines_that_know_the_start_are_asked() -> None:
     net = prototypical(2)
     assert choose("auto", Task(net, SquaredError(), EP(3, 2), start="carried")).name == "xla"
@@ -230,7 +217,7 @@ def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
 def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
     data = write_idx(tmp_path / "idx", images)
     options = {"T": 400, "K": 8, "beta": 1e-5, "batch": 3, "data": str(data)}
-    found = find_problem(str(file), options, dtype=F64, trains=False)
+    found = find_problem(str(file), settings=options, dtype=F64, trains=False)
     assert (found.spec.phases.schedule, found.spec.name, found.spec.model.init) == ("sweeps", "my_net", "default")
     document, _ = compare(found)
     assert document["nudge_site"] == "implicit"

@@ -24,7 +24,7 @@ from eqprop.engines.eager import Eager
 from eqprop.models import CrossEntropy, stack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.run import evaluate, train
-from eqprop.run.evaluate import Measure
+from eqprop.run.evaluate import Measure, evaluation_phase
 from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
 from eqprop.starts import Persistent
@@ -211,7 +211,7 @@ def assert_evaluates_as_eager(ours: Measure) -> None:
     assert runner.substitute is None
     counted = runner.tally.read()
     x, y = (t[:2000].expand(4, *t[:2000].shape) for t in (ours.x, torch.nn.functional.one_hot(ours.y, 10).float()))
-    free = relax(ours.model, x, ours.phase)
+    free = relax(ours.model, x, evaluation_phase(ours.spec))
     loss = ours.cost(free.state, y, {})
     assert counted["samples"] == [2000.0] * 4
     assert counted["loss"] == pytest.approx(loss.double().sum(1).tolist(), rel=1e-4)
@@ -256,7 +256,7 @@ def test_the_kernels_leave_a_network_that_is_not_finite_as_it_is(on_the_gpu: Mea
 @pytest.mark.parametrize("method", ["ep", "bptt"])
 def test_a_run_of_the_kernels_is_measured_as_its_weights_are(images: Images, tmp_path: Path, method: str) -> None:
     """Of 110 test samples ten are relaxed; two may be told either way."""
-    experiment = replace(EXPERIMENTS["convolutional"], rates={"*": 0.005}, epochs=2)
+    experiment = EXPERIMENTS["convolutional"].override(rates={"*": 0.005}, epochs=2)
     train(experiment, tmp_path / "run", data=images, trials=2, estimators=method, device="cuda", engine="cuda-conv")
     last = [line["test_error"] for line in metrics(tmp_path / "run") if line["epoch"] == 2]
     for engine in ("cuda-conv", "eager"):

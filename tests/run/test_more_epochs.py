@@ -112,7 +112,7 @@ def test_folder_and_page_name_the_earlier_numbers(
     train("P-1h", run, data=str(data), epochs=1)
     assert call_main(monkeypatch, "resume", run, "--epochs", "2", "--quiet") == 0
     described = read_description(run)
-    assert (described.experiment.optimizer.epochs, described.earlier_epochs) == (2, (1,))
+    assert (described.spec.optimizer.epochs, described.earlier_epochs) == (2, (1,))
     assert any(change.startswith("epochs 2 ") for change in described.changes)
     assert "epochs raised on resume from 1" in write_report(run, tmp_path / "page").page.read_text()
 
@@ -139,7 +139,7 @@ def test_what_ended_early_stays_ended(tmp_path: Path, images: Images, epochs: in
     said = Said()
     resume(tmp_path / "run", data=images, epochs=9, watch=said)
     assert read_checkpoint(tmp_path / "run" / "ep").position.epoch == 2
-    assert said.notes == ["ep ended early after epoch 2, as it would have in a longer run."]
+    assert said.notes[0] == "ep ended early after epoch 2, as it would have in a longer run."
 
 
 def test_the_first_number_ties_checkpoints_to_their_run(tmp_path: Path, images: Images) -> None:
@@ -147,7 +147,7 @@ def test_the_first_number_ties_checkpoints_to_their_run(tmp_path: Path, images: 
     train(SMALL.override(epochs=1), run, data=images)
     resume(run, data=images, epochs=2)
     content = json.loads((run / "experiment.json").read_text())
-    for wrong, message in (([3], "does not match experiment.json"), ("1", "earlier_epochs is"), ([True], "damaged")):
+    for wrong, message in (([3], "does not match experiment.json"), ("1", "earlier_epochs"), ([True], "damaged")):
         (run / "experiment.json").write_text(json.dumps({**content, "earlier_epochs": wrong}))
         with pytest.raises(ValueError, match=message):
             resume(run, data=images)

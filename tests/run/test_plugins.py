@@ -137,7 +137,7 @@ def test_every_kind_is_registered_by_a_call(tmp_path: Path, monkeypatch: pytest.
     assert call_main(monkeypatch, *words) == 0
     assert Ear.heard == [1]
     held = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert (held["experiment"]["cost"], held["data"]["set"]) == ("cubic", "few")
+    assert (held["experiment"]["cost"]["kind"], held["data"]["set"]) == ("cubic", "few")
     assert evaluate(tmp_path / "run")["slow-ep"][0]["test_error"] is not None
     assert call_main(monkeypatch, "report", tmp_path / "run") == 0
     train("mine", tmp_path / "mine", data="few", epochs=1, T=4, K=2, estimators="ep,bptt", only=("ep",))

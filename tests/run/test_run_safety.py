@@ -437,9 +437,9 @@ def test_settings_of_another_type_are_refused_in_a_sentence(
 ) -> None:
     path = run / "experiment.json"
     content = json.loads(path.read_text())
-    content["settings"][name] = value
+    content["experiment"]["run"][name] = value
     path.write_text(json.dumps(content))
-    refused(run, images, f"{name} is .*; expected a")
+    refused(run, images, f"{name}.*xpected")
 
 
 def test_a_file_and_its_folder_are_flushed_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,17 +505,17 @@ def test_data_of_another_type_in_a_description_is_named(tmp_path: Path, field: s
     content = json.loads(path.read_text())
     content["data"][field] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"experiment.json is damaged: {field} of its data is .*Restore it"):
+    with pytest.raises(ValueError, match=f"experiment.json is damaged .*data.{field}.*Restore it"):
         resume(tmp_path / "run", data=few_images())
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("keep_best", "no", "True or False"),
-        ("deterministic", 1, "True or False"),
-        ("stacked", "false", "True or False"),
-        ("checkpoint_every", True, "a number of seconds above 0"),
+        ("keep_best", "no", "true or false"),
+        ("deterministic", 1, "true or false"),
+        ("stacked", "false", "true or false"),
+        ("checkpoint_every", True, "a number above 0"),
         ("estimators", 5, "names from ep, .*bptt"),
         ("estimators", ["ep", 5], "names from ep, .*bptt"),
         ("estimators", [[]], "names from ep, .*bptt"),

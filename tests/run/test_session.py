@@ -76,7 +76,7 @@ BAD = {
     "phases.T is -1": {"T": -1},
     "model: Unknown activation 'foo'": {"activation": "foo"},
     "optimizer: .*Unknown parameter 'W99'": {"rates": {"W99": 1.0}},
-    "optimizer: torch.optim.SGD does not take": {"optimizer_options": {"mom": 1}},
+    "optimizer: The optimizer SGD does not take": {"optimizer_options": {"mom": 1}},
     "batch of 61 is too large": {"batch": 61},
     "'cuda-deep' cannot serve": {"engine": "cuda-deep"},
     "output_bias is 1.0": {"output_bias": 1.0, "cost": "cross-entropy"},

@@ -49,7 +49,7 @@ def stream(images: Images, workers: int = 0) -> Streamed:
 
 @pytest.mark.parametrize("start", ["zero", "persistent", "carried"])
 def test_it_trains_as_from_memory(tmp_path: Path, images: Images, start: str) -> None:
-    experiment = replace(AUGMENTED, start=start)
+    experiment = AUGMENTED.override(start=start)
     train(experiment, tmp_path / "read", data=stream(images), engine="eager")
     train(experiment, tmp_path / "held", data=images, engine="eager")
     assert_same_bits(tmp_path / "read", tmp_path / "held")
@@ -95,4 +95,4 @@ def test_floats_that_cannot_be_augmented_are_refused_where_they_are_read(tmp_pat
     bad = stream(replace(images, train_x=bright))
     with pytest.raises(ValueError, match=r"Sample 317 .* holds numbers from 0\.5 to 1\.5; augmentation takes 0 to 1"):
         train(AUGMENTED, tmp_path / "run", data=bad)
-    train(replace(AUGMENTED, augmentation=None, epochs=1), tmp_path / "plain", data=bad)
+    train(SMALL.override(epochs=1), tmp_path / "plain", data=bad)

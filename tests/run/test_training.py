@@ -117,8 +117,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("engine", [name for name in engine_names() if name != "auto"])
+@pytest.mark.parametrize(("engine", "number"), [*((n, 1) for n in engine_names() if n != "auto"), ("xla", 2)])
 def test_counts_do_not_depend_on_how_iterations_are_cut_into_chunks(
     images: Images, engine: str, number: int, threads: Callable[[int], None]
 ) -> None:

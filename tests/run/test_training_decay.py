@@ -133,7 +133,7 @@ def test_a_factor_stands_for_every_epoch() -> None:
 
 
 def test_a_decay_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="Unknown decay 'cosin'; expected one of none, cosine"):
+    with pytest.raises(ValueError, match="Unknown optimizer.decay 'cosin'; expected one of none, cosine"):
         SMALL.override(decay="cosin")
     with pytest.raises(
         ValueError, match="decay is cosine, but continual EP moves the parameters itself at constant rates"

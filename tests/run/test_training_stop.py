@@ -59,7 +59,14 @@ def resuming(place: Path, out: Path) -> tuple[object, ...]:
     return ("resume", out, "--data", place / "data")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_saves_says_how_to_go_on_and_leaves_with_its_code(
     place: Path, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -92,6 +99,7 @@ def test_the_command_to_continue_can_be_copied_into_a_shell(tmp_path: Path, monk
         train(target, out, data=few_images(), epochs=1)
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_goes_on_after_a_hangup(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -106,6 +114,7 @@ def test_a_run_under_nohup_goes_on_after_a_hangup(place: Path, tmp_path: Path) -
     assert_same_bits(place / "whole", out)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_saves_the_run(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = command(*training(place, out))
@@ -157,12 +166,6 @@ def test_what_a_killed_process_was_writing_is_cleared_away(place: Path, tmp_path
     resume(out, data=place / "data")
     assert not [path for path in left if path.exists()]
     assert mine.exists()
-
-
-def test_kills_at_random_moments_leave_no_trace(place: Path, tmp_path: Path) -> None:
-    assert kill_at_random_and_resume(place, tmp_path / "run", kills=2, seed=11) >= 1
-    assert_same_bits(place / "whole", tmp_path / "run")
-    assert not list((tmp_path / "run").rglob("*.part")), "what a killed process left is cleared away"
 
 
 @pytest.mark.slow

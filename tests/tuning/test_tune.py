@@ -26,7 +26,7 @@ from eqprop.run.session import bind, build_model, make_estimator
 from eqprop.run.spec import Spec
 from eqprop.run.toml import to_toml
 from eqprop.tuning import recipe as decide
-from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
+from eqprop.tuning.effort import FAILED, Effort, Outcome, prepare_folder, short_training
 from eqprop.tuning.probe import (
     Batches,
     BetaAgreement,
@@ -289,12 +289,6 @@ def test_a_step_by_autodiff_is_taken_to_be_slower_than_one_written_by_hand() -> 
 
 def test_the_budget_is_counted_in_operations() -> None:
     plan = bind(SMALL, few_images(6000, 100))
-    work = count_work(plan)
-    assert (
-        2 * 2 * 10 * 24 * SMALL.optimizer.batch
-        <= work.step
-        <= 2 * 2 * 10 * 24 * SMALL.optimizer.batch + 20 * 34 * SMALL.optimizer.batch
-    )
     small, large = short_training(plan, 0.5), short_training(plan, 5.0)
     assert small.samples * small.epochs < large.samples * large.epochs
     assert small == short_training(plan, 0.5)

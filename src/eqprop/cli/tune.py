@@ -27,7 +27,7 @@ from eqprop.messages import command as shell_command
 from eqprop.run import Session, Stopped, bind
 from eqprop.run.distributed import alone, in_torchrun
 from eqprop.run.folder import file_name, locked
-from eqprop.run.own import own_code
+from eqprop.run.own import is_own, own_code
 from eqprop.run.session import chosen
 from eqprop.run.spec import Spec
 from eqprop.run.toml import to_toml
@@ -92,6 +92,8 @@ def tune_experiment(
     check_json(as_json)
     where, validation = settings.get("function"), settings.pop("validation", None)
     words = [word for name in ("function", "data") if name in settings for word in (OPTIONS[name], settings[name])]
+    if is_own(experiment):
+        words += [OPTIONS["function"], experiment]
     with going_on(), own_code(where or experiment):
         spec, own = chosen(experiment, factory(settings), {"preset": preset, **settings})
         folder = Path("tuned") / file_name(spec.name) if out is None else out

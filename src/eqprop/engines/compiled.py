@@ -103,6 +103,12 @@ def _forget_values_of_likes(traced: fx.GraphModule) -> None:
 _aten = torch.ops.aten
 
 
+def _shape(node: Any) -> torch.Size | None:
+    """A node's shape; None of a tensor that the model holds, of which the trace keeps no record."""
+    value = node.meta.get("val")
+    return None if value is None else value.shape
+
+
 def unpool_elementwise(traced: fx.GraphModule) -> None:
     """Write the way back through a max-pooling as elementwise operations, which inductor fuses with their neighbours.
 
@@ -112,7 +118,7 @@ def unpool_elementwise(traced: fx.GraphModule) -> None:
     graph = traced.graph
     node: Any
     for node in list(graph.nodes):
-        if node.target is _aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
+        if node.target is _aten.view.default and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     for node in list(graph.nodes):

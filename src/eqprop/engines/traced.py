@@ -385,7 +385,9 @@ class Fingerprint:
             yield from (getattr(v, "__func__", getattr(v, "fget", v)) for v in copied.values())
 
     def _of_function(self, function: types.FunctionType) -> Iterator[object]:
-        if _is_library(function) or (function.__module__ or "").startswith("eqprop."):
+        # Where it was written: a decorator may give it another's __module__.
+        written = str(function.__globals__.get("__name__"))
+        if written.partition(".")[0] in _LIBRARIES or written.startswith("eqprop."):
             yield from self._cells(function)
             return
         self._read(lambda: (function.__code__, function.__defaults__, function.__kwdefaults__))

@@ -174,8 +174,11 @@ SUMMARY = ("settles", "gradient", "rates", "machine-rest", "machine-weights", "m
 
 
 def nice(value: float, up: bool = True) -> float:
-    """The next of 1, 2, 3, 5 times a power of ten, above or below."""
-    steps = [m * 10.0**e for e in range(-12, 13) for m in (1, 2, 3, 5)]
+    """The next of 1, 2, 3, 5 times a power of ten, above or below; 0 and what is not finite stay as they are."""
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    near = math.floor(math.log10(value))
+    steps = [float(f"{m}e{e}") for e in range(near - 1, near + 2) for m in (1, 2, 3, 5)]
     if up:
         return next(s for s in steps if s >= value * (1 - 1e-9))
     return next(s for s in reversed(steps) if s <= value * (1 + 1e-9))

@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Drive, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Ends, Init, Shape, Theta, Weight, add_parameters
+from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters
 from eqprop.models.departure import GraphDeparture
 from eqprop.models.drawing import Drawing, drawing, table
 from eqprop.state import LayerParameters, State, add, is_number, subtract, zero_state
@@ -98,6 +98,8 @@ class Graph(PrimitiveDynamics):
         self._links = self._linked()
         self._inner = tuple(link for link in self._links if link.connection.pre != INPUT)
         self.bipartite = not self.energy_based and all(_joins_parities(link) for link in self._inner)
+        self.in_turns = self.bipartite and all(type(link.connection) is Dense for link in self._inner)
+        self.first_moved = self._first_moved()
         self.conservative = all(link.connection.conservative for link in self._inner)
         self.update_scales = self._update_scales()
         self._check_activations(wiring.nudge_site)
@@ -106,6 +108,14 @@ class Graph(PrimitiveDynamics):
         self._order = tuple(wanted)
         add_parameters(self, wanted, init, seed, dtype)
         self._turn_feedback()
+
+    def _first_moved(self) -> int | None:
+        """The parity of the layers that see the input, where nothing else moves a zero state."""
+        seeing = {link.post % 2 for link in self._links if link.connection.pre == INPUT}
+        biased = any(self._biases) or any("b" in link.names for link in self._links)
+        if not self.in_turns or biased or len(seeing) != 1:
+            return None
+        return seeing.pop() if all(not bool(sigma(torch.zeros(2)).any()) for sigma in self.activations) else None
 
     @torch.no_grad()
     def _turn_feedback(self) -> None:

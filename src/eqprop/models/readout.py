@@ -66,6 +66,10 @@ class CrossEntropy(Cost):
         add_parameters(self, wanted, init, seed, dtype)
 
     @property
+    def pulls(self) -> int:  # type: ignore[override]
+        return self.layer
+
+    @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
         return (LayerParameters(("Wout",), "bout"),)
 
@@ -107,6 +111,8 @@ class CrossEntropy(Cost):
 @final
 class SoftmaxCrossEntropy(Cost):
     """l = -sum_c y_c log p_c, p = softmax(s0): the outputs are the scores, without a readout; dl/ds0 = p - y."""
+
+    pulls = 0
 
     def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
         return y.sum(-1) * _log_sum_exp(s[0]) - (y * s[0]).sum(-1)

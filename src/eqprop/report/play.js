@@ -401,8 +401,39 @@ const Play = (() => {
       short(moves()[moves().length - 1]),
     );
     const distance = found.rmse === null ? "" : ` The synapses' RMSE is ${short(found.rmse)}.`;
-    say("verdict", `${v.cause ? `${stored.outcomes[v.outcome]} ` : ""}${words}${distance}`);
+    const near = v.outcome !== "fails" && found.rmse < stored.near;
+    say("verdict", `${v.cause ? `${stored.outcomes[near ? v.outcome : "fails"]} ` : ""}${words}${distance}`);
     $("verdict").classList.toggle("off", v.outcome !== "holds");
+    if (!$("python").hidden) $("python").textContent = python();
+  }
+
+  /* What is on screen as a script: the digit to 8 bits, the net as it is stored, T, K and beta. */
+  function python() {
+    const { T, K, beta } = settings(),
+      bytes = btoa(String.fromCharCode(...Array.from(x, (v) => Math.round(255 * v)))),
+      lines = bytes.match(/.{1,76}/g).map((part) => `    "${part}"`),
+      inside = view.site === "inside" ? ', nudge_site="inside"' : "",
+      learned = view.steps ? `# The page's net has learned ${view.steps} steps since; this one has not.\n` : "";
+    return `import base64, torch, eqprop
+from eqprop.report.play import dequantised, stored
+
+pixels = base64.b64decode(
+${lines.join("\n")}
+)
+x = torch.tensor([list(pixels)], dtype=torch.float64) / 255
+y = eqprop.data.one_hot(torch.tensor([${view.digit}]), 10).double()
+${learned}net = dequantised(stored()["nets"]["${view.kind}"]${inside})
+free = eqprop.relax(net, x, ${T})
+print("answer", free.state[0].argmax().item(), "residual", free.residual.item())
+print(eqprop.gdu.compare(net, eqprop.SquaredError(), x, y, T=${T}, K=${K}, beta=${Number(beta.toPrecision(6))}))
+`;
+  }
+  function togglePython() {
+    const shown = $("python").hidden;
+    $("python").hidden = !shown;
+    $("show-python").setAttribute("aria-expanded", String(shown));
+    $("show-python").textContent = shown ? "Hide the Python" : "Show the Python";
+    if (shown) $("python").textContent = python();
   }
 
   /* A slider's position is not its value: show the value, and give it to screen readers. */
@@ -896,6 +927,7 @@ const Play = (() => {
     };
     $("learn-step").onclick = learnStep;
     $("reset").onclick = reset;
+    $("show-python").onclick = togglePython;
     listenToPen();
     let wide = innerWidth;
     addEventListener("resize", () => {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 
+from eqprop.dynamics import NudgeSite
 from eqprop.files import write_text
 from eqprop.gdu.verdict import CAUSES
 from eqprop.models import Layered
@@ -32,6 +33,8 @@ REMEDIES = {
     "two-cycle": ": there is no steady state to compare at.",
     "never-settles": ": there is no steady state to compare at.",
 }
+NEAR = 0.1
+"""RMSE of the synapses below which the page says that the property holds approximately."""
 VERDICTS = HOLDS | {cause: CAUSES[cause] + remedy for cause, remedy in REMEDIES.items()}
 """What the page says of a comparison: by outcome where the property holds or nothing moves, else by cause, which is
 the change that would bring EP's updates nearest to BPTT's gradients. A cause has the words the doctor has for it."""
@@ -44,10 +47,16 @@ def stored() -> dict[str, Any]:
     return content
 
 
-def dequantised(net: Mapping[str, Any]) -> Layered:
+def dequantised(net: Mapping[str, Any], nudge_site: NudgeSite = "outside") -> Layered:
     """A stored net in float64 as the page computes with it: integer times the scale of its row."""
     eps = net["eps"] if net["setting"] == "energy-based" else None
-    model = Layered(net["sizes"], net["setting"], net["activation"], eps=eps, seed=0, dtype=torch.float64)
+    model = Layered(
+        *(net["sizes"], net["setting"], net["activation"]),
+        eps=eps,
+        nudge_site=nudge_site,
+        seed=0,
+        dtype=torch.float64,
+    )
     with torch.no_grad():
         for name, weight in net["weights"].items():
             integers = numpy.frombuffer(base64.b64decode(weight["int8"]), dtype=numpy.int8).reshape(weight["shape"])
@@ -89,7 +98,7 @@ def _page_data() -> dict[str, Any]:
     shown = ("setting", "eps", "sizes", "weights", "biases")
     nets = {name: {key: net[key] for key in shown} for name, net in stored()["nets"].items()}
     digits = {key: stored()[key] for key in ("examples", "back_and_forth")}
-    return {"nets": nets, **digits, "outcomes": OUTCOMES, "verdicts": VERDICTS}
+    return {"nets": nets, **digits, "outcomes": OUTCOMES, "verdicts": VERDICTS, "near": NEAR}
 
 
 def _for_script(data: Mapping[str, Any]) -> str:

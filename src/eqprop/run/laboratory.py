@@ -22,7 +22,7 @@ from eqprop.gdu import AUTHORS, PAPER, Options
 from eqprop.gdu import compare as compare_problem
 from eqprop.gdu.verdict import Diagnosis
 from eqprop.provenance import provenance
-from eqprop.relax import threads_for, using_threads
+from eqprop.relax import PhaseForm, threads_for, using_threads
 from eqprop.run.dataset import check_same_data, data_again
 from eqprop.run.extras import make_optimizer
 from eqprop.run.own import Factory, is_own, own_of
@@ -180,7 +180,8 @@ def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool
 def lost_in(subject: BoundProblem, precision: Precision) -> dict[str, Any]:
     """How far EP's update in this precision agrees with float32's, and float32's with float64's, by parameter."""
     own, phases = subject.spec.estimator, subject.spec.phases
-    nudging, form, held = nudging_of(own.kind), getattr(own, "form", "plain"), getattr(own, "held", False)
+    nudging, held = nudging_of(own.kind), getattr(own, "held", False)
+    form: PhaseForm = getattr(own, "form", "plain")
     of = subject.problem
     problem = in_dtype(replace(of, model=copy.deepcopy(of.model), cost=copy.deepcopy(of.cost)), torch.float32)
     ep = EP(phases.T, phases.K, phases.beta, nudging, schedule=phases.schedule, form=form, held=held, checked=False)

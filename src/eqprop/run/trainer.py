@@ -283,7 +283,8 @@ class Trainer:
                 self._follow()
 
     def _guard(self) -> Guard:
-        groups = self.session.groups or (2 if self.estimator.schedule == "alternating" else 1)
+        in_turn = self.estimator.schedule == "alternating" or self.model.first_moved is not None
+        groups = self.session.groups or (2 if in_turn else 1)
         return Guard(self.spec.phases, self.estimator, groups)
 
     def _first_samples(self) -> Problem:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import jax
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, Restless, apart, first_line, size_of, watched
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives, FreePhaseAlone
-from eqprop.engines.xla.program import Inputs, Kind, Outputs, as_array, as_tensor, taken_over
+from eqprop.engines.xla.program import LARGE, Inputs, Kind, Outputs, as_array, as_tensor, taken_over
 from eqprop.estimators import EP, ContinualEP, Estimator, Grads, HolomorphicEP
 from eqprop.estimators.holomorphic import check_analytic
 from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
@@ -60,6 +61,7 @@ class GuardedProgram:
         self.cost = weakref.ref(cost)
         self.checks = Checks()
         self.calls = 0
+        self.views: dict[int, tuple[int, Any]] = {}
 
     def __call__(self, call: Call) -> tuple[Relaxation, Grads, bool]:
         """The free phase, the gradients, and whether all numbers are finite."""
@@ -68,7 +70,7 @@ class GuardedProgram:
         beta, unit = strength(estimator, problem.model)
         tensors = [place.tensor for held in self.held for place in held.values()]
         given = Inputs(
-            [as_array(v) for v in tensors],
+            [self._given(n, v) for n, v in enumerate(tensors)],
             [as_array(v) for v in self.constants],
             as_array(problem.x),
             as_array(problem.y),
@@ -89,6 +91,19 @@ class GuardedProgram:
         adjoint = None if found.adjoint is None else as_tensor(found.adjoint)
         free = Relaxation(state, int(found.steps), residual, settled, adjoint_residual=adjoint)
         return free, grads, bool(found.fine)
+
+    def _given(self, n: int, v: Tensor) -> Any:
+        """The n-th parameter or buffer as the program takes it: a large one where it lies, made once."""
+        if v.nbytes < LARGE or not v.is_contiguous():
+            return as_array(v)
+        place, view = self.views.get(n, (0, None))
+        if place == v.data_ptr() and view.shape == v.shape:
+            return view
+        with running(first=False):
+            view = jax.device_put(as_array(v), may_alias=True)
+        if view.unsafe_buffer_pointer() == v.data_ptr():  # else it is a copy, which would go stale
+            self.views[n] = v.data_ptr(), view
+        return view
 
     def _run(self, given: Inputs) -> Outputs:
         """Run the program; what jax says against compiling it is a reason to leave it."""
@@ -288,15 +303,16 @@ class Programs:
 
 
 def shortened(estimator: Estimator, kind: Kind) -> Estimator:
-    """The estimator with the shortest phases that have the same rests, and where beta is free, the strongest nudge."""
+    """The estimator with the shortest phases that have the same rests, and where beta is free, a strong nudge."""
     unrolled = estimator.T - estimator.free_steps
     T = unrolled + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
     K = estimator.K if unrolled else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
     short = replace(estimator, T=T, K=K, stop="never", checked=False)
     if not isinstance(short, EP):
         return short
-    ones = torch.ones_like(torch.as_tensor(short.beta))
-    return replace(short, beta=ones if ones.dim() else 1.0)
+    # Half: an implicit nudge that is also taken away from the target has no solution at 1.
+    halves = torch.full_like(torch.as_tensor(short.beta), 0.5)
+    return replace(short, beta=halves if halves.dim() else 0.5)
 
 
 def first_steps(call: Call, kind: Kind) -> Callable[[], object]:

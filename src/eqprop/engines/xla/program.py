@@ -24,7 +24,7 @@ from jax import lax
 from torch import Tensor, nn
 
 from eqprop.autodiff import with_values
-from eqprop.cost import Nudge, Problem
+from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.traced import CannotTrace, trace
 from eqprop.engines.xla.lowering import Lowered, operations
@@ -32,7 +32,16 @@ from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
 from eqprop.estimators.base import by_network, difference_update, trainable, update
-from eqprop.relax import CHECK_EVERY, SWEEPS, Stepper, Update, difference_stepper, turn
+from eqprop.relax import (
+    CHECK_EVERY,
+    SWEEPS,
+    Stepper,
+    Update,
+    difference_stepper,
+    moved_from_zero,
+    moved_in_turn,
+    turn,
+)
 from eqprop.state import State
 
 Arrays = tuple[Array, ...]
@@ -113,7 +122,10 @@ class Kind:
     held: bool = False
 
     @classmethod
-    def of(cls, model: Dynamics, layers: int, estimator: Estimator) -> Kind:
+    def of(
+        cls, model: Dynamics, layers: int, estimator: Estimator, cost: Cost | None = None, from_zero: bool = False
+    ) -> Kind:
+        """Of an estimator; layers that cannot move are left out where the cost, or the start, says which."""
         steps, form, settles = estimator.free_steps, type(estimator), estimator.stop == "settled"
         if isinstance(estimator, BPTT):  # the steps that are differentiated are the end of the free phase
             in_turn = estimator.schedule in SWEEPS
@@ -121,11 +133,16 @@ class Kind:
             last = Turns.of(model, layers, estimator, estimator.K, -estimator.K) if in_turn else Turns.every()
             return cls(free, last, False, settles, form, estimator.K)
         free = Turns.of(model, layers, estimator, steps, -steps)
+        if from_zero and estimator.schedule == "synchronous" and (groups := moved_from_zero(model, layers)):
+            free = Turns(groups, steps % 2)
         if isinstance(estimator, RBP):
             return cls(free, Turns.every(), False, settles, form)
         second = Turns.of(model, layers, estimator, estimator.K, 0)
         if isinstance(estimator, EP):
             symmetric, difference = estimator.nudging == "symmetric", estimator.form == "difference"
+            if difference and estimator.held and cost is not None and estimator.schedule not in SWEEPS:
+                groups = moved_in_turn(model, layers, cost)
+                second = Turns(groups, estimator.K % 2) if groups else second
             return cls(free, second, symmetric, settles, form, 0, difference, estimator.held)
         points = estimator.points if isinstance(estimator, HolomorphicEP) else 0
         return cls(free, second, False, settles, form, points)
@@ -510,7 +527,8 @@ class _Memory:
 
     def __init__(self, v: Array) -> None:
         self.owner = v
-        self.__array_interface__ = np.asarray(v).__array_interface__ | {"data": (v.unsafe_buffer_pointer(), False)}
+        place = v.unsafe_buffer_pointer(), False
+        self.__array_interface__ = {"shape": v.shape, "typestr": v.dtype.str, "data": place, "version": 3}
 
 
 def taken_over(values: Sequence[Array], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -142,7 +142,7 @@ class Iterations:
         self.networks, self.stacked, self.clip = job.networks or 1, job.networks is not None, job.clip
         signs: Any = torch.ones(self.networks, dtype=torch.float64) if self.stacked else 1
         one = estimator.with_sign(signs) if isinstance(estimator, EP) and draws(estimator) else estimator
-        self.kind = Kind.of(job.model, len(s), estimator)
+        self.kind = Kind.of(job.model, len(s), estimator, job.cost, job.start is None)
         self.watch = watched(first_steps(Call(problem, one, s), self.kind), job.model, job.cost)
         pieces = TrainingPieces(problem, s, *strength(one, job.model))
         self.gradient = PROGRAMS[type(estimator)](pieces, self.kind)
