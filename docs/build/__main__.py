@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, depth, estimators, gdu, performance, physical, runs, table1
+from docs.build import cifar10, depth, estimators, field, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -48,7 +48,11 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
     "docs/physical.md": [
-        *(physical.training_block, physical.held_out_block, physical.spice_block, physical.sweep_block),
+        *(physical.training_block, physical.held_out_block, physical.spice_block),
+    ],
+    "docs/field.md": [
+        *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
+        *(field.spread_block, field.asymmetry_block, field.cost_block, field.echo_block, field.nudging_block),
     ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/depth.md": [
@@ -64,7 +68,6 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
     "scaling": performance.scaling,
     "scaling-conv": partial(performance.scaling, "conv"),
-    "physical-sweep": physical.sweep_picture,
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 PICTURES |= pictures()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from docs.build.results import Document, documents, flat
-from docs.build.text import duration, number, table
+from docs.build.text import number, table
 from eqprop.report.runs import machine
-from eqprop.report.sweep import sweep_figure
 
 
 def training_block() -> str:
@@ -73,18 +70,3 @@ def spice_block() -> str:
         "far they moved."
     )
     return f"{table(['ngspice against eqprop', 'free', 'nudged'], lines)}\n\n{text}"
-
-
-def sweep_block() -> str:
-    (found,) = documents("physical/sweep-P-1h.json")
-    seconds = sum(point["cpu_seconds"] for point in found["points"])
-    d = found["spec"]
-    return (
-        f"{len(found['points'])} points of {found['name']} on {d['data']['samples']:,} images, "
-        f"{d['optimizer']['epochs']} epochs each: {duration(seconds)} of CPU time in all "
-        f"({machine(found['provenance'])})."
-    )
-
-
-def sweep_picture() -> Figure:
-    return sweep_figure(documents("physical/sweep-P-1h.json")[0])

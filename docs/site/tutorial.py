@@ -27,6 +27,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.figure import Figure
 
 WIDTH = 80
@@ -121,6 +122,7 @@ def cells(source: str) -> list[Cell]:
 
 def execute(path: Path) -> Page:
     """Run a script cell by cell in one namespace."""
+    torch.set_default_dtype(torch.float32)  # as in a fresh process, whatever the script before this one set
     source, started = path.read_text(encoding="utf-8"), time.monotonic()
     space: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     done = []

@@ -34,6 +34,7 @@ class CrossEntropy(Cost):
     bout are parameters of the cost. With every estimator their gradient is dl/dWout at the free state: the theorem's
     term for a cost that depends on parameters  [sec:index-shift].
 
+    dtype       of the weights; None: torch's default
     inputs      number of neurons in the layer it reads
     classes     y has one number per class: one-hot rows, or any probabilities
     layer       the layer it reads; 0 is the last of the dynamics

@@ -262,6 +262,7 @@ UNTIL_SETTLED = 1000
 class Trained:
     """A network from a run folder, with everything needed to use it.
 
+    spec        what it was trained with
     model       the network, with the weights of its last checkpoint
     cost        the training cost, including its readout if it has one
     start       the feed-forward net that initialises its free phases, if it was trained with one
@@ -485,6 +486,7 @@ def evaluate(
     device: str | None = None,
     engine: str = "auto",
     precision: str | None = None,
+    whole: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
@@ -496,12 +498,17 @@ def evaluate(
     device      where to compute; None: as the run did
     engine      "auto", or an engine by name
     precision   that of the products; None: the run's
+    whole       the set's whole test set, though the run was tested on training images that it held out
     """
     folder = Path(folder)
     described = read_description(folder)
     spec = described.spec.override(device=device)
     given = data_again(described.data, data, own_of(model, spec.model))
-    images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
+    uncut = msgspec.structs.replace(spec.data, validation=0, samples=None, test_samples=None)
+    if whole:
+        images = read_images(given, uncut, spec.run.device)
+    else:
+        images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in spec.estimators:
         for trial in range(spec.run.trials):

@@ -304,6 +304,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
         Spec.of(model=LayeredNet((10, 64, 784)), T=20, K=5, rates={"*": 0.1})
 
+    name        what pages and messages call it
+    preset      the name of this version of its settings
+    model, cost, phases, estimator, optimizer, data, machine, run    the sections, as a TOML file has them
     source      where it is printed             preset      "paper", "tuned", ...; "own" for your own
     published   errors in percent by estimator, as printed: "2.00 ± 0.13 (0.20)" (see `PaperResult`)
     notes       what a reader of it should know
