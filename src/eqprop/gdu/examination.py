@@ -169,7 +169,11 @@ class Examination:
     def mirrored(self) -> Groups | None:
         """Those that a nudged phase does."""
         groups = self.sweep
-        return None if groups is None else [turn(groups, t, self.ep.schedule) or () for t in range(len(groups))]
+        return (
+            None
+            if groups is None
+            else [turn(tuple(map(tuple, groups)), t, self.ep.schedule) or () for t in range(len(groups))]
+        )
 
     def harm(self, a: Grads, b: Grads) -> float:
         """By which share of what the parameters should get two gradients differ."""

@@ -14,7 +14,6 @@ from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
-CostName = str
 OWN_COST = "own"
 """The cost that your own function returned with its network."""
 READOUT_SEED = 1 << 32
