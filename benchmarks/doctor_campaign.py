@@ -54,7 +54,7 @@ def cosine_after(case: Case, change: dict[str, Any]) -> float:
     try:
         _, found = ep.gradient(case.model, case.cost, case.x, case.y)
         model, cost = copy.deepcopy(case.model).double(), copy.deepcopy(case.cost).double()
-        exact = RBP(T=20_000, K=1_500, stop="settled", checked=False)
+        exact = RBP(T=10_000, K=1_500, stop="settled", checked=False)
         _, wanted = exact.gradient(model, cost, case.x.double(), case.y.double())
     except (ValueError, ArithmeticError, RuntimeError):
         return math.nan
@@ -80,7 +80,6 @@ def remedies(seeds: Sequence[int], healthy: Sequence[int]) -> dict[str, Any]:
                     "cause_named": found.cause == case.cause,
                     "change": change,
                     "verified": bool(finding and finding.verified),
-                    "cosine_before": cosine_after(make(seed), {}),
                     "cosine_after": cosine_after(make(seed), change) if settings else None,
                     "text": found.verdict,
                 }

@@ -44,6 +44,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--samples", type=int, help="train on the first N only")
+    parser.add_argument("--by", default=",".join(WAYS))
     parser.add_argument("--out", type=Path, default=RESULTS / "field")
     return parser.parse_args()
 
@@ -103,8 +104,8 @@ def asymmetry(net: Network, x: Tensor) -> dict[str, float]:
 
 def main() -> None:
     given = parsed()
-    found = {by: trained(given, by) for by in WAYS}
-    settings = {name: v for name, v in vars(given).items() if name != "out"}
+    found = {by: trained(given, by) for by in given.by.split(",")}
+    settings = {name: v for name, v in vars(given).items() if name not in ("out", "by")}
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"feedback-0-seed-{given.seed}.json"
     write_json(path, {"by": found, "settings": settings, "provenance": provenance()})

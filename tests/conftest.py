@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from helpers.browser import Browser, find_browser
 from hypothesis import HealthCheck, settings
 
 from eqprop import engines
+from eqprop.data import images
 
 pytest_plugins = ["helpers.long_tests"]
 
@@ -20,6 +23,17 @@ settings.load_profile("eqprop")
 
 # The nets here are tiny: a second thread costs far more in waiting than it gives, above all on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mnist_is_unpacked_once() -> Iterator[None]:
+    """The files that come with the package: a sixth of a second each time, and many tests read them."""
+    read = images.read_idx
+    once = cache(read)
+    with pytest.MonkeyPatch.context() as patch:
+        packaged = images.MNIST_DIRECTORY
+        patch.setattr(images, "read_idx", lambda path: (once if Path(path).parent == packaged else read)(path))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, depth, estimators, gdu, performance, runs, table1
+from docs.build import cifar10, depth, engines, estimators, field, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -30,8 +30,8 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     ],
     "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.silence_block, gdu.seeds_block, gdu.authors_block],
     "docs/performance.md": [
-        *(performance.expect_block, performance.projection_block),
-        *(partial(performance.measured, "nets"), partial(performance.measured, "precision")),
+        *(performance.peers_block, performance.loops_block, engines.engines_block),
+        *(performance.expect_block, performance.projection_block, partial(performance.measured, "precision")),
     ],
     "docs/kernels.md": [performance.work_block, performance.floors_block],
     "docs/estimators.md": [
@@ -47,6 +47,13 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
+    "docs/physical.md": [
+        *(physical.training_block, physical.held_out_block, physical.spice_block),
+    ],
+    "docs/field.md": [
+        *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
+        *(field.spread_block, field.asymmetry_block, field.cost_block, field.echo_block, field.nudging_block),
+    ],
     "docs/starts.md": [runs.gain_block, runs.literature_block],
     "docs/depth.md": [
         *(depth.cosines_block, depth.bits_block, depth.speed_block, depth.trainings_block, depth.layers_block),
@@ -59,8 +66,6 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "table1-curves": table1.curves,
     "cifar10-curves": cifar10.curves,
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
-    "scaling": performance.scaling,
-    "scaling-conv": partial(performance.scaling, "conv"),
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 PICTURES |= pictures()
@@ -85,7 +90,12 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "eqprop"})
     text = re.sub(r"^ +| +$", "", buffer.getvalue(), flags=re.MULTILINE)
     text = re.sub(r"'DejaVu Sans', '[^;\"]*", "'DejaVu Sans', sans-serif", text)
-    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d+", r"\1", tag[0]), text)
+    return re.sub(r"<[^>]*>", lambda tag: re.sub(r"scale\([^)]*\)|(\d\.\d)\d+", _shorter, tag[0]), text)
+
+
+def _shorter(found: re.Match[str]) -> str:
+    """A coordinate cut to a tenth; a scale whole, which a tenth would make zero."""
+    return found[1] or found[0]
 
 
 def read_text(page: str) -> str:

@@ -37,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made_pages = {
         "zoo.md": zoo.page(),
         "api/settings.md": settings.page(),
+        "api/models-settings.md": settings.page(models=True),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("),
         "play/index.html": _play(),
         "settles.svg": animation.draw(),

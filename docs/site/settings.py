@@ -13,15 +13,24 @@ from eqprop.settings import Field, fields_of
 INTRODUCTION = """# Settings
 
 Every setting of an experiment, section by section: its name in a TOML file, its option and its default.
+[Those of models](models-settings.md) have a page of their own.
 A default holds where an experiment does not say; `eqprop show P-1h` prints what one says, as a file to copy and edit.
 """
 COLUMNS = ("setting", "option", "default", "what it is")
 
 
-def page() -> str:
-    """The page in Markdown."""
-    parts = [INTRODUCTION]
+MODELS = """# Settings of models
+
+What a net is made of, by its kind; everything else is under [settings](settings.md).
+"""
+
+
+def page(models: bool = False) -> str:
+    """The page in Markdown: of models, or of everything else."""
+    parts = [MODELS if models else INTRODUCTION]
     for section, kind in SECTIONS.items():
+        if (section == "model") != models:
+            continue
         common = list(fields_of(kind, section))
         parts += [f"## {section}", _table(common)]
         known = {f.leaf for f in common}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
+import eqprop
 from docs.build import cifar10, depth, table1
 from docs.build.results import Document, documents
 from docs.build.runs import trials
-from docs.build.text import duration, table
+from docs.build.text import commit, duration, table
 from eqprop import papers
 from eqprop.estimators.named import label
 from eqprop.report.runs import BUSY, machine
@@ -26,8 +28,31 @@ Errors are test errors in percent after the last epoch; several trials are given
 reproduced, that is within two of the paper's standard deviations of its mean. A dash: the paper's number is
 not known to us, or this experiment was not trained here. "Both" is the time of EP and BPTT together, "busy" that of a
 processor shared with other work. A [preset](training.md#experiments-and-presets) is a named version of the settings.
+What each learning rule of the field reaches beside backprop, and how far its gradient is from the exact one:
+[Learning rules of the field](field.md).
 All numbers are read from the files under `results/`, which hold seeds, versions and commits.
 """
+
+
+def _shipped() -> str:
+    """The nets that come trained with the package, with what was measured of each."""
+    lines = []
+    for place in sorted(path.parent for path in eqprop.zoo.SHIPPED.glob("*/result.json")):
+        trained = json.loads((place / "experiment.json").read_text(encoding="utf-8"))["experiment"]
+        result = json.loads((place / "result.json").read_text(encoding="utf-8"))
+        (made,) = json.loads((place / "environment.json").read_text(encoding="utf-8"))["sessions"]
+        made = made["provenance"]
+        (own,) = result["estimators"].values()
+        where = (
+            f"seed {trained['run']['seed']}, {duration(result['seconds'])} on {machine(made)}, commit {commit(made)}"
+        )
+        lines.append(
+            f'`eqprop.zoo.load("{place.name}")` is a trained {place.name} in one line: '
+            f"{own['test_error_mean']:.2f} % test error after {trained['optimizer']['epochs']} epochs ({where})."
+        )
+    return "\n".join(lines) + " `eqprop.zoo.build(NAME)` trains and keeps any other.\n"
+
+
 OVERVIEW = ("experiment", "source", "estimator", "paper, %", "ours, %", "preset")
 COLUMNS = ("preset", "estimator", "paper, %", "ours, %", "trials", "time", "hardware")
 
@@ -78,7 +103,7 @@ class Entry:
 
 def page() -> str:
     entries = {name: list(_entries(name)) for name in papers.names() if papers.find(name).preset not in papers.COMPARED}
-    parts = [INTRODUCTION, table(OVERVIEW, [_overview(n, own) for n, own in entries.items()], words=6)]
+    parts = [INTRODUCTION, _shipped(), table(OVERVIEW, [_overview(n, own) for n, own in entries.items()], words=6)]
     parts += [_section(name, own) for name, own in entries.items()]
     return "\n".join(parts) + "\n"
 

@@ -69,16 +69,12 @@ def in_own_precision(function: Callable[Parameters, Result]) -> Callable[Paramet
 
     @functools.wraps(function)
     def guarded(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
-        if not _autocast_on():
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
             return function(*args, **options)
         with _autocast_off():
             return function(*args, **options)
 
     return guarded
-
-
-def _autocast_on() -> bool:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 @contextmanager

@@ -243,7 +243,8 @@ class Problem:
         return tuple(torch.zeros_like(v) if g is None else g for v, g in zip(s, pull, strict=True))
 
     def direct_gradient(self, s: State) -> dict[nn.Parameter, Tensor]:
-        return self.cost.direct_gradient(s, self.y, self.theta, self.model.sample_dims(self.x))
+        theta = dict(self.model.named_parameters())
+        return self.cost.direct_gradient(s, self.y, theta, self.model.sample_dims(self.x))
 
     def double(self: AnyProblem) -> AnyProblem:
         """A copy in float64. Raises ValueError if model or cost do not follow."""
@@ -287,7 +288,10 @@ class Nudge:
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""
         s, strength = s if self.at is None else self.at, -self.beta * factor
-        return tuple(None if g is None else _over_samples(strength, g) * g for g in self.cost.pull(s, self.y, theta))
+        pull = self.cost.pull(s, self.y, theta)
+        if isinstance(strength, Tensor):
+            return tuple([None if g is None else _over_samples(strength, g) * g for g in pull])
+        return tuple([None if g is None else strength * g for g in pull])
 
     def implicit(self, output: Tensor, factor: float, curvature: float = 1.0) -> tuple[Tensor, float | Tensor]:
         """The target and the strength beta * factor of an implicit nudge of this output.

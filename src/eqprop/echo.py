@@ -65,6 +65,9 @@ class Hamiltonian(nn.Module, ABC):
 class ForcedOscillators(Hamiltonian):
     """V = 1/2 sum alpha y^2 + sum ln cosh(W y + B u + b): coupled oscillators, pushed by a sequence.
 
+    init        how weights are drawn
+    seed        of the weights; None: torch's own stream
+    dtype       of the weights; None: torch's default
     inputs      numbers per step
     size        oscillators
     frequency   alpha before training, the square of an uncoupled frequency
@@ -186,6 +189,8 @@ class Echo(_Sequences):
     run in one batch, so a gradient costs about three runs and, whatever the length of a sequence, the memory of one
     step. Rounding adds about (machine epsilon) / eps, multiplied by how far the system drives apart what is near.
 
+    delta       the length of a step
+    at          whether the cost counts at the "last" step or at "every" one
     eps         of the kicks
     returning   also run an echo without kicks and report how far from the start it ends
     """

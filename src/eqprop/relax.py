@@ -47,6 +47,8 @@ CHECK_EVERY = 8
 class Phase:
     """How to run a phase: T steps, or fewer if nothing moves any more.
 
+    T           most steps
+    still       below which movement counts as none
     schedule    "synchronous": s_{t+1} = F(x, s_t). "alternating": each t updates either the even or the odd layers,
                 ending with the even ones (which include the output). After T half-updates the even layers equal
                 those of the synchronous dynamics at T, and the odd ones those at T - 1. Nets with two or more
@@ -166,12 +168,14 @@ def end_of_phase(
 ) -> State:
     """The last state of a nudged phase, as by `relax`, without the further step that measures its residual.
 
+    What is given is not checked: it is the end of a free phase, and a nudge whose cost has seen it.
+
     In the difference form, how far it is from `state`.
     """
     if model.settles_itself:
         read = relax(model, x, phase, state, nudge).state
         return subtract(read, state) if form != "plain" else read
-    return _run(model, x, phase, prepare(model, x, state, nudge), nudge, 0, form)[0]
+    return _run(model, x, phase, detach(state), nudge, 0, form)[0]
 
 
 def _run(
@@ -193,25 +197,16 @@ def _run(
         start = step.start(start)
     else:
         step = _MAKE_STEPPER.get()(model, x, nudge, phase)
-    groups = model.sweep(len(start)) if phase.schedule in SWEEPS else ()
-    origin = phase.T + phase.then if nudge is None else 0
-    if phase.schedule == "synchronous" and form == "difference":
-        assert nudge is not None, "a free phase has no difference form"
-        groups = moved_in_turn(model, len(start), nudge.cost) if nudge.at is not None else ()
-    elif phase.schedule == "synchronous" and nudge is None and _from_zero(model, start):
-        groups, origin = moved_from_zero(model, len(start)), 0
-
-    def update(t: int) -> Update:
-        if phase.schedule == "alternating":
-            return (phase.T - 1 - t) % 2
-        return turn(groups, t - origin, phase.schedule)
-
+    groups, origin = _groups(model, phase, start, nudge, form)
+    order: list[Update] = [turn(groups, t - origin, phase.schedule) for t in range(phase.T)] if groups else []
+    if phase.schedule == "alternating":
+        order = [(phase.T - 1 - t) % 2 for t in range(phase.T)]
     # An update of one group changes only its layers, so it takes a whole sweep to see that nothing moves.
     span = 2 if phase.schedule == "alternating" else len(groups) or 1
     recent: deque[State] = deque([start], maxlen=max(keep, span) + 1)
     steps = 0
     for n, look in _strides(phase, step.block, span, keep):
-        recent.append(step.run(recent[-1], [update(t) for t in range(steps, steps + n)]))
+        recent.append(step.run(recent[-1], order[steps : steps + n] or [None] * n))
         if steps == 0:
             _check_step(model, recent[-1], start)
         steps += n
@@ -220,8 +215,22 @@ def _run(
     s = recent.pop()
     if phase.checked:
         kind = "step" if nudge is None else "nudged step"
-        check_finite(model, s, lambda: _replay(start, step, map(update, range(steps))), kind=kind)
+        check_finite(model, s, lambda: _replay(start, step, order[:steps] or [None] * steps), kind=kind)
     return s, steps, recent, step
+
+
+def _groups(
+    model: Dynamics, phase: Phase, start: State, nudge: Nudge | None, form: PhaseForm
+) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """The layers that steps update in turn, () for all at once, and the step from which turns are counted."""
+    if phase.schedule in SWEEPS:
+        return model.sweep(len(start)), phase.T + phase.then if nudge is None else 0
+    if phase.schedule == "synchronous" and form == "difference":
+        assert nudge is not None, "a free phase has no difference form"
+        return (moved_in_turn(model, len(start), nudge.cost) if nudge.at is not None else ()), 0
+    if phase.schedule == "synchronous" and nudge is None and _from_zero(model, start):
+        return moved_from_zero(model, len(start)), 0
+    return (), 0
 
 
 def turn(groups: tuple[tuple[int, ...], ...], t: int, schedule: Schedule) -> tuple[int, ...] | None:
@@ -448,7 +457,8 @@ def settled_below(dtype: torch.dtype, tolerance: float | None) -> float:
 
 def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None) -> State:
     """Check x, y and the state against the model; return the state to start from."""
-    _check_model(model)
+    if not isinstance(model, Dynamics):
+        raise _not_a_model(model)
     _check_input(model, x)
     zero = model.init_state(x)
     s = zero if state is None else detach(tuple(state))
@@ -458,23 +468,25 @@ def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None
     return s
 
 
-def _check_model(model: object) -> None:
-    if isinstance(model, Dynamics):
-        return
+def _not_a_model(model: object) -> TypeError:
     inside = getattr(model, "module", None)
     advice = (
         "It wraps one: use its .module, and one process per device, each with its own trials."
         if isinstance(inside, Dynamics)
         else "Build one with eqprop.from_primitive, from_energy or from_transition."
     )
-    raise TypeError(f"The model is a {type(model).__name__}; expected an eqprop.Dynamics. {advice}")
+    return TypeError(f"The model is a {type(model).__name__}; expected an eqprop.Dynamics. {advice}")
 
 
 def _check_input(model: Dynamics, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"The input x is a {type(x).__name__}; expected a tensor. Convert it with torch.as_tensor(x).")
-    if model.input_shape is not None:
-        _check_input_shape(model, x, model.input_shape)
+    sample = model.input_shape
+    if sample is not None:
+        lead = tuple(x.shape[: max(x.dim() - len(sample), 0)])
+        stacked = () if model.networks is None else (model.networks,)
+        if lead[:-1] != stacked or not lead or tuple(x.shape[len(lead) :]) != sample:
+            raise _wrong_shape(model, x, (*stacked, "B", *sample))
     if not x.numel():
         raise ValueError(f"The input x has shape {tuple(x.shape)} and no samples; expected at least one.")
     parameter = next(model.parameters(), None)
@@ -485,16 +497,13 @@ def _check_input(model: Dynamics, x: Tensor) -> None:
         )
 
 
-def _check_input_shape(model: Dynamics, x: Tensor, sample: tuple[int, ...]) -> None:
-    lead = tuple(x.shape[: max(x.dim() - len(sample), 0)])
-    stacked = () if model.networks is None else (model.networks,)
-    if lead[:-1] != stacked or not lead or tuple(x.shape[len(lead) :]) != sample:
-        expected = ", ".join(str(n) for n in (*stacked, "B", *sample))
-        what = "" if model.networks is None else f" for {model.networks} stacked networks"
-        raise ValueError(
-            f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: B samples of the shape "
-            f"{model.title} takes. Reshape it with x.reshape({expected.replace('B', '-1')})."
-        )
+def _wrong_shape(model: Dynamics, x: Tensor, shape: Sequence[int | str]) -> ValueError:
+    expected = ", ".join(map(str, shape))
+    what = "" if model.networks is None else f" for {model.networks} stacked networks"
+    return ValueError(
+        f"The input x has shape {tuple(x.shape)}; expected ({expected}){what}: B samples of the shape "
+        f"{model.title} takes. Reshape it with x.reshape({expected.replace('B', '-1')})."
+    )
 
 
 def _check_step(model: Dynamics, s: State, before: State) -> None:

@@ -189,6 +189,7 @@ class Initialised(Start):
     where <> is the mean over the mini-batch. For monotone g with slopes up to 1 this is gradient descent on a convex
     loss, scaled by its smoothness, so rate < 2 is stable in any net. V and c start at zero, without random numbers.
 
+    rate    learning rate of the feed-forward net
     model       one network, or several stacked; each has its own initialiser
     x           inputs as the model takes them; only their shape and dtype are used
     """

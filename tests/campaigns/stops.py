@@ -282,8 +282,19 @@ CASES: dict[str, Callable[[Place, Path, random.Random, Counter[str]], str | None
 }
 
 
-def run(kind: str, cases: int, seed: int, place: Place, show: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Run a campaign. After each case a resume must finish with the bits of the run left alone."""
+def run(
+    kind: str,
+    cases: int,
+    seed: int,
+    place: Place,
+    show: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Run a campaign. After each case a resume must finish with the bits of the run left alone.
+
+    show    called with a sentence about each case that broke a promise
+    keep    called after every case, so that a campaign that is cut short leaves what it found
+    """
     outcome, begun = Outcome(), time.monotonic()
     for n in range(cases):
         out = place.folder / f"{kind}-{n}"
@@ -296,18 +307,27 @@ def run(kind: str, cases: int, seed: int, place: Place, show: Callable[[str], No
             show(f"{kind} {n}: {wrong}")
         outcome.cases += 1
         shutil.rmtree(out, ignore_errors=True)
-    outcome.seconds = time.monotonic() - begun
+        outcome.seconds = time.monotonic() - begun
+        keep(outcome)
     return outcome
 
 
-def campaigns(wanted: dict[str, int], seed: int, show: Callable[[str], None] = lambda text: None) -> dict[str, Outcome]:
+def campaigns(
+    wanted: dict[str, int],
+    seed: int,
+    show: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Outcome]], None] = lambda found: None,
+) -> dict[str, Outcome]:
     torch.set_num_threads(1)
     load_commands(["train"])
     load_commands(["resume"])
     os.environ["EQPROP_COMMIT"] = commit() or "unknown"
     with tempfile.TemporaryDirectory(prefix="eqprop-stops-") as scratch:
-        place = Place(Path(scratch))
-        return {kind: run(kind, cases, seed, place, show) for kind, cases in wanted.items() if cases}
+        place, found = Place(Path(scratch)), dict[str, Outcome]()
+        for kind, cases in wanted.items():
+            if cases:
+                found[kind] = run(kind, cases, seed, place, show, lambda now, kind=kind: keep({**found, kind: now}))  # type: ignore[misc]
+        return found
 
 
 def documents(found: dict[str, Outcome], seed: int) -> Iterator[dict[str, Any]]:
@@ -323,11 +343,15 @@ def command_line() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the counts as JSON; the last option")
     given = parser.parse_args()
-    found = campaigns({kind: getattr(given, kind) for kind in CASES}, given.seed, lambda text: print(text, flush=True))
+
+    def keep(found: dict[str, Outcome]) -> None:
+        if given.out is not None:
+            given.out.write_text(json.dumps(list(documents(found, given.seed)), indent=1) + "\n")
+
+    wanted = {kind: getattr(given, kind) for kind in CASES}
+    found = campaigns(wanted, given.seed, lambda text: print(text, flush=True), keep)
     for kind, outcome in found.items():
         print(f"{kind}: {json.dumps(outcome.to_dict())}")
-    if given.out is not None:
-        given.out.write_text(json.dumps(list(documents(found, given.seed)), indent=1) + "\n")
     return 1 if any(outcome.wrong for outcome in found.values()) else 0
 
 

@@ -141,3 +141,30 @@ def test_the_third_number_is_beta(kind: type[EP]) -> None:
     assert kind(30, 10, 0.2) == kind(T=30, K=10, beta=0.2)
     with pytest.raises(ValueError, match=rf"expected a number.*{kind.__name__}\(30, 10, schedule='alternating'\)"):
         kind(30, 10, "alternating")  # type: ignore[arg-type]
+
+
+def test_every_command_ends_its_help_with_two_examples_that_exist() -> None:
+    app: Any = typer.main.get_command(load_commands())
+    every = {name: c for name, c in app.commands.items() if not hasattr(c, "commands")}
+    every |= {f"reproduce {name}": c for name, c in app.commands["reproduce"].commands.items()}
+    assert len(every) >= 15
+    for name, one in every.items():
+        first, *examples = one.epilog.split("\n\n")
+        assert (first, len(examples)) == ("Examples:", 2), name
+        known = {o for p in one.params for o in (*p.opts, *p.secondary_opts)}
+        for example in examples:
+            words = example.split(";")[0].split()
+            assert " ".join(words).startswith(f"eqprop {name}"), example
+            assert {w for w in words if w.startswith("--")} <= known, example
+
+
+def test_train_shows_the_dozen_options_people_use_and_the_list_fits_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app: Any = typer.main.get_command(load_commands())
+    params = app.commands["train"].params
+    settings = [p for p in params if not p.hidden and p.name not in ("experiment", "help_all")]
+    assert len(settings) <= 18
+    assert sum(p.hidden for p in params) > 30, "the rest by --help-all"
+    assert call_main(monkeypatch, "list") == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 24

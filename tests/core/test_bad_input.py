@@ -21,7 +21,6 @@ from eqprop import (
     Dynamics,
     Estimator,
     FunctionCost,
-    HolomorphicEP,
     Nudge,
     Phase,
     PrimitiveDynamics,
@@ -32,7 +31,7 @@ from eqprop import (
     limit_steps,
     relax,
 )
-from eqprop.models import Convolutional, Dense, Layered, Network, Toy, stack, stack_readouts, unstack
+from eqprop.models import Convolutional, Layered, stack, unstack
 
 NET = prototypical(2)
 X, Y = batch(NET)
@@ -58,19 +57,7 @@ def pair() -> Layered:
 CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "T that is True": (lambda: EP(True, 3), ["T=True", "number of free steps"]),
     "beta that is nothing": (lambda: EP(5, 3, None), ["beta=None", "non-zero number", "0.1"]),  # type: ignore[arg-type]
-    "beta in a list": (lambda: EP(5, 3, [0.1]), ["beta=[0.1]", "non-zero number"]),  # type: ignore[arg-type]
     "a complex beta": (lambda: EP(5, 3, 0.1j), ["0.1j", "HolomorphicEP"]),  # type: ignore[arg-type]
-    "a beta per network that is not a number": (
-        lambda: EP(5, 3, torch.tensor([torch.nan, 0.1])).gradient(
-            pair(), COST, torch.stack([X, X]), torch.stack([Y, Y])
-        ),
-        ["beta", "nan", "non-zero"],
-    ),
-    "a circle without a radius": (
-        lambda: HolomorphicEP(5, 3, beta=None),  # type: ignore[arg-type]
-        ["beta is None", "positive number"],
-    ),
-    "rates in a word": (lambda: ContinualEP(5, 3, rates="0.1"), ["'0.1'", "learning rate"]),  # type: ignore[arg-type]
     "a rate of no parameter": (
         lambda: ContinualEP(5, 3, rates=dict.fromkeys((*dict(NET.named_parameters()), "W10"), 0.1)).gradient(
             NET, COST, X, Y
@@ -78,59 +65,26 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         ["'W10'", "Did you mean", "W01"],
     ),
     "a tolerance that is not a number": (lambda: EP(5, 3, tolerance=float("nan")), ["nan", "positive residual"]),
-    "a tolerance in a word": (lambda: Phase(5, tolerance="1e-3"), ["'1e-3'", "positive residual"]),  # type: ignore[arg-type]
-    "side by side in a word": (
-        lambda: EP(5, 3, side_by_side="no"),  # type: ignore[arg-type]
-        ["side_by_side", "'no'", "True or False"],
-    ),
     "a readout of another type": (
         lambda: EP(5, 3).gradient(NET, CrossEntropy(3, 3, dtype=torch.float32), X, Y),
         ["readout", "torch.float32", "torch.float64", ".to("],
     ),
-    "a layer of half a neuron": (
-        lambda: Network(4, {"out": 2.5}, [Dense("x", "out")]),  # type: ignore[dict-item]
-        ["2.5", "at least 1"],
-    ),
-    "a gain that is not a number": (
-        lambda: Network(4, {"out": 2}, [Dense("x", "out", gain=float("nan"))]),
-        ["gain of x -> out", "nan", "finite number"],
-    ),
-    "a gain of biases in a word": (
-        lambda: Network(4, {"out": 2}, [Dense("x", "out")], bias_gain="a"),  # type: ignore[arg-type]
-        ["bias_gain", "'a'", "finite number"],
-    ),
-    "an eps in a word": (
-        lambda: Network(4, {"out": 2}, [Dense("x", "out")], setting="energy-based", eps="a"),  # type: ignore[arg-type]
-        ["eps", "(0, 1]"],
-    ),
-    "no readouts": (lambda: stack_readouts([]), ["No readouts", "at least one"]),
     "x of a wrong width": (
         lambda: relax(NET, torch.ones(3, 7, dtype=F64), 1),
         ["(3, 7)", "(B, 4)", "x.reshape(-1, 4)"],
     ),
     "x without samples": (lambda: relax(NET, torch.ones(4, dtype=F64), 1), ["(4,)", "(B, 4)", "reshape"]),
-    "x of too many dimensions": (lambda: relax(NET, torch.ones(2, 3, 4, dtype=F64), 1), ["(2, 3, 4)", "(B, 4)"]),
     "x flat for a convolution": (
         lambda: relax(convolutional(), torch.ones(2, 100, dtype=F64), 1),
         ["(2, 100)", "(B, 1, 10, 10)", "x.reshape(-1, 1, 10, 10)"],
     ),
     "x empty": (lambda: relax(NET, torch.ones(0, 4, dtype=F64), 1), ["(0, 4)", "no sample", "at least one"]),
     "x in float32": (lambda: relax(NET, X.float(), 1), ["torch.float32", "torch.float64", ".to("]),
-    "x on another device": (lambda: relax(NET, X.to("meta"), 1), ["meta", "cpu", ".to("]),
     "x not a tensor": (lambda: relax(NET, X.numpy(), 1), ["ndarray", "expected a tensor", "as_tensor"]),  # type: ignore[arg-type]
     "x of one network for two": (lambda: relax(pair(), X, 1), ["(3, 4)", "(2, B, 4)", "2 stacked networks"]),
-    "x of three networks for two": (
-        lambda: relax(pair(), torch.ones(3, 5, 4, dtype=F64), 1),
-        ["(3, 5, 4)", "(2, B, 4)", "2 stacked networks"],
-    ),
     "y as labels": (lambda: EP(5, 2).backward(NET, COST, X, Y.argmax(1)), ["(3,)", "(3, 3)", "eqprop.data.one_hot"]),
     "y of another batch": (lambda: BPTT(5, 2).backward(NET, COST, X, Y[:2]), ["(2, 3)", "(3, 3)"]),
     "y of integers": (lambda: RBP(5, 2).backward(NET, COST, X, Y.long()), ["torch.int64", "torch.float64", ".to("]),
-    "y on another device": (lambda: EP(5, 2).backward(NET, COST, X, Y.to("meta")), ["meta", "cpu", ".to("]),
-    "y of a function cost on another device": (
-        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: s[0].sum(-1)), X, Y.to("meta")),
-        ["meta", "cpu", ".to("],
-    ),
     "y in the exact limit": (
         lambda: next(limit_steps(NET, COST, X, Y[:, :2], relax(NET, X, 5), 2)),
         ["(3, 2)", "(3, 3)"],
@@ -140,36 +94,21 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         ["(2, 3)", "(2, 5)", "(3, 3)", "(3, 5)", "model.init_state(x)"],
     ),
     "s with a layer too few": (lambda: relax(NET, X, 1, STATE[:1]), ["[(3, 3)]", "[(3, 3), (3, 5)]"]),
-    "s in float32": (
-        lambda: relax(NET, X, 1, (STATE[0], STATE[1].float())),
-        ["Layer s1", "torch.float32", "torch.float64", ".to("],
-    ),
-    "s on another device": (lambda: relax(NET, X, 1, (STATE[0].to("meta"), STATE[1])), ["Layer s0", "meta", "cpu"]),
     "K above T for BPTT": (lambda: BPTT(T=5, K=6), ["K=6", "T=5", "Lower K or raise T"]),
     "K of 0": (lambda: EP(T=5, K=0), ["K=0", "1 or more"]),
-    "K not whole": (lambda: RBP(T=5, K=2.5), ["K=2.5", "1 or more"]),  # type: ignore[arg-type]
     "T below 0": (lambda: EP(T=-1, K=2), ["T=-1", "0 or more"]),
-    "T not whole": (lambda: relax(NET, X, 1.5), ["1.5", "whole number"]),  # type: ignore[arg-type]
-    "a phase below 0": (lambda: Phase(-3), ["-3", "0 or more"]),
     "an unknown schedule": (lambda: Phase(3, "random"), ["'random'", "'synchronous' or 'alternating'"]),  # type: ignore[arg-type]
     "an unknown stop": (lambda: EP(T=3, K=2, stop="soon"), ["'soon'", "'never' or 'settled'"]),  # type: ignore[arg-type]
     "a tolerance of 0": (lambda: Phase(3, tolerance=0.0), ["0.0", "positive", "1e-6"]),
-    "a negative stillness": (lambda: Phase(3, still=-1.0), ["-1.0", "0 (no bit changes)"]),
-    "a trail below 0": (lambda: relax(NET, X, 3, keep=-1), ["keep is -1", "0 or more"]),
     "a free phase that kept too little": (
         lambda: next(BPTT(T=9, K=4).steps(NET, COST, X, Y, relax(NET, X, 9, keep=2))),
         ["K=4", "kept 2", "relax(..., keep=4)"],
     ),
     "EP with beta 0": (lambda: EP(T=5, K=2, beta=0.0), ["beta=0.0", "non-zero", "0.1"]),
-    "EP with beta nan": (lambda: EP(T=5, K=2, beta=float("nan")), ["beta=nan", "non-zero", "0.1"]),
     "a nudge with beta 0": (lambda: Nudge(COST, Y, 0.0), ["beta=0.0", "non-zero"]),
-    "eps of 0": (lambda: energy_based(2, eps=0.0), ["eps is 0.0", "(0, 1]", "0.2"]),
     "eps above 1": (lambda: toy(eps=1.5), ["eps is 1.5", "(0, 1]"]),
-    "eps negative": (lambda: from_energy(phi, W, (2,), eps=-0.1), ["eps is -0.1", "(0, 1]"]),
-    "eps nan": (lambda: toy(eps=float("nan")), ["eps is nan", "(0, 1]"]),
     "no eps": (lambda: Layered((2, 3), "energy-based"), ["energy-based", "eps", "0.2"]),
     "eps for a prototypical net": (lambda: Layered((2, 3), eps=0.5), ["eps", "energy-based setting", "Omit them"]),
-    "clip for a prototypical net": (lambda: Layered((2, 3), clip=True), ["clip", "energy-based"]),
     "alternating with a leak": (
         lambda: relax(energy_based(2), X, Phase(3, "alternating")),
         ["Layered", "cannot alternate", "schedule='synchronous'"],
@@ -178,18 +117,10 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: relax(NET, X, Phase(3, "alternating"), nudge=Nudge(COST, Y, 0.1)),
         ["nudge", "depend on itself", "schedule='synchronous'"],
     ),
-    "no sizes": (lambda: Layered(()), ["()", "at least two", "(10, 512, 784)"]),
-    "one size": (lambda: Layered((10,)), ["(10,)", "at least two"]),
-    "a size of 0": (lambda: Layered((10, 0, 784)), ["(10, 0, 784)", "positive"]),
     "a size that is not whole": (lambda: Layered((10, 2.5)), ["(10, 2.5)", "positive"]),  # type: ignore[arg-type]
-    "a toy of two sizes": (lambda: Toy((5, 10)), ["(5, 10)", "(outputs, hidden, inputs)"]),  # type: ignore[arg-type]
     "an unknown activation": (
         lambda: Layered((2, 3), activation="sigmod"),
         ["'sigmod'", "tanh, sigmoid, logistic, hard-sigmoid", "Did you mean 'sigmoid'?"],
-    ),
-    "an activation unlike any": (
-        lambda: Toy(activation="xyz"),
-        ["'xyz'", "tanh, sigmoid, logistic, hard-sigmoid", "function"],
     ),
     "an unknown setting": (lambda: Layered((2, 3), "eb"), ["'eb'", "'energy-based' or 'prototypical'"]),  # type: ignore[arg-type]
     "an unknown init": (lambda: Layered((2, 3), init="zeros"), ["'zeros'", "'glorot', 'default' or a function"]),  # type: ignore[arg-type]
@@ -197,23 +128,11 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: Layered((2, 3), init=lambda name, shape, source: torch.ones(3, 2)),
         ["W01", "(3, 2)", "(2, 3)"],
     ),
-    "no channels": (lambda: Convolutional(channels=()), ["()", "channels=(64, 32)"]),
-    "a flat layer of 0": (lambda: Convolutional(flat=(0,)), ["flat is (0,)", "flat=(10,)"]),
-    "a kernel of 0": (lambda: Convolutional(kernel=0), ["kernel 0", "positive sizes"]),
-    "a padding as large as the kernel": (lambda: Convolutional(padding=5), ["padding 5", "below the kernel"]),
-    "an image without channels": (lambda: Convolutional((0, 8, 8)), ["(0, 8, 8)", "positive sizes"]),
     "an image used up": (lambda: Convolutional((1, 8, 8)), ["(1, 8, 8)", "h0", "a smaller kernel or pool, or padding"]),
-    "nothing to stack": (lambda: stack([]), ["at least one"]),
     "networks of two sizes": (lambda: stack([NET, prototypical(3)]), ["differ in type or shapes", "built alike"]),
-    "networks of two activations": (
-        lambda: stack([NET, prototypical(2, "sigmoid")]),
-        ["differ in activation", "built alike"],
-    ),
     "a stack of stacks": (lambda: stack([pair(), pair()]), ["already stacked", "unstack"]),
     "a network that is not there": (lambda: unstack(pair(), 2), ["network 2", "2 stacked networks"]),
-    "a network of a single one": (lambda: unstack(NET, 0), ["a single network", "stacked model"]),
     "no layers": (lambda: from_primitive(phi, W, layers=()), ["()", "at least one layer", "output first"]),
-    "a layer of size 0": (lambda: from_transition(phi, W, layers=(2, 0)), ["(2, 0)", "at least 1"]),  # type: ignore[arg-type]
     "no parameters": (
         lambda: from_primitive(phi, {}, layers=(2,)),
         ["Got no parameters", "dictionary of named tensors"],
@@ -221,10 +140,6 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "a parameter named like an estimator": (
         lambda: from_primitive(phi, {"drive": torch.ones(1)}, layers=(2,)),
         ["'drive'", "'W01'", "Rename it"],
-    ),
-    "a parameter named like an attribute": (
-        lambda: from_primitive(phi, {"sigma": torch.ones(1)}, layers=(2,)),
-        ["'sigma'", "Rename it"],
     ),
     "a primitive that is one number": (
         lambda: relax(from_primitive(lambda x, s, theta: phi(x, s, theta).sum(), W, layers=(2,)), ROWS, 1),
@@ -250,17 +165,9 @@ CASES: dict[str, tuple[Callable[[], object], list[str]]] = {
         lambda: relax(from_transition(lambda x, s, theta: (s[0] @ theta["W"],), W, layers=(2,)), ROWS, 1),
         ["(4, 2) float64", "(4, 3) float64", "expected no change"],
     ),
-    "a transition of another precision": (
-        lambda: relax(from_transition(lambda x, s, theta: (s[0].float(),), W, layers=(2,)), ROWS, 1),
-        ["float64", "float32", "expected no change"],
-    ),
     "a cost that is cut off from the state": (
         lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0].detach() - y).square().sum(-1)), X, Y),
         ["does not depend on the state", "differentiable", "detach()"],
-    ),
-    "a cost that is a mean": (
-        lambda: EP(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0] - y).square().mean()), X, Y),
-        ["shape ()", "one value per sample", "(3, 3)", "Sum over the neurons"],
     ),
     "a cost per neuron": (
         lambda: BPTT(5, 2).backward(NET, FunctionCost(lambda s, y: (s[0] - y).square()), X, Y),

@@ -287,3 +287,14 @@ def test_a_long_test_names_itself(tmp_path: Path, workers: int) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("still running")]
     assert len(lines) >= 2, done.stderr
     assert all(line.endswith("test_slow.py::test_long (1 tests done)") for line in lines)
+
+
+UNTYPED = ("Asked", "Held", "Opened", "Given", "Described", "Turn", "Request", "Found", "Written", "Own")
+"""Names that do not say what kind of thing they are."""
+
+
+def test_every_class_has_a_name_of_its_own_that_says_its_kind() -> None:
+    files = sorted((ROOT / "src" / "eqprop").rglob("*.py"))
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name in names if names.count(name) > 1 or name.lstrip("_") in UNTYPED] == []

@@ -15,7 +15,7 @@ from helpers.training_runs import SMALL, few_images
 from PIL import Image
 
 import eqprop
-from eqprop.report.examined import Examination, examinations
+from eqprop.report.examined import ExaminedNet, examinations
 from eqprop.report.page import write_report
 from eqprop.report.runs import read_run
 from eqprop.report.sections import _some, compared, differing, epochs_table, what_is_seen
@@ -36,12 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path) -> Examination:
+def seen(folder: Path) -> ExaminedNet:
     found, _ = examinations(read_run(folder / "one"), gradients=True)
     return found
 
 
-def test_errors_by_class_are_those_of_its_answers(folder: Path, seen: Examination) -> None:
+def test_errors_by_class_are_those_of_its_answers(folder: Path, seen: ExaminedNet) -> None:
     answers = eqprop.predict(eqprop.load(folder / "one"), DATA.test_x)
     assert sum(c.wrong for c in seen.classes) == int((answers != DATA.test_y).sum())
     for one in seen.classes:
@@ -52,7 +52,7 @@ def test_errors_by_class_are_those_of_its_answers(folder: Path, seen: Examinatio
             assert counts[int(one.mistaken_for)] == counts.max()
 
 
-def test_the_worst_answers_lead_furthest_over_the_right_one(folder: Path, seen: Examination) -> None:
+def test_the_worst_answers_lead_furthest_over_the_right_one(folder: Path, seen: ExaminedNet) -> None:
     net = eqprop.load(folder / "one")
     outputs = eqprop.predict(net, DATA.test_x, outputs=True)
     lead = outputs.max(1).values - outputs.gather(1, DATA.test_y[:, None])[:, 0]
@@ -65,7 +65,7 @@ def test_the_worst_answers_lead_furthest_over_the_right_one(folder: Path, seen: 
     assert torch.equal(pixels, (DATA.test_x[order[0]] * 255).round().long().view(28, 28))
 
 
-def test_the_settling_is_that_of_its_steps(folder: Path, seen: Examination) -> None:
+def test_the_settling_is_that_of_its_steps(folder: Path, seen: ExaminedNet) -> None:
     net, curve = eqprop.load(folder / "one"), seen.settling
     assert curve is not None
     assert (len(curve.free), len(curve.nudged)) == (SMALL.phases.T, SMALL.phases.K)
@@ -77,7 +77,7 @@ def test_the_settling_is_that_of_its_steps(folder: Path, seen: Examination) -> N
     assert curve.nudged[0][1] > 0.0, "the nudge moves the outputs"
 
 
-def test_the_doctor_and_the_gradient_are_asked_about_ep_and_bptt(folder: Path, seen: Examination) -> None:
+def test_the_doctor_and_the_gradient_are_asked_about_ep_and_bptt(folder: Path, seen: ExaminedNet) -> None:
     assert seen.diagnosis is not None
     assert seen.gradients is not None
     assert set(seen.gradients.parameters) == {"W01", "W12", "b0", "b1", "all"}

@@ -112,7 +112,7 @@ def test_a_resumed_run_ends_as_if_left_alone(found: dict[str, Any]) -> None:
     [
         ("does-not-divide", "A mini-batch of 25 samples does not divide among 2 ranks."),
         ("no-folder", "2 ranks need a run folder that all of them see."),
-        ("other-settings", "experiment.T is 6 on rank 1 and 5 on rank 0."),
+        ("other-settings", "experiment.phases.T is 6 on rank 1 and 5 on rank 0."),
         ("other-version", "torch is '1.0' on rank 1"),
         ("other-data", "on rank 1 and"),
         ("full-disk", "Could not save to"),

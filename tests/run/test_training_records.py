@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from helpers.training_runs import SMALL
@@ -14,7 +11,6 @@ from eqprop.estimators.named import ESTIMATORS
 from eqprop.models import Network
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
-from eqprop.run.own import OwnNet
 from eqprop.run.session import build_model, make_estimator
 from eqprop.run.spec import Spec
 
@@ -197,89 +193,6 @@ def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
 
     assert first(0) == first(0) != first(1)
     assert build_model(SMALL.override(seed=1), 0).get_parameter("W01").flatten()[:5].tolist() == first(1)
-
-
-@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_an_experiment_survives_json(experiment: Spec) -> None:
-    assert Spec(**json.loads(json.dumps(experiment.to_dict()))) == experiment
-
-
-def test_overrides_add_rates_and_leave_out_what_is_none() -> None:
-    changed = papers.find("P-1h").override(T=20, K=None, rates={"W01": 0.5})
-    assert (changed.phases.T, changed.phases.K) == (20, 10)
-    assert changed.optimizer.rates == {"W12": 0.08, "W01": 0.5}
-    assert papers.find("P-1h").override(rates={"*": 0.3}).rates(["W01", "b0", "W12", "b1"]) == dict.fromkeys(
-        ["W01", "b0", "W12", "b1"], 0.3
-    )
-
-
-def test_toml_from_a_base_and_from_nothing(tmp_path: Path) -> None:
-    (tmp_path / "narrow.toml").write_text(
-        'base = "P-1h"\npreset = "authors"\nepochs = 3\n[model]\nsizes = [10, 64, 784]\n'
-        "[optimizer.rates]\nW01 = 0.1\nW12 = 0.2\n"
-    )
-    experiment = papers.find(tmp_path / "narrow.toml")
-    assert (
-        experiment.name,
-        experiment.preset,
-        experiment.optimizer.epochs,
-        experiment.phases.T,
-        experiment.phases.K,
-    ) == (
-        "narrow",
-        "own",
-        3,
-        40,
-        15,
-    )
-    assert isinstance(experiment.model, LayeredNet)
-    assert experiment.model.sizes == (10, 64, 784)
-    assert experiment.results == {}
-    (tmp_path / "whole.toml").write_text(
-        'T = 5\nK = 2\nepochs = 1\n[model]\nkind = "own"\nfunction = "mine"\n'
-        '[optimizer]\nkind = "Adam"\nrates = { "*" = 0.01 }\n'
-    )
-    whole = papers.find(tmp_path / "whole.toml")
-    assert whole.model == OwnNet(function="mine")
-    assert whole.rates(["anything"]) == {"anything": 0.01}
-    with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
-        build_model(whole, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("T = ", "not a TOML file"),
-        ('base = "P-9h"', "Did you mean"),
-        ('base = "P-1h"\nepoch = 3', "Unknown option 'epoch'.*Did you mean 'epochs'"),
-        ('base = "P-1h"\n[model]\nsize = [10, 784]', "Unknown field of model 'size'.*Did you mean 'sizes'"),
-        ('base = "P-1h"\n[model]\nkind = "layred"', "Did you mean 'layered'"),
-        ('base = "P-1h"\nT = 2.5', "phases.T is 2.5; expected a whole number"),
-        ('base = "P-1h"\noptimizer = "Adamm"', "Did you mean 'Adam'"),
-        ('base = "P-1h"\n[optimizer.rates]\nW01 = -1.0', "optimizer.rates.W01 is -1.0; expected a number, 0 or more"),
-    ],
-)
-def test_a_wrong_toml_is_told(tmp_path: Path, text: str, complaint: str) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        papers.find(path)
-
-
-def test_unknown_names_are_told_with_the_nearest() -> None:
-    assert papers.find("p-1H") is papers.find("P-1h")
-    with pytest.raises(ValueError, match="Unknown experiment 'P-1'.*Did you mean 'P-1h'"):
-        papers.find("P-1")
-    with pytest.raises(ValueError, match="Unknown preset 'papr'.*Did you mean 'paper'"):
-        papers.find("P-1h", "papr")
-    with pytest.raises(ValueError, match="P-1h has no preset 'tuned'"):
-        papers.find("P-1h", "tuned")
-    with pytest.raises(ValueError, match="for no known parameter.*Did you mean 'W01'"):
-        papers.find("P-1h").override(rates={"W001": 1.0}).rates(["W01", "W12"])
-    with pytest.raises(FileNotFoundError, match="There is no file missing.toml"):
-        papers.find("missing.toml")
-    with pytest.raises(ValueError, match="parameter V has no learning rate"):
-        SMALL.rates(["W01", "W12", "V"])
 
 
 def test_the_nudge_site_is_a_field_of_the_experiment_and_reaches_the_network() -> None:

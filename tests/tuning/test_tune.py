@@ -26,7 +26,7 @@ from eqprop.run.session import bind, build_model, make_estimator
 from eqprop.run.spec import Spec
 from eqprop.run.toml import to_toml
 from eqprop.tuning import recipe as decide
-from eqprop.tuning.effort import FAILED, Effort, Outcome, count_work, prepare_folder, short_training
+from eqprop.tuning.effort import FAILED, Effort, Outcome, prepare_folder, short_training
 from eqprop.tuning.probe import (
     Batches,
     BetaAgreement,
@@ -289,12 +289,6 @@ def test_a_step_by_autodiff_is_taken_to_be_slower_than_one_written_by_hand() -> 
 
 def test_the_budget_is_counted_in_operations() -> None:
     plan = bind(SMALL, few_images(6000, 100))
-    work = count_work(plan)
-    assert (
-        2 * 2 * 10 * 24 * SMALL.optimizer.batch
-        <= work.step
-        <= 2 * 2 * 10 * 24 * SMALL.optimizer.batch + 20 * 34 * SMALL.optimizer.batch
-    )
     small, large = short_training(plan, 0.5), short_training(plan, 5.0)
     assert small.samples * small.epochs < large.samples * large.epochs
     assert small == short_training(plan, 0.5)
@@ -404,7 +398,10 @@ KINDS: dict[str, tuple[Spec, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("own Phi", "cross-entropy")
+
+
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_path: Path) -> None:
     experiment, options = KINDS[kind]
     found = tuned_at(tmp_path, experiment, few_images(1200, 50), budget=0.01, **options)
@@ -415,16 +412,6 @@ def test_every_kind_of_network_is_tuned_and_its_record_trains(kind: str, tmp_pat
     model = build_model(found.spec, 0, own=options.get("own"))
     names = [*dict(model.named_parameters()), *found.spec.readout_names]
     assert all(rate > 0 for rate in found.spec.rates(names, model.layer_parameters).values())
-
-
-@pytest.mark.parametrize("experiment", ALL, ids=lambda r: f"{r.preset}-{r.name}")
-def test_every_record_survives_toml_and_json_files(experiment: Spec, tmp_path: Path) -> None:
-    expected = experiment
-    (tmp_path / "r.toml").write_text(to_toml(experiment, {"T": "one\ntwo", "rates": "why"}, "a title"))
-    assert papers.find(tmp_path / "r.toml") == expected
-    for name, content in (("plain", experiment.to_dict()), ("run", {"format": 1, "experiment": experiment.to_dict()})):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-        assert papers.find(tmp_path / f"{name}.json") == expected
 
 
 @pytest.mark.parametrize(

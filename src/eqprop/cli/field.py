@@ -32,7 +32,12 @@ CHECKS = "field.json"
 """In a run's folder: what was measured of it, and the CPU time of its pieces."""
 
 
-@command("field", "eqprop reproduce field --minutes 30 --out field", of=reproduce)
+@command(
+    "field",
+    "eqprop reproduce field --minutes 30 --out field",
+    "eqprop reproduce field --rows pc-2h --seeds 1 --out field",
+    of=reproduce,
+)
 @with_settings("epochs", "samples", "rates", "validation", *MACHINE)
 def field(
     settings: dict[str, Any],

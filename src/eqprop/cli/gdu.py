@@ -34,7 +34,8 @@ from eqprop.gdu.comparison import Concentration, phases
 from eqprop.gdu.metrics import Silence
 from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
-from eqprop.run.laboratory import Weights, compare, find_problem, lost_in
+from eqprop.provenance import provenance
+from eqprop.run.laboratory import Weights, compare, find_problem, lost_in, nudging_table
 from eqprop.run.own import own_code
 from eqprop.run.spec import declared
 from eqprop.run.watch import counted
@@ -55,6 +56,9 @@ def gdu(
     drop_unsettled: Annotated[
         bool, typer.Option("--drop-unsettled", metavar="", hidden=True, help="Omit samples that have not settled.")
     ] = False,
+    nudging: Annotated[
+        str | None, typer.Option(help="all, or positive,centered, ...: compare nudging rules by beta instead.")
+    ] = None,
     estimator: OfRun = None,
     trial: Trial = None,
     out: Annotated[Path | None, typer.Option(help="Folder for gdu.json, traces.json and figures/.")] = None,
@@ -65,7 +69,8 @@ def gdu(
     Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
     of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
     a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
-    --precision NAME also says how far products in that precision lose the update.
+    --precision NAME also says how far products in that precision lose the update. --nudging all instead compares
+    nudging rules with the exact gradient at rest, and prints the order of their bias in beta.
     """
     check_json(json)
     check_out(out)
@@ -80,6 +85,13 @@ def gdu(
     with own_code(settings.get("function") or target):
         weights = Weights(estimator, trial)
         subject = find_problem(target, preset, settings, factory(settings), weights, DTYPES[dtype], trains=False)
+        if nudging is not None:
+            table = nudging_table(subject, nudging)
+            console.print(Text(str(table)), soft_wrap=True)
+            give_json(
+                {"name": subject.spec.name, **table.to_dict(), "provenance": provenance(subject.problem.x.device)}, json
+            )
+            return
         with progress_bar(subject.spec.name) as tell:
             document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:

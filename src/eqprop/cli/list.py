@@ -84,7 +84,9 @@ def _compared(specs: Iterable[Spec]) -> Table:
 
 
 def _table(title: str, names: Iterable[str], numbers: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
+    )
     for heading in names:
         table.add_column(heading, no_wrap=heading == "name")
     for heading in numbers:

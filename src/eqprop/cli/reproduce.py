@@ -54,13 +54,23 @@ reproduce = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(reproduce, name="reproduce")
-command("figures", "eqprop reproduce figures --out figures", of=reproduce)(figures)
+command(
+    "figures",
+    "eqprop reproduce figures --out figures",
+    "eqprop reproduce figures --preset gdu-authors --out authors",
+    of=reproduce,
+)(figures)
 
 MACHINE = ("data", "engine", "device", "threads")
 """Settings that every command of training takes."""
 
 
-@command("table1", "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1", of=reproduce)
+@command(
+    "table1",
+    "eqprop reproduce table1 --rows P-1h --trials 1 --epochs 3 --out table1",
+    "eqprop reproduce table1 --preset tuned --device cuda --out table1",
+    of=reproduce,
+)
 @with_settings("estimator", "trials", "epochs", "schedule", "seed", "samples", *MACHINE)
 def table1(
     settings: dict[str, Any],
@@ -114,11 +124,11 @@ LONG = 2.0
 
 def _hours(spec: Spec) -> float:
     """Roughly the time of one trial by one estimator on two cores."""
-    from eqprop.tuning.effort import PACES, count_work
+    from eqprop.tuning.effort import PACES, iteration_seconds
 
     session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
     iterations = session.iterations * spec.optimizer.epochs
-    return count_work(session).seconds(spec, PACES["cpu"]) * iterations / 3600
+    return iteration_seconds(session, PACES["cpu"]) * iterations / 3600
 
 
 def _ask(hours: float, part: str) -> None:
@@ -196,7 +206,12 @@ UNFINISHED = 75
 """Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
 
 
-@command("cifar10", "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10", of=reproduce)
+@command(
+    "cifar10",
+    "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10",
+    "eqprop reproduce cifar10 --check results/cifar10",
+    of=reproduce,
+)
 @with_settings("epochs", "seed", "samples", *MACHINE)
 def cifar10(
     settings: dict[str, Any],

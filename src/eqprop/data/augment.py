@@ -76,6 +76,7 @@ def whole_number(word: Tensor, n: int) -> Tensor:
 class Augmentation:
     """Random changes of training images: flip, crop and cutout, in this order.
 
+    padding     what fills the shifted border: zero, edge or reflect
     flip          mirror left and right, with probability 1/2
     crop          shift by up to so many pixels each way; `padding` fills what is uncovered: zero, edge or reflect
     cutout        side of a square of one grey level, centred anywhere in the image

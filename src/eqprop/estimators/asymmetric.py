@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -31,6 +32,8 @@ class VectorField(Estimator):
     beta        of either sign
     centered    the mean over beta and -beta, both in one batch: a further bias of order beta^2; else of order beta
     """
+
+    follows_theorem: ClassVar[bool] = False
 
     beta: float = 0.1
     centered: bool = True
@@ -117,6 +120,9 @@ class AsymEP(VectorField):
     A step costs F, one product with J and one with J^T. It settles where F does at s*: J and J^T share eigenvalues.
 
     With feedback 0, J is nilpotent and the estimate the backprop of the feed-forward net, once K reaches its depth.
+
+    beta, centered    as of `VectorField`
+    T, K, schedule, stop, tolerance, checked    as of `Estimator`
     """
 
     def _response(self, model: Dynamics, x: Tensor, drive: Drive, start: State) -> Response:
@@ -132,7 +138,11 @@ class Dyadic(Estimator):
 
     From a state at rest, K steps are the first K terms of recurrent backprop (`RBP`), exactly. The two differ while m
     still moves: RBP keeps J and dl/ds of the free state, here both follow m, so errors begun too early are forgotten.
+
+    T, K, schedule, stop, tolerance, checked    as of `Estimator`
     """
+
+    follows_theorem: ClassVar[bool] = False
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         end, visited = None, [free.state]

@@ -85,6 +85,9 @@ class Estimator(ABC):
     reads_only: ClassVar[bool] = False
     """Whether states at rest, free and nudged, are all that it needs of a system."""
 
+    follows_theorem: ClassVar[bool] = True
+    """Whether Theorem 1 speaks of it, so that what spoils EP's gradient spoils its own; else that is measured alone."""
+
     T: int
     K: int
     _: KW_ONLY

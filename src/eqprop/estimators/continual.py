@@ -30,6 +30,10 @@ class ContinualEP(Estimator):
     at theta_K; until then the model's own parameters do not change. As eta -> 0 the gradient tends to EP's, with a
     difference of order eta. Any other optimizer uses it as an ordinary gradient and does not end at theta_K.
 
+    T           free steps
+    K           nudged steps, each of which updates
+    beta        strength of the nudge
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     rates       eta: one for all parameters, or one per parameter by name
     """
 

@@ -29,9 +29,13 @@ class CoupledLearning(Estimator):
     of d2E/ds2. EP pulls with the force y - s0* instead. So as beta -> 0 this is EP's gradient with H (y - s0*) in
     place of the error: the gradient of 1/2 (y - s0*)^T H (y - s0*) with H held fixed. Both vanish together where the
     output is right; they agree up to a factor where H is a multiple of the identity.
+
+    beta    the share of the way to y on which the output is held, of either sign
+    T, K, schedule, stop, tolerance, checked    as of `Estimator`
     """
 
     orientation: ClassVar[int] = -1
+    follows_theorem: ClassVar[bool] = False
 
     beta: float = 0.1
 

@@ -129,6 +129,9 @@ class EP(Estimator):
     stands for beta * eps throughout  [delta-fc-canon]. Without a primitive, the updates are summed step by step,
     (1/beta) (dF/dtheta)^T (s_{t+1} - s_t)  [eq:ep-weight-update].
 
+    T           free steps
+    K           nudged steps
+    schedule, stop, tolerance, checked    of the free phase, as in `Estimator`
     nudging     "one-sided": as above, with a bias of order beta.
                 "symmetric": -(1/2 beta) (dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_K^-beta)), the mean over beta and
                 -beta, both relaxed in one batch; a bias of order beta^2.
@@ -208,11 +211,15 @@ class EP(Estimator):
 
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
         """The sum of all updates, from its two ends  [eq:ep-grad]."""
-        ends: list[State] = []
-        for betas in [self._betas] if self.side_by_side else [(beta,) for beta in self._betas]:
+        s, phase, betas = free.state, self.nudged_phase(), self._betas
+        if self.side_by_side and len(betas) > 1:
             batch = SideBySide(problem, betas)
-            start, nudge = batch.repeat(free.state), self._nudge(batch, free.state)
-            ends += batch.split(end_of_phase(model, batch.x, self.nudged_phase(), start, nudge, self.form))
+            nudge = self._nudge(batch, s)
+            ends = batch.split(end_of_phase(model, batch.x, phase, batch.repeat(s), nudge, self.form))
+        else:
+            at = s if self.held else None
+            nudges = [Nudge(problem.cost, problem.y, _over_batch(beta), at=at) for beta in betas]
+            ends = [end_of_phase(model, problem.x, phase, s, nudge, self.form) for nudge in nudges]
         unit = self._unit(model)
         if self.form == "difference":
             contrast = model.difference_contrast(problem.x, free.state, *ends)

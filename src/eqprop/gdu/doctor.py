@@ -16,10 +16,10 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators import EP
+from eqprop.estimators import EP, Estimator
 from eqprop.estimators.base import trainable
 from eqprop.gdu.examination import Examination, Rates
-from eqprop.gdu.gradient_checks import AFTER
+from eqprop.gdu.gradient_checks import AFTER, of_estimator
 from eqprop.gdu.problem_checks import BEFORE, Checks
 from eqprop.gdu.rates import check_rates
 from eqprop.gdu.rest import settles
@@ -36,6 +36,12 @@ OF_GRADIENT = (
 """Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
 with them."""
 
+OF_NET = (
+    *("numbers", "repeatable", "samples", "optimizer", "targets", "formulas", "cost"),
+    *("start", "attracts", "input", "saturation", "depth"),
+)
+"""Those that ask nothing of EP."""
+
 
 @in_own_precision
 def doctor(
@@ -43,7 +49,7 @@ def doctor(
     cost: Cost,
     x: Tensor,
     y: Tensor,
-    ep: EP,
+    ep: Estimator,
     *,
     state: State | None = None,
     rates: Rates = None,
@@ -55,7 +61,8 @@ def doctor(
 
     model, cost  what is trained
     x, y        a mini-batch and its targets
-    ep          the estimator as it is used
+    ep          the estimator as it is used; one that Theorem 1 does not speak of, such as AsymEP, is itself compared
+                with the exact gradient once the net is found to settle
     state       where its free phase begins, if not at `model.init_state(x)`
     rates       one learning rate, rates by parameter name ("*" for every other), or the optimizer
     voice       "python" or "command line": whose terms remedies are written in
@@ -65,15 +72,23 @@ def doctor(
     if voice not in get_args(Voice):
         raise ValueError(unknown("voice", voice, get_args(Voice)))
     began = time.perf_counter()
-    ep = _one_sign(ep)
+    alone = None if ep.follows_theorem else ep
+    ep = _one_sign(ep) if alone is None else _same_phases(alone)
     if isinstance(model, PrimitiveDynamics) and model.settles_itself:
         diagnosis: Diagnosis = model.examined(Problem(model, cost, x, y), ep, voice)
         return replace(diagnosis, seconds=time.perf_counter() - began)
     p = Examination(Problem(model, cost, x, y), ep, state, rates, voice)
-    return replace(examine(p), seconds=time.perf_counter() - began)
+    diagnosis = examine(p) if alone is None else examine_alone(p, alone)
+    return replace(diagnosis, seconds=time.perf_counter() - began)
 
 
-def _one_sign(ep: EP) -> EP:
+def _same_phases(estimator: Estimator) -> EP:
+    return EP(
+        estimator.T, estimator.K, getattr(estimator, "beta", 0.1), schedule=estimator.schedule, stop=estimator.stop
+    )
+
+
+def _one_sign(ep: Estimator) -> EP:
     if not isinstance(ep, EP):
         raise TypeError(
             f"The doctor examines EP; got {type(ep).__name__}. Give it an EP with the same T, K and beta; of any other "
@@ -104,6 +119,17 @@ def examine(p: Examination, only: Collection[str] | None = None) -> Diagnosis:
     if (cause := first_cause(AFTER, p)) is not None:
         return Diagnosis(cause, passed, voice=voice)
     return Diagnosis(None, passed, p.remarks(), voice=voice, restless=rest.closer)
+
+
+def examine_alone(p: Examination, estimator: Estimator) -> Diagnosis:
+    """What holds of the net whatever trains it, then how far the estimator's gradient is from the exact one."""
+    diagnosis = examine(p, OF_NET)
+    if not diagnosis.healthy:
+        return diagnosis
+    found = of_estimator(p, estimator)
+    if isinstance(found, Finding):
+        return replace(diagnosis, finding=found, remarks=())
+    return replace(diagnosis, passed={**diagnosis.passed, "gradient": found}, remarks=())
 
 
 def _check(p: Examination) -> None:

@@ -23,14 +23,15 @@ from torch import Tensor
 
 from eqprop.cost import Problem
 from eqprop.estimators import EP, RBP
-from eqprop.estimators.base import parameter_vjp, trainable
+from eqprop.estimators.base import parameter_vjp, pull_back, trainable
 from eqprop.gdu.lockstep import Linearised, flat, slope_excess, unflat
 from eqprop.gdu.verdict import Voice
-from eqprop.relax import NotFiniteError, Phase, Relaxation, prepare, relax
+from eqprop.relax import SWEEPS, NotFiniteError, Phase, Relaxation, prepare, relax, turn
 from eqprop.state import State, detach, distance, scale
 
 Grads = dict[str, Tensor]
 Product = Callable[[Tensor], Tensor]
+Groups = tuple[tuple[int, ...], ...]
 Rates = float | Mapping[str, float] | torch.optim.Optimizer | None
 """Learning rates: one for all, by parameter name ("*" for every other), or the optimizer itself."""
 
@@ -92,7 +93,7 @@ class Examination:
     def rest(self) -> State:
         """The state of rest in float64. Found by the check of settling, which says how."""
         state = tuple(layer.double() for layer in self.free.state)
-        return march(self.wide, state, max(4 * self.ep.T, 200), 1e-12).state
+        return march(self.wide, state, max(4 * self.ep.T, 200), 1e-12, groups=self.sweep).state
 
     @property
     def found_rest(self) -> bool:
@@ -101,7 +102,8 @@ class Examination:
 
     def take_rest(self, state: State) -> None:
         """Use a state that more steps, or alternating ones, have led to."""
-        self.rest = march(self.wide, tuple(layer.double() for layer in state), self.ep.T, 1e-12).state
+        state = tuple(layer.double() for layer in state)
+        self.rest = march(self.wide, state, self.ep.T, 1e-12, groups=self.sweep).state
 
     @cached_property
     def as_it_is(self) -> Grads:
@@ -145,12 +147,31 @@ class Examination:
         return self.series_of(self.push, self.ep.K)
 
     def series_of(self, push: State, K: int) -> NeumannSeries:
-        move = flat(self.around.product(tuple(torch.zeros_like(v) for v in push), push))
-        sums = neumann(self.product, move, K, min(MOST_TERMS, self.most_steps))
+        move, most = (
+            self.around.product(tuple(torch.zeros_like(v) for v in push), push),
+            min(MOST_TERMS, self.most_steps),
+        )
+        if (groups := self.mirrored) is None:
+            sums = neumann(self.product, flat(move), K, most)
+        else:
+            sums = sweeps(self.around.product, move, groups, K, most)
         if sums.grows:
             return NeumannSeries({}, {}, sums.terms, grows=True)
         short, complete = (_learned(self.around, unflat(rows, self.rest)) for rows in (sums.short, sums.complete))
         return NeumannSeries(short, complete, sums.terms, grows=False)
+
+    @property
+    def sweep(self) -> Groups | None:
+        """The layers that a free phase updates in turn; None where all are at once."""
+        return self.wide.model.sweep(len(self.start)) if self.ep.schedule in SWEEPS else None
+
+    @property
+    def mirrored(self) -> Groups | None:
+        """Those that a nudged phase does."""
+        groups = self.sweep
+        if groups is None:
+            return None
+        return tuple(turn(groups, t, self.ep.schedule) or () for t in range(len(groups)))
 
     def harm(self, a: Grads, b: Grads) -> float:
         """By which share of what the parameters should get two gradients differ."""
@@ -171,6 +192,18 @@ class Examination:
     @cached_property
     def exact(self) -> Grads:
         J, model, x = self.jacobian, self.wide.model, self.wide.x
+        if (groups := self.mirrored) is not None:
+            with torch.enable_grad():
+                leaves = tuple(v.detach().requires_grad_() for v in self.rest)
+                out = model.step(model.drive(x), leaves)
+            found = sweeps(
+                lambda v: pull_back(out, leaves, v, retain_graph=True),
+                scale(self.push, -1.0),
+                groups,
+                1,
+                self.most_steps,
+            )
+            return parameter_vjp(model, x, self.rest, unflat(found.complete, self.rest))
         if J is None:
             terms = RBP(0, max(2 * self.series.terms, 8), stop="settled", checked=False)
             return terms.estimate(self.wide, at(self.rest))[1]
@@ -249,8 +282,8 @@ class March:
 
 
 @torch.no_grad()
-def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0) -> March:
-    """Up to so many steps of s + a (F(s) - s), fewer if the residual falls below the limit."""
+def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0, groups: Groups | None = None) -> March:
+    """Up to so many steps of s + a (F(s) - s), fewer if the residual falls below the limit; of groups in turn."""
     model = problem.model
     drive = model.drive(problem.x)
     residual, done = math.inf, 0
@@ -260,7 +293,10 @@ def march(problem: Problem, s: State, steps: int, below: float, a: float = 1.0) 
             residual = float(distance(new, s, 1).max())
             if residual < below or not residual < EXPLODED:
                 break
-        s = new if a == 1.0 else tuple(v + a * (w - v) for v, w in zip(s, new, strict=True))
+        if groups is not None:
+            s = tuple(w if n in groups[done % len(groups)] else v for n, (v, w) in enumerate(zip(s, new, strict=True)))
+        else:
+            s = new if a == 1.0 else tuple(v + a * (w - v) for v, w in zip(s, new, strict=True))
     return March(s, residual, done)
 
 
@@ -298,6 +334,28 @@ def neumann(product: Product, move: Tensor, K: int, most: int = MOST_TERMS) -> S
         if n == K:
             short = total
     return Sums(short, total, n, grows=False)
+
+
+def sweeps(product: Callable[[State], State], move: State, groups: Groups, K: int, most: int = MOST_TERMS) -> Sums:
+    """d_n <- (product(d) + move)_n, group after group: after K updates, and once a sweep no longer changes it.
+
+    Where it ends is the sum over t of product^t(move), though that sum may not exist.
+    """
+    d, short, n = tuple(torch.zeros_like(v) for v in move), None, 0
+    first = max(size_of(move), 1e-300)
+    while True:
+        before = d
+        for group in groups:
+            new = product(d)
+            d = tuple(new[i] + move[i] if i in group else v for i, v in enumerate(d))
+            n += 1
+            short = flat(d) if n == K else short
+        change = size_of(tuple(a - b for a, b in zip(d, before, strict=True)))
+        if not change < 1e3 * first:
+            return Sums(flat(before), flat(d), n, grows=True)
+        if n >= max(most, K) or (n >= K and change <= 1e-7 * max(size_of(d), 1e-300)):
+            assert short is not None, "K updates have been made"
+            return Sums(short, flat(d), n, grows=False)
 
 
 def size_of(s: State) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from eqprop.dynamics import PrimitiveDynamics
+from eqprop.estimators import Estimator
 from eqprop.estimators.base import trainable
 from eqprop.gdu.examination import (
     FAINT,
@@ -336,6 +337,27 @@ def _gradient(p: Examination) -> Finding | str:
     return f"{found} (the nudge bypasses sigma: {limit:.3f} is the limit)" if because else found
 
 
+def of_estimator(p: Examination, estimator: Estimator) -> Finding | str:
+    """An estimator that Theorem 1 does not speak of, as it is, from the end of the free phase."""
+    name, of = type(estimator).__name__, p.problem
+    try:
+        grads = estimator.gradient(of.model, of.cost, of.x, of.y, p.free.state)[1]
+    except ArithmeticError as error:
+        shown = f"{name} gives no gradient: {str(error).split('. ')[0]}"
+        return Finding("gradient", shown, advice="Lower beta, raise T, or lower the weights.")
+    named = dict(of.model.named_parameters())
+    found = {n: grads.get(named[n], torch.zeros_like(g)).double() for n, g in p.exact.items()}
+    value, (least, lowest) = whole_cosine(found, p.exact), least_cosine(found, p.exact)
+    shown = f"{name}'s gradient has a cosine of {value:.3f} to the exact one, in {least} of {lowest:.3f}"
+    if lowest >= TURNED or (estimator.orientation < 0 and value >= ASTRAY):
+        return shown
+    odd = asymmetry(p.around)
+    if estimator.orientation > 0 and odd > 0.05:
+        return Finding("asymmetric", f"{shown}; asymmetry {odd:.2f} (0 symmetric, 1 antisymmetric)", advice=OTHERS)
+    return Finding("gradient", shown, advice=ALL)
+
+
+OTHERS = "Use AsymEP or Dyadic, tie the feedback, or add the penalty on |J - J^T| (homeostasis)."
 ALL = "No single cause explains it: raise T and K, lower beta, and look at the free phase with eqprop.gdu.compare."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.estimators import EP, RBP, Estimator
+from eqprop.estimators import EP, RBP, Dyadic, Estimator
 from eqprop.estimators.nudging import RULES
 from eqprop.messages import unknown
-from eqprop.relax import Phase, relax
+from eqprop.relax import SWEEPS, Phase, Schedule, relax
 from eqprop.state import State
 
 BETAS = (0.5, 0.1, 0.01, 0.001)
@@ -84,6 +84,7 @@ def compare_nudging(
     steps: int = 600,
     betas: Sequence[float] = BETAS,
     rules: str | Sequence[str] = "all",
+    schedule: Schedule = "synchronous",
 ) -> NudgingTable:
     """Compare nudging rules with recurrent backprop at the steady state, in float64.
 
@@ -91,23 +92,30 @@ def compare_nudging(
     steps               at most so many in each phase; the free one ends once nothing moves
     betas               largest first
     rules               names of `eqprop.estimators.nudging.RULES`, or "all"
+    schedule            of all phases; in sweeps `steps` counts whole sweeps
     """
     names = list(RULES) if rules == "all" else [rules] if isinstance(rules, str) else list(rules)
     strange = next((name for name in names if name not in RULES), None)
     if strange is not None:
         raise ValueError(unknown("nudging rule", strange, RULES, other="or all"))
     problem = Problem(model, cost, x, y).double()
-    free = relax(problem.model, problem.x, Phase(20 * steps, stop="settled", still=1e-15))
-    exact = _flat(problem, RBP(0, steps, stop="settled"), free.state)
-    rows = tuple(_measured(problem, name, free.state, exact, steps, betas) for name in names)
+    turns = problem.model.sweep(len(problem.model.init_state(problem.x[:1]))) if schedule in SWEEPS else ()
+    steps *= len(turns) or 1
+    free = relax(problem.model, problem.x, Phase(20 * steps, schedule, stop="settled", still=1e-15))
+    # In sweeps the series of recurrent backprop need not converge; dyadic EP at rest solves for its sum in turn.
+    adjoint = Dyadic(0, steps, schedule=schedule) if turns else RBP(0, steps, stop="settled")
+    exact = _flat(problem, adjoint, free.state)
+    rows = tuple(_measured(problem, name, free.state, exact, steps, betas, schedule) for name in names)
     return NudgingTable(tuple(betas), rows, float(free.residual.max()))
 
 
-def _measured(problem: Problem, name: str, s: State, exact: Tensor, steps: int, betas: Sequence[float]) -> RuleResult:
+def _measured(
+    problem: Problem, name: str, s: State, exact: Tensor, steps: int, betas: Sequence[float], schedule: Schedule
+) -> RuleResult:
     cosines: list[float] = []
     distances: list[float] = []
     for beta in betas:
-        estimator = RULES[name](0, steps, beta)
+        estimator = replace(RULES[name](0, steps, beta), schedule=schedule)
         try:
             estimator.check_serves(problem.model, problem.cost, problem.x, problem.y)
             draws = [_flat(problem, each, s) for each in _draws(estimator)]

@@ -40,7 +40,7 @@ CAUSES = {
     "rounding": "The updates are lost in rounding",
     "beta": "The nudge is too strong",
     "K": "The second phase is too short",
-    "gradient": "EP's gradient is not the exact one",
+    "gradient": "The gradient is not the exact one",
     "machine-rest": "The machine reads states that are not at rest",
     "machine-weights": "The machine cuts its weights in silence",
     "machine-nudge": "The machine's nudge is not what it was asked for",

@@ -490,6 +490,14 @@ class Convolutional(Graph):
     convolutions. The inverse pooling uses the arg-max of the current state. Contrasts are those of [deltaconv] for
     filters and of [delta-fc] for flat layers.
 
+    activation  sigma, by name or as a function
+    kernel      side of a filter
+    padding     zeros around a map
+    pool        side of the pooling
+    bias        whether there are biases
+    init        how weights are drawn
+    seed        of the weights; None: torch's own stream
+    dtype       of the weights; None: torch's default
     input_shape     (channels, height, width) of x
     channels        of h0, h1, ..., from the output side, as the layers are numbered; (64, 32) in the paper
     flat            sizes of s0, s1, ...; (10,) in the paper; empty, (), if a readout reads h0

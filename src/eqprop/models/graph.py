@@ -210,7 +210,7 @@ class Graph(PrimitiveDynamics):
         if name is None:
             return None
         value: Tensor = getattr(self, name).unsqueeze(-2)
-        places = len(self.layers[self.names[n]]) - 1
+        places = len([*self.layers.values()][n]) - 1
         return value[(..., *[None] * places)] if places else value
 
     def drive(self, x: Tensor) -> tuple[Tensor | None, ...]:
@@ -333,8 +333,10 @@ class Graph(PrimitiveDynamics):
             if not self.conservative:
                 out |= self._one_sided(link, ends[1], Ends(moved[link.post], (*moved, visible)[link.pre]))
                 continue
-            own = () if change is None else (Ends(change[link.post], (*change, visible)[link.pre]),)
-            found = self._contrast_of(link, *ends, *own)
+            if change is None:
+                found = self._call(link, link.connection.contrast, *ends)
+            else:
+                found = self._contrast_of(link, ends[0], ends[1], Ends(change[link.post], (*change, visible)[link.pre]))
             out |= {link.names[short]: _times(g, link.connection.forward_gain) for short, g in found.items()}
         for n, name in enumerate(self._biases):
             if name is not None:
@@ -343,12 +345,11 @@ class Graph(PrimitiveDynamics):
                 out[name] = _times(total, 1.0 if self.conservative else 1.0 / self.update_scales[n])
         return {name: self._mean(out[name], x.shape[lead - 1]) for name in self._order}
 
-    def _contrast_of(self, link: Link, plus: Ends, minus: Ends, *change: Ends) -> dict[str, Tensor]:
-        def contrast(plus: Ends, minus: Ends, *rest: Ends | Theta) -> dict[str, Tensor]:
-            *own, theta = rest
-            return link.connection.contrast(plus, minus, theta, *own)  # type: ignore[arg-type]
+    def _contrast_of(self, link: Link, plus: Ends, minus: Ends, change: Ends) -> dict[str, Tensor]:
+        def contrast(plus: Ends, minus: Ends, change: Ends, theta: Theta) -> dict[str, Tensor]:
+            return link.connection.contrast(plus, minus, theta, change)
 
-        return self._call(link, contrast, plus, minus, *change)
+        return self._call(link, contrast, plus, minus, change)
 
     def _one_sided(self, link: Link, at: Ends, moved: Ends) -> dict[str, Tensor]:
         """The update of a connection of a net without Phi: of each way by how far its end moved."""

@@ -29,6 +29,10 @@ class Layered(Graph):
     Prototypical  [exp:def-fc-p], the input entering as x:
         Phi = sum_n s^n . W_{n,n+1} . s^{n+1} + b^n . s^n,   s_{t+1} = sigma(dPhi/ds)
 
+    setting         "prototypical" or "energy-based"
+    activation      sigma, by name or as a function
+    bias            whether there are biases
+    dtype           of the weights; None: torch's default
     sizes           from the output to the input, such as (10, 512, 784)
     eps             the step of the energy-based setting, in (0, 1]
     clip            energy-based: keep s in [0, 1] after every step, nudge included, as the paper does in training

@@ -48,6 +48,12 @@ class Network(Graph):
             activation={"out": "identity", "*": "hard-sigmoid"},
         )
 
+    input_shape     of one sample
+    setting         "prototypical" or "energy-based"
+    bias            whether layers have biases
+    nudge_site      where the nudge enters: "outside", "inside" or "implicit"
+    bias_gain       what initial biases are scaled by
+    dtype           of the weights; None: torch's default
     layers          names and shapes, the output first; a number for a flat layer
     connections     see `eqprop.models.connections`; the input is named "x"
     activation      one for all layers, or by layer; "*" stands for those not named, "x" for the input

@@ -14,7 +14,6 @@ from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.plugins import Table
 from eqprop.state import LayerParameters, State
 
-CostName = str
 OWN_COST = "own"
 """The cost that your own function returned with its network."""
 READOUT_SEED = 1 << 32
@@ -34,6 +33,7 @@ class CrossEntropy(Cost):
     bout are parameters of the cost. With every estimator their gradient is dl/dWout at the free state: the theorem's
     term for a cost that depends on parameters  [sec:index-shift].
 
+    dtype       of the weights; None: torch's default
     inputs      number of neurons in the layer it reads
     classes     y has one number per class: one-hot rows, or any probabilities
     layer       the layer it reads; 0 is the last of the dynamics

@@ -88,6 +88,7 @@ class FieldRow(NamedTuple):
     published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
     beside      the row of its yardstick, such as the same net by backprop
     minutes     estimated CPU time of a seed
+    remark      what does not come out as published or expected, and what was tried
     """
 
     name: str
@@ -98,6 +99,7 @@ class FieldRow(NamedTuple):
     seeds: int = 3
     beside: str | None = None
     published: str | None = None
+    remark: str | None = None
 
 
 Table = Mapping[str, Any]

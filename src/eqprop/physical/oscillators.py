@@ -30,6 +30,10 @@ class Oscillators(PrimitiveDynamics):
         E = -sum_ij J_ij cos(phi_i - phi_j) - sum_i h_i cos(phi_i) - 1/2 sum_i K_i cos(2 phi_i)
         phi <- phi - eps dE/dphi,   Phi = 1/2 |phi|^2 - eps E,   phi_0 = pi/2
 
+    bias        whether there are fields
+    init        how couplings are drawn
+    seed        of the couplings; None: torch's own stream
+    dtype       of the couplings; None: torch's default
     sizes       from the output to the input, such as (10, 120, 784)
     eps         the step
     harmonic    whether the second harmonics K are trained (see the parameters K0, K1, ...); they begin at 0

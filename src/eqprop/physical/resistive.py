@@ -39,6 +39,8 @@ class Resistive(PrimitiveDynamics):
     not joined. `step` divides dPhi/dv by the conductance of the node, so EP's updates follow from Phi at rest, and only
     there: step by step they are not those of BPTT.
 
+    bias        whether nodes have current sources
+    dtype       of the conductances; None: torch's default
     sizes       from the output to the input, such as (10, 100, 784); the input is x, of which there are two voltages
     gain        volts per unit of x
     seed        conductances are drawn from U(-1, 1)/sqrt(fan_in), negative ones set to 0

@@ -25,6 +25,8 @@ class Spins(PrimitiveDynamics):
     A step turns each spin along its field. In sweeps every other layer moves in turn and E never rises; the state it
     ends in is a minimum over single spins, which annealing (`eqprop.physical.Ising`) finds lower.
 
+    seed        of the couplings; None: torch's own stream
+    dtype       of the couplings; None: torch's default
     sizes       from the output to the input, such as (40, 120, 784)
     gains       per layer from the output on: couplings are drawn from U(-1, 1) gain/sqrt(fan_in); one for all, or each
     limit       of couplings and biases, which `constrain` keeps; None: no limit

@@ -63,7 +63,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Settling:
+class SettlingCurve:
     """How far each step moves the state, max over the neurons: median and largest over samples, step by step.
 
     free, nudged    (median, largest) per step of the phase
@@ -75,7 +75,7 @@ class Settling:
 
 
 @dataclass(frozen=True)
-class Examination:
+class ExaminedNet:
     """What was seen of one estimator's net; parts that could not be seen are None, and `missing` says why."""
 
     estimator: str
@@ -84,13 +84,13 @@ class Examination:
     of: int = 0
     classes: tuple[ClassErrors, ...] = ()
     worst: tuple[Mistake, ...] = ()
-    settling: Settling | None = None
+    settling: SettlingCurve | None = None
     diagnosis: Diagnosis | None = None
     gradients: Gradients | None = None
     missing: tuple[str, ...] = ()
 
 
-def examinations(run: RunFolder, gradients: bool = False) -> Iterator[Examination]:
+def examinations(run: RunFolder, gradients: bool = False) -> Iterator[ExaminedNet]:
     """Look at the first trial of every estimator that has weights.
 
     gradients   also compare the estimator's gradient with BPTT's
@@ -100,8 +100,8 @@ def examinations(run: RunFolder, gradients: bool = False) -> Iterator[Examinatio
             yield _examined(run, name, gradients)
 
 
-def _examined(run: RunFolder, estimator: str, gradients: bool) -> Examination:
-    found = Examination(estimator)
+def _examined(run: RunFolder, estimator: str, gradients: bool) -> ExaminedNet:
+    found = ExaminedNet(estimator)
     try:
         trained = load(run.folder, estimator)
         images = read_images(data_again(run.described.data, None, None), run.spec.data)
@@ -114,7 +114,7 @@ def _examined(run: RunFolder, estimator: str, gradients: bool) -> Examination:
     return _by_the_doctor(found, run, gradients)
 
 
-def _on_test_set(found: Examination, trained: Trained, images: Images) -> Examination:
+def _on_test_set(found: ExaminedNet, trained: Trained, images: Images) -> ExaminedNet:
     """Errors by class, the worst pictures and the settling."""
     session = Session(trained.spec, images, dtype=images.dtype)
     phase = replace(evaluation_phase(trained.spec), checked=True)
@@ -185,7 +185,7 @@ def _png(sample: Tensor, shape: tuple[int, ...]) -> bytes | None:
     return content.getvalue()
 
 
-def _settling(trained: Trained, x: Tensor, images: Images) -> Settling:
+def _settling(trained: Trained, x: Tensor, images: Images) -> SettlingCurve:
     """Movement per step of the free phase, and of the nudged one towards the samples' targets."""
     spec, model = trained.spec, trained.model
     T, K = spec.phases.T, spec.phases.K
@@ -200,7 +200,7 @@ def _settling(trained: Trained, x: Tensor, images: Images) -> Settling:
     y = one_hot(answers, images.classes).to(x.dtype) if images.labelled else answers.to(x.dtype)
     nudge = Nudge(trained.cost, y, spec.phases.beta)
     nudged = relax(model, x, Phase(K, schedule), free.state, nudge, keep=K) if K else None
-    return Settling(
+    return SettlingCurve(
         n, _moves((*free.trail, free.state)), () if nudged is None else _moves((*nudged.trail, nudged.state))
     )
 
@@ -211,7 +211,7 @@ def _moves(states: tuple[State, ...]) -> tuple[tuple[float, float], ...]:
     return tuple((float(move.median()), float(move.max())) for move in moves)
 
 
-def _by_the_doctor(found: Examination, run: RunFolder, gradients: bool) -> Examination:
+def _by_the_doctor(found: ExaminedNet, run: RunFolder, gradients: bool) -> ExaminedNet:
     """The doctor's verdict on the weights as they are, for the variants of EP; the gradient's cosine if asked."""
     if found.estimator == BACKPROP:
         return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from eqprop import papers
 from eqprop.report.runs import counted_trials
+from eqprop.run.metrics import deviation
 
 FIELD_HEADINGS = (
     *("row", "test error, % (best epoch)", "beside its yardstick", "published", "cosine before, after"),
@@ -41,16 +42,29 @@ def _errors(own: Document, trials: list[Mapping[str, Any]]) -> str:
     (summary,) = own["estimators"].values()
     if summary["test_error_mean"] is None:
         return "diverged"
+    if held_out := tested_once(own):
+        std = deviation(list(held_out.values()))
+        spread = "" if std is None else f" ± {std:.2f}"
+        return f"{sum(held_out.values()) / len(held_out):.2f}{spread}"
     spread = "" if summary["test_error_std"] is None else f" ± {summary['test_error_std']:.2f}"
     best = [min(trial["test_error"]) for trial in trials if trial["test_error"]]
     return f"{summary['test_error_mean']:.2f}{spread}" + (f" ({sum(best) / len(best):.2f})" if best else "")
+
+
+def tested_once(own: Document) -> dict[int, float]:
+    """By seed, the error on the test set of runs whose epochs were followed on held-out training images."""
+    seeds = [trial["seed"] for trial in counted_trials(own)]
+    return {seed: e for seed in seeds if (e := own["checks"].get(f"seed-{seed}", {}).get("test_error")) is not None}
 
 
 def paired(own: Document, other: Document) -> list[float]:
     """The differences of last test errors, seed by seed, of seeds that both have after as many epochs."""
     if own["epochs_reached"] != other["epochs_reached"]:
         return []
-    last = [{t["seed"]: t["test_error"][-1] for t in counted_trials(each) if t["test_error"]} for each in (own, other)]
+    last = [
+        tested_once(each) or {t["seed"]: t["test_error"][-1] for t in counted_trials(each) if t["test_error"]}
+        for each in (own, other)
+    ]
     return [error - last[1][seed] for seed, error in last[0].items() if seed in last[1]]
 
 

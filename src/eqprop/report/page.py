@@ -18,7 +18,7 @@ from eqprop.estimators.named import label
 from eqprop.files import read_bytes, write_text
 from eqprop.models.network import GraphNet
 from eqprop.provenance import __version__
-from eqprop.report.examined import Examination, examinations
+from eqprop.report.examined import ExaminedNet, examinations
 from eqprop.report.figures import error_curves, panel_of, percent_ticks, save, write_figure
 from eqprop.report.runs import KINDS, Contents, Picture, Point, Row, RunFolder, collect_all, rows, to_csv, to_latex
 from eqprop.report.sections import compared, looked_at, what_is_seen
@@ -253,7 +253,7 @@ def _file_name(run: RunFolder, folder: Path) -> str:
     return "-".join(run.folder.relative_to(folder).parts) or run.folder.resolve().name
 
 
-def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examination]]] = ()) -> str:
+def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[ExaminedNet]]] = ()) -> str:
     """The page as HTML.
 
     seen    runs whose nets were looked at again, and what was seen

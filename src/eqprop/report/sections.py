@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 
 from eqprop.estimators.named import label
-from eqprop.report.examined import ClassErrors, Examination, Mistake, Settling
+from eqprop.report.examined import ClassErrors, ExaminedNet, Mistake, SettlingCurve
 from eqprop.report.runs import KINDS, Point, RunFolder
 from eqprop.run.log import Line
 from eqprop.run.spec import SECTIONS
@@ -21,13 +21,13 @@ CHANGED_ON_THE_WAY = {"T": "T", "beta": "beta", "rate_factor": "rates ×", "radi
 """Fields that only runs which are kept at rest have, and their headings."""
 
 
-def looked_at(run: RunFolder, found: Sequence[Examination]) -> str:
+def looked_at(run: RunFolder, found: Sequence[ExaminedNet]) -> str:
     """A run's estimators one by one: verdict, epochs, classes, pictures, settling."""
     parts = [_of_estimator(run, one) for one in found]
     return f'<h3 class="run">{escape(run.title)} <span class=soft>{escape(run.folder.name)}</span></h3>{"".join(parts)}'
 
 
-def _of_estimator(run: RunFolder, found: Examination) -> str:
+def _of_estimator(run: RunFolder, found: ExaminedNet) -> str:
     trained = f"trial 0 after epoch {found.epoch}" if found.epoch else "trial 0"
     missing = "".join(f'<p class="soft">{escape(why)}</p>' for why in found.missing)
     parts = [_verdict(found), _gradients(found), missing, epochs_table(run, found.estimator)]
@@ -37,7 +37,7 @@ def _of_estimator(run: RunFolder, found: Examination) -> str:
     return f"<h4>{escape(label(found.estimator))}, {trained}</h4>{''.join(parts)}{figures_html}\n"
 
 
-def _verdict(found: Examination) -> str:
+def _verdict(found: ExaminedNet) -> str:
     if found.diagnosis is None:
         return ""
     kind = "yes" if found.diagnosis.healthy else "no"
@@ -46,7 +46,7 @@ def _verdict(found: Examination) -> str:
     return f'<p><span class="{kind}">{word}.</span> {escape(verdict[:1].upper() + verdict[1:])}</p>'
 
 
-def _gradients(found: Examination) -> str:
+def _gradients(found: ExaminedNet) -> str:
     """How far the gradient of a mini-batch points where BPTT's does."""
     if found.gradients is None:
         return ""
@@ -127,7 +127,7 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _classes(found: Examination) -> str:
+def _classes(found: ExaminedNet) -> str:
     """Bars: the share of each class that is wrong, and what it is taken for."""
     if not found.classes:
         return ""
@@ -156,7 +156,7 @@ def _bar(one: ClassErrors, top: float) -> str:
     return f'<tr><th scope="row">{escape(one.name)}</th>{"".join(cells)}</tr>'
 
 
-def _pictures(found: Examination) -> str:
+def _pictures(found: ExaminedNet) -> str:
     drawn = [one for one in found.worst if one.png is not None]
     if not drawn:
         return ""
@@ -174,7 +174,7 @@ def _picture(one: Mistake) -> str:
     return f'<div><img src="data:image/png;base64,{source}" alt="{words}"><span>{words}</span></div>'
 
 
-def _settling(found: Examination) -> str:
+def _settling(found: ExaminedNet) -> str:
     """Movement per step on a logarithmic axis; the nudged phase follows the free one."""
     curve = found.settling
     if curve is None or not curve.free:
@@ -185,7 +185,7 @@ def _settling(found: Examination) -> str:
     )
 
 
-def _settling_caption(curve: Settling) -> str:
+def _settling_caption(curve: SettlingCurve) -> str:
     median, largest = curve.free[-1]
     text = (
         f"How far each step moves the neuron that moves most: median over {curve.samples} test samples (line) and the "
@@ -202,7 +202,7 @@ def _small(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def _settling_chart(curve: Settling) -> str:
+def _settling_chart(curve: SettlingCurve) -> str:
     steps = [*curve.free, *curve.nudged]
     values = [v for pair in steps for v in pair if v > 0.0]
     high = 10.0 ** math.ceil(math.log10(max(values, default=1.0)))

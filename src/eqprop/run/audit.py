@@ -30,7 +30,8 @@ def audited(session: Session, folder: Path, estimator: str, trial: int) -> dict[
     if isinstance(found.model, Machine):
         return None
     images = session.images
-    x = session.inputs(images.first(min(AUDITED, images.train_samples))[0].cpu(), found.model)
+    stored = images.first(min(AUDITED, images.train_samples))[0].cpu()
+    x = session.inputs(stored, found.model).to(next(found.model.parameters()).dtype)
     try:
         s = relax(found.model, x, replace(evaluation_phase(spec), checked=True)).state
     except NotFiniteError:

@@ -58,6 +58,8 @@ class RankError(ValueError):
 class Ranks:
     """The processes that work together, and which of them this is. One alone exchanges nothing.
 
+    size        how many processes there are
+    neighbours  how many of them run on this machine
     rank        number of this process, from 0          size        how many there are
     local       its number on its machine               neighbours  how many are on its machine
     """

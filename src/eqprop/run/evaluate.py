@@ -262,6 +262,7 @@ UNTIL_SETTLED = 1000
 class Trained:
     """A network from a run folder, with everything needed to use it.
 
+    spec        what it was trained with
     model       the network, with the weights of its last checkpoint
     cost        the training cost, including its readout if it has one
     start       the feed-forward net that initialises its free phases, if it was trained with one
@@ -322,7 +323,7 @@ def load(
     own = own_of(model, spec.model)
     network = build_model(spec, trial, torch.float32, own)
     checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
-    cost = _readout(spec, checkpoint, trial, own)
+    cost = _readout(described, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -354,11 +355,11 @@ def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
     return name
 
 
-def _readout(spec: Spec, checkpoint: Checkpoint, trial: int, own: OwnFunction | None) -> Cost:
-    """The cost of a trial, sized from its saved weights."""
+def _readout(described: Description, checkpoint: Checkpoint, trial: int, own: OwnFunction | None) -> Cost:
+    """The cost of a trial, sized from its saved weights; without any, from the data."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
-    classes, inputs = (2, 1) if saved is None else saved.shape
-    return build_cost(spec, trial, inputs, classes, torch.float32, own)
+    classes, inputs = (int(described.data.get("classes", 10)), 1) if saved is None else saved.shape
+    return build_cost(described.spec, trial, inputs, classes, torch.float32, own)
 
 
 def _number(name: str) -> int:
@@ -485,6 +486,7 @@ def evaluate(
     device: str | None = None,
     engine: str = "auto",
     precision: str | None = None,
+    whole: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
     """The test error in percent of every trial at its last checkpoint, by estimator.
 
@@ -496,12 +498,17 @@ def evaluate(
     device      where to compute; None: as the run did
     engine      "auto", or an engine by name
     precision   that of the products; None: the run's
+    whole       the set's whole test set, though the run was tested on training images that it held out
     """
     folder = Path(folder)
     described = read_description(folder)
     spec = described.spec.override(device=device)
     given = data_again(described.data, data, own_of(model, spec.model))
-    images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
+    uncut = msgspec.structs.replace(spec.data, validation=0, samples=None, test_samples=None)
+    if whole:
+        images = read_images(given, uncut, spec.run.device)
+    else:
+        images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in spec.estimators:
         for trial in range(spec.run.trials):

@@ -14,7 +14,7 @@ from eqprop.estimators import RBP, Backprop, Estimator
 from eqprop.estimators.homeostasis import Homeostasis, relative_asymmetry
 from eqprop.models import PredictiveCoding
 from eqprop.relax import Phase, relax
-from eqprop.run.evaluate import load
+from eqprop.run.evaluate import evaluate, load
 from eqprop.run.laboratory import find_problem
 from eqprop.run.session import bind
 from eqprop.run.spec import Spec
@@ -28,13 +28,19 @@ def examine(spec: Spec, folder: Path) -> dict[str, Any]:
 
     The asymmetry after each epoch too, of runs that keep their weights.
 
+    Of a run that was tested on training images it held out, the error on the test set, read once.
+
     The exact gradient is recurrent backprop's at rest, in float64; of a predictive-coding net, whose rest is its
     forward pass, backprop's. The estimate is that of training, in its precision.
     """
     session, trained = bind(spec, trains=False), find_problem(str(folder)).problem
     first = session.problem(EXAMINED)
     last = Problem(trained.model, trained.cost, first.x, first.y)
-    found: dict[str, Any] = {n: measured(session.estimator, each) for n, each in (("before", first), ("after", last))}
+    found: dict[str, Any] = {}
+    if spec.data.validation:
+        (own,) = evaluate(folder, whole=True).values()
+        found["test_error"] = own[0]["test_error"]
+    found |= {n: measured(session.estimator, each) for n, each in (("before", first), ("after", last))}
     if spec.run.keep_every and found["after"]:
         kept = range(spec.run.keep_every, spec.optimizer.epochs + 1, spec.run.keep_every)
         found["asymmetry"] = {n: asymmetry(session.estimator, load(folder, at=n).model, first.x) for n in kept}

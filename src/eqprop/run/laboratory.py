@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,18 +16,22 @@ from eqprop import papers
 from eqprop.cost import Problem
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import compare_precision, compare_with_float64
-from eqprop.estimators import EP
+from eqprop.estimators import EP, Estimator
+from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import nudging_of
 from eqprop.gdu import AUTHORS, PAPER, Options
 from eqprop.gdu import compare as compare_problem
 from eqprop.gdu.verdict import Diagnosis
 from eqprop.provenance import provenance
-from eqprop.relax import PhaseForm, threads_for, using_threads
+from eqprop.relax import Phase, PhaseForm, relax, threads_for, using_threads
 from eqprop.run.dataset import check_same_data, data_again
 from eqprop.run.extras import make_optimizer
 from eqprop.run.own import Factory, is_own, own_of
 from eqprop.run.session import Session, bind
 from eqprop.run.spec import Spec
+
+if TYPE_CHECKING:
+    from eqprop.gdu.nudging import NudgingTable
 
 FORMAT = 1
 """Of gdu.json."""
@@ -49,11 +53,12 @@ class BoundProblem:
         return self.session.spec
 
     @property
-    def ep(self) -> EP:
-        """The session's EP; where it trains by another estimator, EP with the same phases."""
+    def estimator(self) -> Estimator:
+        """The session's without a penalty; where it is no EP but Theorem 1 speaks of it, EP with the same phases."""
         phases, estimator = self.spec.phases, self.session.estimator
+        estimator = estimator.base if isinstance(estimator, Homeostasis) else estimator
         same = EP(phases.T, phases.K, phases.beta, schedule=phases.schedule, stop=phases.stop)
-        return estimator if isinstance(estimator, EP) else same
+        return estimator if isinstance(estimator, EP) or not estimator.follows_theorem else same
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -145,7 +150,7 @@ def compare(
         voice="command line",
     )
     with using_threads(subject.threads):
-        report = compare_problem(of.model, of.cost, of.x, of.y, phases.T, phases.K, phases.beta, options)
+        report = compare_problem(of.model, of.cost, of.x, of.y, _free_steps(subject), phases.K, phases.beta, options)
         made_by = provenance(of.x.device)
     found = report.to_dict()
     document = {
@@ -166,6 +171,24 @@ def compare(
         "provenance": made_by,
     }
     return document, {"name": spec.name, **report.traces_to_dict()}
+
+
+def _free_steps(subject: BoundProblem) -> int:
+    """T; K where that is longer and the free phase begins at rest, as that of a predictive-coding net does."""
+    phases, of = subject.spec.phases, subject.problem
+    if phases.T >= phases.K:
+        return phases.T
+    begun = relax(of.model, of.x, Phase(phases.T, phases.schedule, checked=False))
+    return phases.K if bool(begun.settled.all()) else phases.T
+
+
+def nudging_table(subject: BoundProblem, rules: str) -> NudgingTable:
+    """The nudging rules named there, or all, beside the exact gradient at rest, in sweeps where the session's are."""
+    from eqprop.gdu.nudging import compare_nudging
+
+    of, chosen = subject.problem, rules if rules == "all" else [rule.strip() for rule in rules.split(",")]
+    with using_threads(subject.threads):
+        return compare_nudging(of.model, of.cost, of.x, of.y, rules=chosen, schedule=subject.spec.phases.schedule)
 
 
 def is_same(document: Mapping[str, Any], spec: Spec, dtype: torch.dtype) -> bool:
@@ -200,4 +223,4 @@ def examine(subject: BoundProblem) -> Diagnosis:
 
     of = subject.problem
     with using_threads(subject.threads):
-        return doctor(of.model, of.cost, of.x, of.y, subject.ep, rates=subject.optimizer, voice="command line")
+        return doctor(of.model, of.cost, of.x, of.y, subject.estimator, rates=subject.optimizer, voice="command line")

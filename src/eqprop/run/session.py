@@ -156,6 +156,8 @@ class Parts:
 class Session:
     """A spec with its data: what `train`, `resume`, `evaluate`, `gdu`, `doctor` and `tune` work on. See `bind`.
 
+    ranks       the processes that share the work
+    dtype       of the network
     spec        with what was decided for it: whether to stack trials, how many threads
     images      on the device, cut as the spec says         dtype       of inputs and networks
     own         builds your own network                     ranks       divide each mini-batch

@@ -121,7 +121,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
                     the next, without the initial weights; 0: the last ones
     """
 
-    kind: Annotated[str, about("Any class of torch.optim, or Lion.", flat="optimizer")] = "Adam"
+    kind: Annotated[str, about("Any class of torch.optim, Lion or Bop.", flat="optimizer")] = "Adam"
     rates: Annotated[
         Mapping[str, Rate], about("W01=0.04 (repeatable), or one rate for all.", common=True, flag="--lr", min_length=1)
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
@@ -304,6 +304,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
         Spec.of(model=LayeredNet((10, 64, 784)), T=20, K=5, rates={"*": 0.1})
 
+    name        what pages and messages call it
+    preset      the name of this version of its settings
+    model, cost, phases, estimator, optimizer, data, machine, run    the sections, as a TOML file has them
     source      where it is printed             preset      "paper", "tuned", ...; "own" for your own
     published   errors in percent by estimator, as printed: "2.00 ± 0.13 (0.20)" (see `PaperResult`)
     notes       what a reader of it should know
@@ -604,7 +607,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def optimizer_names() -> tuple[str, ...]:
-    """Lion, and the optimizers of the installed torch.optim that step without a closure."""
+    """Those of here, and the optimizers of the installed torch.optim that step without a closure."""
     found = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
     classes = {name: getattr(torch.optim, name) for name in found}
     skipped = ("Optimizer", "LBFGS", "SparseAdam")

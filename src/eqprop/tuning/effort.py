@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from eqprop.cost import Cost
 from eqprop.data import Images
@@ -24,10 +22,9 @@ from eqprop.run.evaluate import load
 from eqprop.run.folder import LOCK, read_json
 from eqprop.run.log import read_metrics
 from eqprop.run.own import Factory
-from eqprop.run.session import Session, make_estimator
+from eqprop.run.session import Session
 from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
-from eqprop.tuning.probe import looked_through
 
 TRAININGS = 16
 """Approximate number of short trainings in a recipe."""
@@ -52,18 +49,6 @@ EPYC, one thread, torch 2.13."""
 
 
 @dataclass(frozen=True)
-class Operations:
-    """Operations of one mini-batch iteration: a fixed part, and a part per step of T and K."""
-
-    fixed: float
-    step: float
-
-    def seconds(self, spec: Spec, pace: StepCost) -> float:
-        steps = spec.phases.T + spec.phases.K
-        return steps * (pace.latency + self.step / pace.operations) + self.fixed / pace.operations
-
-
-@dataclass(frozen=True)
 class Effort:
     """Size of a short training: samples, epochs, held-out samples for testing, and expected seconds."""
 
@@ -73,22 +58,12 @@ class Effort:
     seconds: float
 
 
-def count_work(session: Session) -> Operations:
-    """Count the operations of an EP iteration by running two short ones on the CPU."""
-    spec, model = session.spec, copy.deepcopy(session.model).cpu()
-    stored, answers = (part.cpu() for part in session.images.first(spec.optimizer.batch))
-    x, y = session.inputs(stored, model), session.images.targets(answers, session.dtype)
-    neurons = sum(layer.numel() for layer in model.init_state(x))
-    cost = copy.deepcopy(session.cost).cpu()
-    counts = []
-    for T in (1, 2):
-        estimator = replace(make_estimator(looked_through(spec.override(T=T, K=1))), checked=False)
-        with FlopCounterMode(display=False) as counter:
-            estimator.gradient(copy.deepcopy(model), copy.deepcopy(cost), x, y)
-        counts.append(float(counter.get_total_flops()))
-    step = counts[1] - counts[0]
-    # A step also passes over every neuron a few times, which the FLOP counter does not see.
-    return Operations(max(counts[0] - 2 * step, 0.0), step + 10.0 * neurons)
+def iteration_seconds(session: Session, pace: StepCost) -> float:
+    """(T + K) (latency + a step's operations / pace) + those of input and contrast, of a mini-batch by EP."""
+    spec, model = session.spec, session.model
+    parameters = sum(p.numel() for p in model.parameters())
+    step, fixed = (spec.optimizer.batch * n / pace.operations for n in (model.operations(), 6 * parameters))
+    return (spec.phases.T + spec.phases.K) * (pace.latency + step) + fixed
 
 
 def short_training(
@@ -96,7 +71,7 @@ def short_training(
 ) -> Effort:
     """Samples and epochs such that `trainings` runs at the spec's T and K fit into `budget` seconds."""
     check_budget(budget)
-    each = count_work(session).seconds(session.spec, _pace(session))
+    each = iteration_seconds(session, _pace(session))
     batch, total = session.spec.optimizer.batch, session.images.train_samples
     # Testing relaxes every held-out sample once per epoch, which adds about a fifth.
     iterations = budget / trainings / each / 1.2

@@ -89,8 +89,9 @@ class GuardedProgram:
             grads[p] = grads[p] + value if p in grads else value
         settled = residual < settled_below(state[0].dtype, estimator.tolerance)
         adjoint = None if found.adjoint is None else as_tensor(found.adjoint)
-        free = Relaxation(state, int(found.steps), residual, settled, adjoint_residual=adjoint)
-        return free, grads, bool(found.fine)
+        steps = int(found.steps) if kind.settles else estimator.T
+        free = Relaxation(state, steps, residual, settled, adjoint_residual=adjoint)
+        return free, grads, bool(as_tensor(found.fine))
 
     def _given(self, n: int, v: Tensor) -> Any:
         """The n-th parameter or buffer as the program takes it: a large one where it lies, made once."""
@@ -303,15 +304,16 @@ class Programs:
 
 
 def shortened(estimator: Estimator, kind: Kind) -> Estimator:
-    """The estimator with the shortest phases that have the same rests, and where beta is free, the strongest nudge."""
+    """The estimator with the shortest phases that have the same rests, and where beta is free, a strong nudge."""
     unrolled = estimator.T - estimator.free_steps
     T = unrolled + min(estimator.free_steps, len(kind.free.pattern) + kind.free.rest)
     K = estimator.K if unrolled else min(estimator.K, len(kind.second.pattern) + kind.second.rest)
     short = replace(estimator, T=T, K=K, stop="never", checked=False)
     if not isinstance(short, EP):
         return short
-    ones = torch.ones_like(torch.as_tensor(short.beta))
-    return replace(short, beta=ones if ones.dim() else 1.0)
+    # Half: an implicit nudge that is also taken away from the target has no solution at 1.
+    halves = torch.full_like(torch.as_tensor(short.beta), 0.5)
+    return replace(short, beta=halves if halves.dim() else 0.5)
 
 
 def first_steps(call: Call, kind: Kind) -> Callable[[], object]:

@@ -292,7 +292,7 @@ class FreePhaseAlone(Estimator):
     def computed(self, problem: Problem, start: State) -> tuple[Relaxation, Grads]:
         return relax(problem.model, problem.x, self.free_phase(), start), {}
 
-    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, Grads]:
+    def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         return free, {}
 
 
