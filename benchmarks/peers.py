@@ -3,8 +3,8 @@
     python -m benchmarks peers --out results/bench/peers.json
     python -m benchmarks peers --peer NAME=FILE.py      beside them, an iteration by somebody else's code
 
-All take turns in one process on one thread; times are CPU times, medians over rounds. A text of an energy serves torch
-and JAX alike. FILE.py defines make(case, theta, x, y, settings), which returns a function without arguments that runs
+All take turns in one process on one core; times are CPU times, the least over rounds. One text of an energy serves
+torch and JAX. FILE.py defines make(case, theta, x, y, settings), which returns a function without arguments that runs
 one iteration, or None for cases that it does not know; theta, x and y are numpy arrays.
 """
 
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -291,7 +290,7 @@ def contestants(peer: Peer, others: Mapping[str, Any]) -> tuple[dict[str, Run], 
 
 
 def timed(runs: Mapping[str, Run], rounds: int, seconds: float) -> dict[str, float]:
-    """CPU milliseconds of a call by each, in turns."""
+    """CPU milliseconds of a call by each, in turns; the least over rounds, which other work disturbed least."""
     counts, times = {}, {name: list[float]() for name in runs}
     for name, run in runs.items():
         began = time.perf_counter()
@@ -303,7 +302,7 @@ def timed(runs: Mapping[str, Run], rounds: int, seconds: float) -> dict[str, flo
             for _ in range(counts[name]):
                 run()
             times[name].append(1e3 * (time.process_time() - began) / counts[name])
-    return {name: median(values) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 def readme_loop(name: str) -> dict[str, Run]:
@@ -380,6 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):  # a call that wanders to another core takes twice the time
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     others = dict(map(loaded, given.peer))
 
     def asked(name: str) -> bool:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, depth, estimators, field, gdu, performance, runs, table1
+from docs.build import cifar10, depth, engines, estimators, field, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -30,8 +30,8 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     ],
     "docs/gdu.md": [gdu.results_block, gdu.budget_block, gdu.silence_block, gdu.seeds_block, gdu.authors_block],
     "docs/performance.md": [
-        *(performance.expect_block, performance.projection_block),
-        *(partial(performance.measured, "nets"), partial(performance.measured, "precision")),
+        *(performance.peers_block, performance.loops_block, engines.engines_block),
+        *(performance.expect_block, performance.projection_block, partial(performance.measured, "precision")),
     ],
     "docs/kernels.md": [performance.work_block, performance.floors_block],
     "docs/estimators.md": [
@@ -46,6 +46,9 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/cifar10.md": [
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
+    ],
+    "docs/physical.md": [
+        *(physical.training_block, physical.held_out_block, physical.spice_block),
     ],
     "docs/field.md": [
         *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
@@ -63,8 +66,6 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "table1-curves": table1.curves,
     "cifar10-curves": cifar10.curves,
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
-    "scaling": performance.scaling,
-    "scaling-conv": partial(performance.scaling, "conv"),
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 PICTURES |= pictures()

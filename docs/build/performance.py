@@ -1,17 +1,14 @@
-"""Times: the blocks and the picture of docs/performance.md and docs/kernels.md."""
+"""Times: the blocks of docs/performance.md and docs/kernels.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
-from benchmarks import nets, precision
+from benchmarks import precision
 from benchmarks.floors import dependent_steps, floors, work
 from docs.build.results import Document, documents
 from docs.build.text import commit, duration, large, table
 from eqprop import papers
-from eqprop.report.figures import drawn, new_figure
 from eqprop.report.runs import machine as place
 
 CASE = ("name", "preset", "method", "schedule", "stop", "weights", "trials", "engine")
@@ -73,8 +70,8 @@ def projection_block(found: Sequence[Document] | None = None) -> str:
 
 
 def measured(what: str, found: Sequence[Document] | None = None) -> str:
-    """A table per record of `benchmarks.nets`, or of `benchmarks.precision`, and where it was made."""
-    made, key, words = {"nets": (nets, "naive_cosine", 2), "precision": (precision, "form", 3)}[what]
+    """A table per record of `benchmarks.precision`, and where it was made."""
+    made, key, words = {"precision": (precision, "form", 3)}[what]
     files = [d for d in (documents("bench") if found is None else found) if key in d.get("rows", [{}])[0]]
     notes = [f"{place(m := d['machine'])}: torch {m['torch']}, commit {commit(m)}." for d in files]
     return "\n\n".join(f"{table(*made.cells(d), words)}\n\n{note}" for d, note in zip(files, notes, strict=True))
@@ -114,21 +111,37 @@ def floors_block(found: Sequence[Document] | None = None) -> str:
     return "\n\n".join(parts)
 
 
-@drawn
-def scaling(net: str = "layered") -> Figure:
-    """Microseconds per iteration over each size, a line per engine."""
-    found = next(d for d in documents("bench") if "scaling" in d and d.get("net", "layered") == net)
-    axes, figure = list(found["base"]), new_figure(10.0, 2.6)
-    panels = figure.subplots(1, len(axes), sharey=True)
-    for axis, panel in zip(axes, panels, strict=True):
-        own = [p for p in found["scaling"] if p["axis"] == axis]
-        for engine in dict.fromkeys(p["engine"] for p in own):
-            points = [(p[axis], p["us_per_iteration"]) for p in own if p["engine"] == engine]
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=engine)
-        ticks = sorted({p[axis] for p in own})
-        panel.set(xscale="log", yscale="log", xlabel=axis)
-        panel.set_xticks(ticks, [str(t) for t in ticks])
-        panel.minorticks_off()
-    panels[0].set_ylabel("µs per iteration")
-    panels[-1].legend(fontsize=8)
-    return figure
+def peers_block(found: Document | None = None) -> str:
+    """A gradient by everybody who computes it, in CPU milliseconds."""
+    one = documents("bench/peers.json")[0] if found is None else found
+    names = list(dict.fromkeys(name for row in one["gradients"] for name in row["ms"]))
+    heads = {
+        "ours": "`ep.backward`",
+        "torch": "a loop in torch",
+        "jax": "JAX, grad, jit",
+        "numpy": "numpy, formulas",
+    }
+    lines = []
+    for row in one["gradients"]:
+        times = [large(row["ms"][name]) if name in row["ms"] else "–" for name in names]
+        worst = max((off for name, off in row["off"].items() if name == "ours"), default=0.0)
+        lines.append([row["name"], row["batch"], *times, f"{row['ours/jax']:.2f}", f"{worst:.0e}"])
+    titles = ["gradient", "batch", *(heads.get(name, name) for name in names), "ours / JAX", "off by"]
+    made = one["provenance"]
+    note = f"CPU ms, T = {one['settings']['T']}, K = {one['settings']['K']}; {place(made)}, commit {commit(made)}."
+    return f"{table(titles, lines)}\n\n{note}"
+
+
+def loops_block(found: Document | None = None) -> str:
+    """Whole iterations by the loop of the README and by `train`, and first calls."""
+    one = documents("bench/peers.json")[0] if found is None else found
+    lines = [
+        [row["name"], large(1e3 * row["ms"]["loop"]), large(1e3 * row["ms"]["train"]), f"{row[RATE]:.2f}"]
+        for row in one["loops"]
+    ]
+    firsts = [[what, f"{seconds:.1f}"] for what, seconds in one["first_calls_s"].items()]
+    heads = ["iteration", "loop with `ep.backward`: CPU µs", "`train`: CPU µs", "rate of the loop"]
+    return f"{table(heads, lines)}\n\n{table(['a first gradient', 'CPU s, imports included'], firsts)}"
+
+
+RATE = "loop's rate"

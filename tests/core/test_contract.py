@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eqprop import CrossEntropy, Dynamics, PrimitiveDynamics, from_energy, from_primitive
-from eqprop.models import Activation, Convolutional, Layered, Toy, stack
+from eqprop.models import Activation, Convolutional, Dense, Layered, Network, Toy, stack
 from eqprop.state import State
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -81,6 +81,11 @@ def stacked(build: Callable[[int], PrimitiveDynamics]) -> Case:
     return Case(model, torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
 
 
+def without_feedback() -> Network:
+    links = [Dense("x", "h"), Dense("h", "out", feedback_gain=0.0)]
+    return Network(6, {"out": 3, "h": 5}, links, "tanh", seed=0, dtype=F64)
+
+
 def own_model() -> Any:
     return example("own_model").Lateral(2, 4, 3)
 
@@ -102,6 +107,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "P own activation": lambda: case(prototypical(3, swish)),
     "P one sample": lambda: case(prototypical(3), samples=1),
     "P nudged inside": lambda: case(prototypical(3, "sigmoid", nudge_site="inside")),
+    "P untied": lambda: case(Layered((3, 5, 4, 6), activation="tanh", untied=True, seed=0, dtype=F64)),
+    "EB untied": lambda: case(Layered((3, 5, 6), "energy-based", "tanh", untied=True, eps=0.3, seed=0, dtype=F64)),
+    "feedback 0": lambda: case(without_feedback()),
     "conv": lambda: case(convolutional()),
     "conv nudged inside": lambda: case(convolutional(activation="tanh", nudge_site="inside")),
     "conv own activation": lambda: case(convolutional(activation=swish, bias=False)),

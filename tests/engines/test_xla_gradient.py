@@ -250,3 +250,9 @@ def test_memory_does_not_grow_with_the_steps() -> None:
         found(model, "xla", EP(T, 4, beta=0.5))
     memory = shared_programs()._memories[model]
     assert len(memory.programs) == 1
+
+
+def test_an_implicit_nudge_is_compared_at_a_beta_that_it_has() -> None:
+    """At a beta of -1, which symmetric nudging would take, it has no solution."""
+    net = Layered(SIZES, activation="hard-sigmoid", nudge_site="implicit", seed=0).double()
+    assert_same(net, EP(8, 4, beta=0.2, nudging="symmetric"))

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from eqprop import RBP, Dynamics, Estimator, Relaxation, SquaredError, from_transition, relax
 from eqprop.estimators import AsymEP, Backprop, Dyadic, VectorField
+from eqprop.models import Dense, Network
 from eqprop.state import State
 
 COST = SquaredError()
@@ -143,6 +144,24 @@ def test_asym_ep_with_feedback_zero_is_backprop() -> None:
             assert float(torch.cosine_similarity(found[name].flatten(), g.flatten(), dim=0)) > 0.999999
     with pytest.raises(ValueError, match="no forward pass"):
         Backprop().gradient(net, COST, x, y)
+
+
+def test_a_graph_without_feedback_is_its_feed_forward_twin() -> None:
+    """Whether the gain of the way back is 0, or weights of its own are: every weight but those gets backprop's."""
+    for link in (Dense("h", "out", feedback_gain=0.0), Dense("h", "out", untied=True)):
+        net = Network(6, {"out": 3, "h": 9}, [Dense("x", "h"), link], "tanh", seed=0, dtype=F64)
+        back = dict(net.named_parameters()).get("B_out_h")
+        if back is not None:
+            torch.nn.init.zeros_(back)
+        x, y = batch(net)
+        exact = named(net, Backprop().gradient(net, COST, x, y)[1])
+        for estimator in (AsymEP(2, 2, beta=1e-3), Dyadic(2, 2)):
+            found = named(net, estimator.gradient(net, COST, x, y)[1])
+            for name in exact.keys() - {"B_out_h"}:
+                cosine = torch.cosine_similarity(found[name].flatten(), exact[name].flatten(), dim=0)
+                assert float(cosine) > 0.999999
+        # Weights that begin at 0 do not stay there.
+        assert back is None or float(found["B_out_h"].abs().max()) > NOT_EQUAL
 
 
 def test_sweeps_end_at_the_same_gradient() -> None:

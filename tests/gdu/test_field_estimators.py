@@ -88,7 +88,7 @@ def test_sweeps_solve_the_linear_system() -> None:
     def product(d: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return torch.split(torch.cat(d, 1) @ a.T, (2, 3), 1)
 
-    found = sweeps(product, move, [(0,), (1,)], 3)
+    found = sweeps(product, move, ((0,), (1,)), 3)
     wanted = torch.linalg.solve(torch.eye(5, dtype=F64) - a, torch.cat(move, 1).T).T
     assert not found.grows
     assert_close(found.complete, wanted, rtol=1e-6, atol=1e-6)

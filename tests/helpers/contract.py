@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -30,6 +31,7 @@ from eqprop import (
     limit_steps,
     relax,
 )
+from eqprop.estimators import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import transition_vjp
 from eqprop.state import State, add
 from helpers.nets import F64, at_rest, gather, named, sums
@@ -63,6 +65,11 @@ class Case:
 
 def same(actual: object, expected: object) -> None:
     assert_close(actual, expected, rtol=SAME_FORMULA, atol=SAME_FORMULA)
+
+
+def has_phi(model: Dynamics) -> TypeGuard[PrimitiveDynamics]:
+    """Not where feedback has gains or weights of its own."""
+    return isinstance(model, PrimitiveDynamics) and model.conservative
 
 
 def the_state_is_laid_out_as_promised(case: Case) -> None:
@@ -125,14 +132,14 @@ def samples_do_not_mix(case: Case) -> None:
 
 def the_gradient_is_the_autodiff_of_phi(case: Case) -> None:
     model, s = case.model, case.state()
-    if isinstance(model, PrimitiveDynamics):
+    if has_phi(model):
         with torch.no_grad():
             same(model.gradient(model.drive(case.x), s), model.autodiff_gradient(case.x, s))
 
 
 def the_contrast_is_the_autodiff_of_phi(case: Case) -> None:
     model, a, b = case.model, case.state(), case.state(1)
-    if isinstance(model, PrimitiveDynamics):
+    if has_phi(model):
         contrast = model.contrast(case.x, a, b)
         same(contrast, model.autodiff_contrast(case.x, a, b))
         assert contrast.keys() == dict(model.named_parameters()).keys()
@@ -163,7 +170,7 @@ def forward_and_reverse_derivatives_agree(case: Case) -> None:
 
 
 def the_jacobian_is_symmetric_where_f_is_the_gradient_of_phi(case: Case) -> None:
-    if not isinstance(case.model, PrimitiveDynamics) or not _plain(case.model, case.state()):
+    if not has_phi(case.model) or not _plain(case.model, case.state()):
         return
     s, u, v = case.state(), case.state(1), case.state(2)
     same(dot(case, v, forward_derivative(case, s, u)), dot(case, u, forward_derivative(case, s, v)))
@@ -218,7 +225,10 @@ def estimators_are_the_sums_of_their_steps(case: Case) -> None:
 
 def forms_of_ep(case: Case, T: int, rates: float | dict[str, float] = 0.02) -> list[Estimator]:
     """Every form of EP that serves the model; holomorphic EP does where it is analytic, and says so elsewhere."""
-    forms: list[Estimator] = [EP(T, K), EP(T, K, nudging="symmetric"), ContinualEP(T, K, rates=rates)]
+    forms: list[Estimator] = [VectorField(T, K), AsymEP(T, K), Dyadic(T, K)]
+    if isinstance(case.model, PrimitiveDynamics) and not case.model.conservative:
+        return forms  # without Phi the update of EP is one-sided, and no sum over steps
+    forms += [EP(T, K), EP(T, K, nudging="symmetric"), ContinualEP(T, K, rates=rates)]
     holomorphic = HolomorphicEP(T, K, points=3)
     return [*forms, holomorphic] if is_analytic(case, holomorphic) else forms
 
@@ -237,7 +247,7 @@ def holomorphic_ep_is_the_limit_of_small_beta(case: Case) -> None:
     """Also away from a steady state, where Phi telescopes: what moves without the nudge drops out of the circle."""
     model, cost, x, y = case.model, case.cost, case.x, case.y
     holomorphic = HolomorphicEP(T=0, K=K, beta=1e-3, points=6)
-    if not isinstance(model, PrimitiveDynamics) or not is_analytic(case, holomorphic):
+    if not has_phi(model) or not is_analytic(case, holomorphic):
         return
     free = relax(model, x, 20)
     _, grads = holomorphic.gradient(model, cost, x, y, free.state)

@@ -13,7 +13,7 @@ Between the gradient that EP gives and the exact one stand five others, each dif
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from eqprop.state import State, detach, distance, scale
 
 Grads = dict[str, Tensor]
 Product = Callable[[Tensor], Tensor]
-Groups = Sequence[Sequence[int]]
+Groups = tuple[tuple[int, ...], ...]
 Rates = float | Mapping[str, float] | torch.optim.Optimizer | None
 """Learning rates: one for all, by parameter name ("*" for every other), or the optimizer itself."""
 
@@ -169,11 +169,9 @@ class Examination:
     def mirrored(self) -> Groups | None:
         """Those that a nudged phase does."""
         groups = self.sweep
-        return (
-            None
-            if groups is None
-            else [turn(tuple(map(tuple, groups)), t, self.ep.schedule) or () for t in range(len(groups))]
-        )
+        if groups is None:
+            return None
+        return tuple(turn(groups, t, self.ep.schedule) or () for t in range(len(groups)))
 
     def harm(self, a: Grads, b: Grads) -> float:
         """By which share of what the parameters should get two gradients differ."""
@@ -231,6 +229,11 @@ class Examination:
     def remarks(self) -> tuple[str, ...]:
         """What is not as the theorem has it, yet does no harm."""
         out = []
+        if not getattr(self.problem.model, "conservative", True):
+            out.append(
+                "No Phi stands behind this net, as a connection does not go back as it came: the update is no gradient "
+                "of an energy."
+            )
         residual = float(self.free.residual.max())
         if residual > max(self.floor, 1e-6):
             out.append(
@@ -339,7 +342,7 @@ def sweeps(product: Callable[[State], State], move: State, groups: Groups, K: in
     Where it ends is the sum over t of product^t(move), though that sum may not exist.
     """
     d, short, n = tuple(torch.zeros_like(v) for v in move), None, 0
-    first, groups = max(size_of(move), 1e-300), list(groups)
+    first = max(size_of(move), 1e-300)
     while True:
         before = d
         for group in groups:

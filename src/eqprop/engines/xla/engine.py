@@ -89,8 +89,9 @@ class GuardedProgram:
             grads[p] = grads[p] + value if p in grads else value
         settled = residual < settled_below(state[0].dtype, estimator.tolerance)
         adjoint = None if found.adjoint is None else as_tensor(found.adjoint)
-        free = Relaxation(state, int(found.steps), residual, settled, adjoint_residual=adjoint)
-        return free, grads, bool(found.fine)
+        steps = int(found.steps) if kind.settles else estimator.T
+        free = Relaxation(state, steps, residual, settled, adjoint_residual=adjoint)
+        return free, grads, bool(as_tensor(found.fine))
 
     def _given(self, n: int, v: Tensor) -> Any:
         """The n-th parameter or buffer as the program takes it: a large one where it lies, made once."""

@@ -451,7 +451,8 @@ class XlaRunner(EagerRunner):
             return short
         drawn = draws(short)
         each = isinstance(short.beta, Tensor) or (drawn and iterations.stacked)
-        beta: Any = torch.ones(iterations.networks, dtype=torch.float64) if each else 1.0
+        # Half, as in `shortened`.
+        beta: Any = torch.full((iterations.networks,), 0.5, dtype=torch.float64) if each else 0.5
         return replace(short, nudging="one-sided" if drawn else short.nudging, beta=beta)
 
     def _reference(self, iterations: Iterations, problem: Problem, estimator: Estimator) -> list[Tensor]:
