@@ -77,6 +77,8 @@ def run_document(folder: Path) -> Document:
         trial = own.setdefault(line["trial"], {"seed": line["seed"], **{name: [] for name in COLUMNS}})
         for name in COLUMNS:
             trial[name].append(line[name])
+        if work := line.get("work"):
+            trial["work"] = work
         if guard := line.get("precision"):
             trial.setdefault("cosine_with_float32", []).append(guard["with_float32"]["whole"]["cosine"])
     ran = sessions(folder)

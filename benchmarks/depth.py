@@ -317,6 +317,7 @@ def kept(record: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
         "phases": {n: spec["phases"][n] for n in ("T", "K", "beta")},
         "rates": spec["optimizer"]["rates"],
         "epochs": spec["optimizer"]["epochs"],
+        "decay": spec["optimizer"]["decay"],
         "tuning": found.get("tuning"),
         "engine": found["engine"],
         "last": found["last"],

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.estimators import drawn_bias
-from docs.build import cifar10, depth, engines, estimators, field, gdu, performance, runs, table1
+from docs.build import cifar10, depth, engines, estimators, field, gdu, performance, physical, runs, table1
 from docs.build.claims.gallery import pictures
 from docs.build.claims.pages import pages
 from docs.build.results import ROOT, documents
@@ -46,6 +46,9 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/cifar10.md": [
         *(cifar10.results_block, cifar10.gdu_block, cifar10.precision_block),
         partial(runs.runs_of, "cifar10-output-bias"),
+    ],
+    "docs/physical.md": [
+        *(physical.training_block, physical.held_out_block, physical.spice_block),
     ],
     "docs/field.md": [
         *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),

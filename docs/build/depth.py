@@ -107,7 +107,7 @@ def _line(own: list[Document]) -> list[object]:
     epochs = str(d["epochs"]) if ran == d["epochs"] else f"{ran} of {d['epochs']}"
     errors = [[o[which] for o in own] for which in ("last", "best")]
     seconds = fmean(o["cpu_seconds"] for o in own) if d["provenance"]["device"] == "cpu" else None
-    rates = by_name(d["rates"]).removeprefix("* ")
+    rates = by_name(d["rates"]).removeprefix("* ") + (f", {d['decay']}" if d["decay"] != "none" else "")
     return [d["name"], rule, len(own), epochs, *map(spread, errors), rates, duration(seconds)]
 
 

@@ -28,14 +28,17 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
-WIDTH = 80
+WIDTH = 88
 BOX = re.compile("[\u2500-\u257f]")
-CHECKED = """<details markdown="1"><summary>Checked when this page was built</summary>
+FOLDED = """<details markdown="1"><summary>{}</summary>
 
 {}
 
 </details>"""
+MOST_LINES = 28
+"""Of an output that is shown unfolded."""
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
 
@@ -82,9 +85,11 @@ class Page:
         parts, names = [], iter(self.figures)
         for cell in self.cells:
             code = f"```python\n{cell.text}\n```"
-            parts.append(cell.text if cell.markdown else CHECKED.format(code) if _only_checks(cell.text) else code)
+            if not cell.markdown and _only_checks(cell.text):
+                code = FOLDED.format("Checked when this page was built", code)
+            parts.append(cell.text if cell.markdown else code)
             if cell.printed:
-                parts.append(f'```text title="Output"\n{wrapped(cell.printed.rstrip())}\n```')
+                parts.append(_output(wrapped(cell.printed.rstrip())))
             parts += [f"![Figure drawn by the code above]({next(names)})" for _ in cell.figures]
         return "\n\n".join(parts) + "\n"
 
@@ -131,8 +136,17 @@ def execute(path: Path) -> Page:
         if cell.markdown:
             done.append(Done(re.sub(r"^# ?", "", cell.text, flags=re.M), markdown=True))
         else:
-            done.append(Done(cell.text, False, _run(cell, path, space), tuple(_figures())))
+            printed, value = _run(cell, path, space)
+            done.append(Done(cell.text, False, printed, tuple(_figures(value))))
     return Page(path.stem, tuple(done), time.monotonic() - started)
+
+
+def _output(text: str) -> str:
+    """What a cell printed; folded where it would fill the screen."""
+    lines = text.count("\n") + 1
+    if lines <= MOST_LINES:
+        return f'```text title="Output"\n{text}\n```'
+    return FOLDED.format(f"Output, {lines} lines", f"```text\n{text}\n```")
 
 
 def _only_checks(code: str) -> bool:
@@ -150,27 +164,34 @@ def wrapped(printed: str) -> str:
     return "\n".join(lines)
 
 
-def _run(cell: Cell, path: Path, space: dict[str, Any]) -> str:
-    out = io.StringIO()
+def _run(cell: Cell, path: Path, space: dict[str, Any]) -> tuple[str, Any]:
+    """What a cell printed, and the value that it ends with."""
+    out, value = io.StringIO(), None
     # Blank lines keep the line numbers of a traceback those of the file.
-    code = compile("\n" * cell.line + cell.text, str(path), "exec")
+    tree = ast.parse("\n" * cell.line + cell.text, str(path))
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(out):
-        exec(code, space)
-    return out.getvalue()
+        exec(compile(tree, str(path), "exec"), space)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), str(path), "eval"), space)
+    return out.getvalue(), value
 
 
-def _figures() -> list[tuple[bytes, bytes]]:
-    drawn = []
-    for number in plt.get_fignums():
-        made = []
-        for form in ("svg", "png"):
-            content = io.BytesIO()
-            metadata = {"Date": None} if form == "svg" else {"Software": None}
-            plt.figure(number).savefig(content, format=form, bbox_inches="tight", metadata=metadata, dpi=80)
-            made.append(content.getvalue())
-        plt.close(number)
-        drawn.append((made[0], made[1]))
-    return drawn
+def _figures(value: object) -> list[tuple[bytes, bytes]]:
+    """As SVG and PNG: those of pyplot, and one that a cell ends with."""
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    if isinstance(value, Figure) and value not in drawn:
+        drawn.append(value)
+    made = [tuple(_saved(figure, form) for form in ("svg", "png")) for figure in drawn]
+    plt.close("all")
+    return [(svg, png) for svg, png in made]
+
+
+def _saved(figure: Figure, form: str) -> bytes:
+    content = io.BytesIO()
+    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    figure.savefig(content, format=form, bbox_inches="tight", metadata=metadata, dpi=80)
+    return content.getvalue()
 
 
 def main() -> None:

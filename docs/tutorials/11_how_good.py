@@ -78,9 +78,9 @@ def column(found, key):
 
 
 noisy = sweep("noise", {"read_noise": [0.0, 0.003, 0.01, 0.03, 0.1]})
-sweep_figure(noisy)
 for point in noisy["points"]:
     print(point["at"], f"error {point['errors'][0]:.1f} %, cosine {point['cosines'][0]['all']:.3f}")
+sweep_figure(noisy)
 
 # %%
 cosines = column(noisy, "cosine")
@@ -89,7 +89,8 @@ assert column(noisy, "error")[-1] > column(noisy, "error")[0] + 5.0
 
 # %% [markdown]
 # The noise of a reading of 0.03 on a scale of 0 to 1 sounds harmless. But the signal is the *difference* that a nudge
-# of 0.1 makes, which is far smaller than the voltages themselves.
+# of 0.1 makes, which is far smaller than the voltages themselves. (Each point has trained weights of its own, on which
+# its cosine is taken; so cosines do not fall in step.)
 #
 # ## The remedy: nudge harder
 #
@@ -126,7 +127,8 @@ assert column(outside, "error")[1] < column(inside, "error")[1] - 4.0
 # ## Two axes
 #
 # With two axes the picture is a table: noise of every neuron at every step, and the share of weights that are missing.
-# Training works around what is missing (it is part of the gradient that the device measures), but not around noise.
+# Training works around what is missing. The device follows the gradient of the net that it *is*; the cosine is taken
+# with that of the whole net, another one, and is small without harm. Error and cosine answer different questions.
 
 # %%
 both = sweep("both", {"state_noise": [0.0, 0.005, 0.02], "missing": [0.0, 0.2, 0.5]})

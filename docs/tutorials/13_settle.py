@@ -74,7 +74,8 @@ for ax, (name, one) in zip(axes, found.items(), strict=True):
     inside = one.eigenvalues.abs() < 1
     for chosen, color in ((inside, "C0"), (~inside, "C3")):
         ax.plot(one.eigenvalues[chosen].real, one.eigenvalues[chosen].imag, "o", ms=4, color=color)
-    ax.set(title=f"{name}\n{one.verdict}", aspect="equal", xlabel="real part of $\\lambda$")
+    ax.set(title=f"{name}\n{one.verdict}", xlabel="real part of $\\lambda$")
+    ax.set(aspect="equal", xlim=(-2.4, 1.4), ylim=(-1.2, 1.2))
     ax.title.set_fontsize(9)
 axes[0].set_ylabel("imaginary part")
 
@@ -120,8 +121,8 @@ assert abs(0.5 * (low + high) / limit - 1) < 0.03
 # ## While it learns
 #
 # A net that settles at its first weights may stop doing so as they grow; EP then learns from states that go round, and
-# the error rises. A training can watch for that, and keep the net at rest (all off by default, and a net that settles
-# keeps every bit):
+# the error rises. A training can watch for that, and keep the net at rest (all off by default, and a net that stays
+# below the bound keeps every bit):
 #
 # | setting | what it does |
 # |---|---|

@@ -52,7 +52,47 @@ class Lion(torch.optim.Optimizer):
         return loss
 
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"Lion": Lion}
+class Bop(torch.optim.Optimizer):
+    """Weights of two values: m <- (1 - lr) m + lr g, and w <- -w where m has the sign of w and |m| > threshold.
+
+    A weight is -a or a, with a the mean size of the first weights of its kind: it turns once its low-passed gradient
+    asks for it (1906.02107; with EP in 2103.08953). No weight is kept in full beside it. Parameters with one dimension,
+    biases, are moved by -lr g.
+
+    params      parameters, or groups of them
+    lr          of weights how fast the low-pass follows; of biases the learning rate
+    threshold   that a low-passed gradient must exceed
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-4, threshold: float = 1e-6) -> None:
+        if not 0.0 <= threshold < float("inf"):
+            raise ValueError(f"threshold is {threshold!r}; expected a number from 0 on, such as 1e-6.")
+        super().__init__(params, {"lr": lr, "threshold": threshold})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; the first makes weights binary. Returns what the closure does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.dim() < 2:
+                    p.add_(p.grad, alpha=-group["lr"])
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["low_pass"] = torch.zeros_like(p)
+                    p.copy_(torch.where(p < 0.0, -p.abs().mean(), p.abs().mean()))
+                kept: Tensor = state["low_pass"].lerp_(p.grad, group["lr"])
+                p.mul_(torch.where(kept * p.sign() > group["threshold"], -1.0, 1.0))
+        return loss
+
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"Bop": Bop, "Lion": Lion}
 """By name, beside those of torch.optim."""
 
 

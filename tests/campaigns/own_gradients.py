@@ -122,16 +122,32 @@ def examine(seed: int) -> tuple[str, dict[str, float], dict[str, str]]:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     apart[case] = difference(task, estimator, schedule)
-            except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
+            except (ValueError, RuntimeError, TypeError, NotImplementedError, ArithmeticError) as error:
                 refused[case] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     return title, apart, refused
 
 
-def campaign(models: int, seed: int) -> dict[str, Any]:
-    """Examine models from consecutive seeds."""
+def campaign(models: int, seed: int, keep: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
+    """Examine models from consecutive seeds; `keep` gets what is known after every tenth."""
     started, wrong, causes = time.process_time(), {}, Counter[str]()
     refused_models = not_analytic = cases = 0
     worst = 0.0
+
+    def summary(examined: int) -> dict[str, Any]:
+        return {
+            "models": examined,
+            "seed": seed,
+            "cases": cases,
+            "tolerance": SAME,
+            "largest_difference": worst,
+            "differing": wrong,
+            "not_analytic_for_holomorphic_EP": not_analytic,
+            "models_with_another_refusal": refused_models,
+            "refusals": dict(causes),
+            "cpu_seconds": round(time.process_time() - started, 1),
+            "environment": provenance(),
+        }
+
     for n in range(seed, seed + models):
         title, apart, refused = examine(n)
         cases += len(apart)
@@ -143,19 +159,9 @@ def campaign(models: int, seed: int) -> dict[str, Any]:
         others = {case: why for case, why in refused.items() if case not in complex_states}
         causes.update(others.values())
         refused_models += bool(others)
-    return {
-        "models": models,
-        "seed": seed,
-        "cases": cases,
-        "tolerance": SAME,
-        "largest_difference": worst,
-        "differing": wrong,
-        "not_analytic_for_holomorphic_EP": not_analytic,
-        "models_with_another_refusal": refused_models,
-        "refusals": dict(causes),
-        "cpu_seconds": round(time.process_time() - started, 1),
-        "environment": provenance(),
-    }
+        if (n - seed) % 10 == 9:
+            keep(summary(n - seed + 1))
+    return summary(models)
 
 
 def main() -> None:
@@ -165,11 +171,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = campaign(options.models, options.seed)
-    text = json.dumps(found, indent=2)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+
+    def keep(found: dict[str, Any]) -> None:
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+    found = campaign(options.models, options.seed, keep)
+    keep(found)
+    print(json.dumps(found, indent=2))
     sys.exit(bool(found["differing"]))
 
 

@@ -153,11 +153,11 @@ def test_a_number_that_is_not_finite_is_named() -> None:
 def test_stacked_networks_and_frozen_ones_are_refused() -> None:
     case = HEALTHY["healthy_toy"](SEED)
     with pytest.raises(ValueError, match="no trainable parameter"):
-        eqprop.doctor(copy.deepcopy(case.model).requires_grad_(False), case.cost, case.x, case.y)
+        eqprop.doctor(copy.deepcopy(case.model).requires_grad_(False), case.cost, case.x, case.y, case.ep)
     one = HEALTHY["healthy_prototypical"](SEED)
     both = stack([one.model, copy.deepcopy(one.model)])
     with pytest.raises(ValueError, match="unstack"):
-        eqprop.doctor(both, one.cost, one.x.expand(2, *one.x.shape), one.y.expand(2, *one.y.shape))
+        eqprop.doctor(both, one.cost, one.x.expand(2, *one.x.shape), one.y.expand(2, *one.y.shape), one.ep)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import eqprop
 from eqprop import EP, SquaredError, papers, relax
 from eqprop.cost import Nudge, SpinError
 from eqprop.physical import Ising, Spins
+from eqprop.physical.spins import SpinNet
 from eqprop.relax import Phase
 
 needs_dwave = pytest.mark.skipif(
@@ -155,3 +158,23 @@ def test_the_net_of_the_literature_is_found() -> None:
     assert [float(net.weight(n).detach().abs().max()) * k**0.5 for n, k in ((0, 120), (1, 784))] == pytest.approx(
         [0.25, 0.5], abs=0.01
     )
+
+
+def test_a_trained_spin_net_answers_with_as_many_classes_as_its_data(tmp_path: Path) -> None:
+    x, kinds = torch.rand(12, 8).round(), torch.arange(12) % 3
+    spec = eqprop.Spec.of(
+        *("small",),
+        model=SpinNet(sizes=(6, 10, 8)),
+        cost="spins",
+        estimator="ep",
+        T=4,
+        K=4,
+        beta=2.0,
+        batch=4,
+        epochs=1,
+    )
+    run = eqprop.train(spec, tmp_path / "run", data=(x, kinds, x, kinds), schedule="sweeps", rates={"*": 0.1})
+    cost = eqprop.load(run.folder).cost
+    assert isinstance(cost, SpinError)
+    assert cost.classes == 3
+    assert eqprop.evaluate(run.folder, data=(x, kinds, x, kinds))["ep"][0]["test_error"] == run.test_error("ep")

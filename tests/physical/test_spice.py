@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.spice import NETS, random_net, strength
 from eqprop import EP, SquaredError, relax
 from eqprop.physical import spice
 from eqprop.physical.resistive import Resistive
@@ -19,28 +20,11 @@ needs_ngspice = pytest.mark.skipif(
 DIVIDER = "* divider\nV1 a 0 3\nR1 a b 1000\nR2 b {ground} 2000\n.end\n"
 
 
-def random_net(seed: int) -> tuple[Resistive, torch.Tensor, torch.Tensor]:
-    """1 to 3 hidden layers of 5 to 40 nodes, with biases."""
-    g = torch.Generator().manual_seed(seed)
-
-    def number(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=g))
-
-    sizes = (number(2, 5), *(number(5, 40) for _ in range(1 + seed % 3)), number(3, 8))
-    model = Resistive(sizes, 3.0 if seed % 2 else 30.0, seed=seed, dtype=torch.float64)
-    for n in range(model.depth):
-        b = model.bias(n)
-        assert b is not None
-        b.data = 0.1 * torch.randn(b.shape, generator=g, dtype=torch.float64)
-    x = torch.rand(2, sizes[-1], generator=g, dtype=torch.float64)
-    return model, x, torch.eye(sizes[0], dtype=torch.float64)[:2]
-
-
 @needs_ngspice
 def test_every_node_is_where_ngspice_has_it() -> None:
-    for seed in range(20):
+    for seed in range(NETS):
         model, x, y = random_net(seed)
-        beta = (0.5 if seed % 2 else -0.5) * model.least_conductance
+        beta = strength(model, seed)
         found = spice.check(model, x, y, beta)
         assert found.free.own < 1e-3, (seed, found)
         assert found.nudged.own < 1e-3, (seed, found)

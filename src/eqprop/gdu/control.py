@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,16 +12,21 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Dynamics
 from eqprop.estimators.base import trainable
-from eqprop.gdu.lockstep import Linearised, flat
-from eqprop.relax import Phase, relax
+from eqprop.gdu.lockstep import Linearised, flat, unflat
+from eqprop.relax import Phase, Relaxation, relax
 from eqprop.state import State, is_number
 
 PRODUCTS = 16
 """Products with the Jacobian that a look takes."""
 MOVING, FALLS = 1e-3, 0.7
 """A state with a larger residual moves, and does not settle unless as many steps more bring it below this share."""
+SMALL = 1e-4
+"""The length of a move by which a product is taken."""
 LEAST = 0.5
 """A cap shrinks weights to no less than this share at once."""
+
+Settle = Callable[..., Relaxation]
+"""(model, x, phase) or (model, x, phase, state) -> a free phase, as `relax`."""
 
 _RECURRENT: weakref.WeakKeyDictionary[Dynamics, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
@@ -32,7 +38,7 @@ def radius(model: Dynamics, x: Tensor, s: State, products: int = PRODUCTS) -> fl
     By the growth of a random vector over the second half of so many products, in the model's own precision: it takes
     milliseconds, where `stability` says more. An even number of products, as eigenvalues may come as pairs +-l.
     """
-    product, like = Linearised(model, x, s).on_rows, flat(s)
+    product, like = _product(model, x, s), flat(s)
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(like.shape, generator=source, dtype=torch.float64).to(like)
     grown = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -43,6 +49,21 @@ def radius(model: Dynamics, x: Tensor, s: State, products: int = PRODUCTS) -> fl
         if n >= products // 2:
             grown += size[:, 0].double().clamp(min=1e-300).log()
     return float((grown / (products - products // 2)).exp().max())
+
+
+def _product(model: Dynamics, x: Tensor, s: State) -> Callable[[Tensor], Tensor]:
+    """J v, rows of unit length: the difference of two steps, which nets of connections give without cancellation."""
+    with torch.no_grad():
+        around = model.departure(model.drive(x), s)
+    if around is None:
+        return Linearised(model, x, s).on_rows
+    none = [None] * len(s)
+
+    @torch.no_grad()
+    def product(rows: Tensor) -> Tensor:
+        return flat(around(unflat(SMALL * rows, s), none)) / SMALL
+
+    return product
 
 
 def recurrent(model: Dynamics, x: Tensor) -> tuple[str, ...]:
@@ -83,17 +104,24 @@ def keep_at_rest(model: Dynamics, x: Tensor, radius_below: float = 0.95, T: int 
     return capped(model, x, Phase(T, checked=False), radius_below)
 
 
-def capped(model: Dynamics, x: Tensor, phase: Phase, most: float | None) -> float:
+def capped(
+    model: Dynamics,
+    x: Tensor,
+    phase: Phase,
+    most: float | None,
+    settle: Settle = relax,
+) -> float:
     """The radius where a free phase ends; where it is above `most`, weights between neurons are scaled down.
 
     A state that goes round is linearised at the middle of its way, as saturated neurons hide what drives it; at least
-    1 is said of one that does not settle.
+    1 is said of one that does not settle. `settle` runs the free phase.
     """
-    free = relax(model, x, phase)
+    free = settle(model, x, phase)
     found, moving = radius(model, x, free.state), float(free.residual.max())
     if moving > MOVING:
-        on = relax(model, x, replace(phase, T=max(phase.T, 2 * PRODUCTS)), free.state, keep=2 * PRODUCTS)
-        if not float(on.residual.max()) < FALLS * moving:
+        longer = replace(phase, T=max(phase.T, 2 * PRODUCTS))
+        if not float(settle(model, x, longer, free.state).residual.max()) < FALLS * moving:
+            on = relax(model, x, longer, free.state, keep=2 * PRODUCTS)
             middle = tuple([torch.stack(layer).mean(0) for layer in zip(*on.trail, strict=True)])
             found = max(found, radius(model, x, middle), 1.0)
     if most is not None and not found <= most:

@@ -229,6 +229,11 @@ class Examination:
     def remarks(self) -> tuple[str, ...]:
         """What is not as the theorem has it, yet does no harm."""
         out = []
+        if not getattr(self.problem.model, "conservative", True):
+            out.append(
+                "No Phi stands behind this net, as a connection does not go back as it came: the update is no gradient "
+                "of an energy."
+            )
         residual = float(self.free.residual.max())
         if residual > max(self.floor, 1e-6):
             out.append(

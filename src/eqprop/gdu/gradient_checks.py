@@ -194,6 +194,8 @@ def _read_by_phi(p: Examination) -> Finding | str:
             advice="Move it into Phi (a gain inside squash becomes a factor of the weights), train it by BPTT or RBP, "
             "or freeze it with requires_grad_(False).",
         )
+    if not getattr(model, "conservative", True):
+        return "no Phi: a connection does not go back as it came, and the update is no gradient of an energy"
     return "Phi reads every parameter that has a gradient"
 
 

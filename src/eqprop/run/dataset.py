@@ -30,7 +30,7 @@ def describe(images: Images | Streamed) -> dict[str, Any]:
         "test_samples": images.test_samples,
         **({"fingerprint": images.fingerprint} if images.fingerprint else {}),
         **({"class_names": list(images.class_names)} if images.class_names else {}),
-        **({} if images.labelled else {TARGETS: images.classes}),
+        **({"classes": images.classes} if images.labelled else {TARGETS: images.classes}),
     }
 
 

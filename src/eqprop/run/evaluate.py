@@ -323,7 +323,7 @@ def load(
     own = own_of(model, spec.model)
     network = build_model(spec, trial, torch.float32, own)
     checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
-    cost = _readout(spec, checkpoint, trial, own)
+    cost = _readout(described, checkpoint, trial, own)
     for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
         saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
         if saved is None or saved.shape != p.shape:
@@ -355,11 +355,11 @@ def _kept_name(leg: Path, at: int | Literal["best"]) -> str:
     return name
 
 
-def _readout(spec: Spec, checkpoint: Checkpoint, trial: int, own: OwnFunction | None) -> Cost:
-    """The cost of a trial, sized from its saved weights."""
+def _readout(described: Description, checkpoint: Checkpoint, trial: int, own: OwnFunction | None) -> Cost:
+    """The cost of a trial, sized from its saved weights; without any, from the data."""
     saved = checkpoint.weights.get(f"{trial}.cost.Wout")
-    classes, inputs = (2, 1) if saved is None else saved.shape
-    return build_cost(spec, trial, inputs, classes, torch.float32, own)
+    classes, inputs = (int(described.data.get("classes", 10)), 1) if saved is None else saved.shape
+    return build_cost(described.spec, trial, inputs, classes, torch.float32, own)
 
 
 def _number(name: str) -> int:

@@ -12,11 +12,11 @@ from eqprop.dynamics import Dynamics
 from eqprop.estimators import EP, Estimator
 from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.gdu.beta import best_beta
-from eqprop.gdu.control import capped
-from eqprop.relax import Phase
+from eqprop.gdu.control import Settle, capped
+from eqprop.relax import Phase, relax
 from eqprop.run.spec import AtRest, Phases
 
-LOOKED_AT, MEASURED = 8, 64
+LOOKED_AT, MEASURED = 4, 64
 """Samples on which the radius is measured, and beta."""
 LONGER, SHORTER = 1.25, 0.9
 """What T is multiplied by while free phases end away from rest, and once they end far closer."""
@@ -51,14 +51,20 @@ class Guard:
         """Iterations to the next look, after so many of the whole training."""
         return self.settings.every - done % self.settings.every
 
-    def look(self, model: Dynamics, x: Tensor, counts: Mapping[str, list[float]]) -> None:
-        """After `every` iterations, with the counts of the epoch so far and some inputs."""
+    def look(
+        self,
+        model: Dynamics,
+        x: Tensor,
+        counts: Mapping[str, list[float]],
+        settle: Settle = relax,
+    ) -> None:
+        """After `every` iterations, with the counts of the epoch so far and some inputs; `settle` runs free phases."""
         samples, total = counts["samples"][0], counts["residual"][0]
         mean = (total - self.seen[1]) / max(samples - self.seen[0], 1.0)
         self.seen = samples, total
         of = self.settings
         phase = Phase(self.T, self.first.schedule, stop="settled", checked=False)
-        found = capped(model, x[:LOOKED_AT], phase, of.radius)
+        found = capped(model, x[:LOOKED_AT], phase, of.radius, settle)
         self.radius = max(self.radius, found)
         moving, resting = not mean <= of.residual, mean <= CLOSER * of.residual
         if of.longest is not None and moving:

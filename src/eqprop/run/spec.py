@@ -121,7 +121,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
                     the next, without the initial weights; 0: the last ones
     """
 
-    kind: Annotated[str, about("Any class of torch.optim, or Lion.", flat="optimizer")] = "Adam"
+    kind: Annotated[str, about("Any class of torch.optim, Lion or Bop.", flat="optimizer")] = "Adam"
     rates: Annotated[
         Mapping[str, Rate], about("W01=0.04 (repeatable), or one rate for all.", common=True, flag="--lr", min_length=1)
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
@@ -607,7 +607,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def optimizer_names() -> tuple[str, ...]:
-    """Lion, and the optimizers of the installed torch.optim that step without a closure."""
+    """Those of here, and the optimizers of the installed torch.optim that step without a closure."""
     found = (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
     classes = {name: getattr(torch.optim, name) for name in found}
     skipped = ("Optimizer", "LBFGS", "SparseAdam")

@@ -24,7 +24,7 @@ from eqprop.estimators import EP, Backprop, Estimator, Signs, random_sign
 from eqprop.models import CrossEntropy, unstack, unstack_readout
 from eqprop.optimizers import drowned
 from eqprop.physical.machine import Machine, Work
-from eqprop.relax import NotFiniteError, Relaxation
+from eqprop.relax import NotFiniteError, Relaxation, relax
 from eqprop.run.checkpoint import (
     Checkpoint,
     DamagedError,
@@ -279,7 +279,8 @@ class Trainer:
             self.runner.run(order[rising : rising + n])
             rising += n
             if self.guard is not None and (done + rising) % self.guard.settings.every == 0:
-                self.guard.look(self.model, self._first_samples().x, self.counts())
+                settle = self.engine.relaxation if self.engine.name == "xla" else relax
+                self.guard.look(self.model, self._first_samples().x, self.counts(), settle)
                 self._follow()
 
     def _guard(self) -> Guard:
