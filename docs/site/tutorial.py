@@ -30,13 +30,15 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
-WIDTH = 80
+WIDTH = 88
 BOX = re.compile("[\u2500-\u257f]")
-CHECKED = """<details markdown="1"><summary>Checked when this page was built</summary>
+FOLDED = """<details markdown="1"><summary>{}</summary>
 
 {}
 
 </details>"""
+MOST_LINES = 28
+"""Of an output that is shown unfolded."""
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
 
@@ -83,9 +85,11 @@ class Page:
         parts, names = [], iter(self.figures)
         for cell in self.cells:
             code = f"```python\n{cell.text}\n```"
-            parts.append(cell.text if cell.markdown else CHECKED.format(code) if _only_checks(cell.text) else code)
+            if not cell.markdown and _only_checks(cell.text):
+                code = FOLDED.format("Checked when this page was built", code)
+            parts.append(cell.text if cell.markdown else code)
             if cell.printed:
-                parts.append(f'```text title="Output"\n{wrapped(cell.printed.rstrip())}\n```')
+                parts.append(_output(wrapped(cell.printed.rstrip())))
             parts += [f"![Figure drawn by the code above]({next(names)})" for _ in cell.figures]
         return "\n\n".join(parts) + "\n"
 
@@ -135,6 +139,14 @@ def execute(path: Path) -> Page:
             printed, value = _run(cell, path, space)
             done.append(Done(cell.text, False, printed, tuple(_figures(value))))
     return Page(path.stem, tuple(done), time.monotonic() - started)
+
+
+def _output(text: str) -> str:
+    """What a cell printed; folded where it would fill the screen."""
+    lines = text.count("\n") + 1
+    if lines <= MOST_LINES:
+        return f'```text title="Output"\n{text}\n```'
+    return FOLDED.format(f"Output, {lines} lines", f"```text\n{text}\n```")
 
 
 def _only_checks(code: str) -> bool:
