@@ -87,8 +87,12 @@ def net_of(model: Dynamics, x: Tensor) -> Net:
     def slope(x: Tensor, s: Layers, theta: Theta) -> Layers:
         with torch.enable_grad():
             copies = tuple(v.view_as(v) if v.requires_grad else v.detach().requires_grad_() for v in s)
-            value = primitive(theta, x, copies).sum()
-            found = torch.autograd.grad(value, copies, create_graph=True, allow_unused=True, materialize_grads=True)
+            value = primitive(theta, x, copies)
+            ones = torch.ones_like(value)  # complex states have a complex derivative: torch's is its conjugate
+            found = torch.autograd.grad(
+                value, copies, ones, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            found = tuple(v.conj().resolve_conj() if v.is_complex() else v for v in found)
         return found if torch.is_grad_enabled() else tuple(v.detach() for v in found)
 
     return ModelNet(model, slope, lambda x, s, theta: primitive(theta, x, s), groups, eps=model.nudge_scale)

@@ -152,7 +152,7 @@ def test_kept_states_change_what_is_learnt(tmp_path: Path, images: Images) -> No
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, images: Images) -> None:
     data = write_idx(tmp_path / "data", images)
     (tmp_path / "kept.toml").write_text(
-        'base = "scellier-bengio-2017"\nT = 6\nK = 3\nepochs = 4\n[architecture]\nsizes = [10, 24, 20, 784]\n'
+        'base = "scellier-bengio-2017"\nT = 6\nK = 3\nepochs = 4\n[model]\nsizes = [10, 24, 20, 784]\n'
     )
     words = ("train", tmp_path / "kept.toml", "--data", data, "--quiet", "--threads", 1, "--checkpoint-every", 0.1)
     process = start(*words, "--out", tmp_path / "cut")
