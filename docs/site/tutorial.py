@@ -37,7 +37,7 @@ FOLDED = """<details markdown="1"><summary>{}</summary>
 {}
 
 </details>"""
-MOST_LINES = 28
+MOST_LINES = 20
 """Of an output that is shown unfolded."""
 CELL = re.compile(r"^# %%(?P<kind>.*)$", re.M)
 
