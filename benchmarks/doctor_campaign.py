@@ -50,7 +50,7 @@ def cosine_after(case: Case, change: dict[str, Any]) -> float:
         set_nudge_site(case.model, change["nudge_site"])
     if "eps" in change:
         case.model.eps = case.model.nudge_scale = change["eps"]  # type: ignore[assignment]
-    ep = replace(case.ep, **{n: v for n, v in change.items() if n in ("T", "K", "beta", "schedule")})
+    ep = replace(case.ep, **{n: v for n, v in change.items() if n in ("T", "K", "beta", "schedule", "form")})
     try:
         _, found = ep.gradient(case.model, case.cost, case.x, case.y)
         model, cost = copy.deepcopy(case.model).double(), copy.deepcopy(case.cost).double()
