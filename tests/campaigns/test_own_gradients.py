@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eqprop import EP
+from eqprop import EP, SquaredError
 from eqprop.engines import Job
 from eqprop.engines.compiled import Compiled
 from eqprop.engines.eager import Eager
-from eqprop.relax import Schedule
+from eqprop.relax import Phase, Schedule, relax
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -40,15 +40,27 @@ def test_hundreds_of_random_models_are_their_loops() -> None:
     check(campaign(500, 2026))
 
 
+def moved_by_rounding(seed: int) -> float:
+    """How far a gradient moves, relative to itself, when the free state is moved by 1e-16: far only off any slope."""
+    model, _, x, y, _ = own_model(seed)
+    ep, free = EP(T=0, K=6, beta=0.1, nudging="symmetric", side_by_side=False), relax(model, x, Phase(20)).state
+    moved = tuple(v + 1e-16 for v in free)
+    one, other = (ep.gradient(model, SquaredError(), x, y, s)[1] for s in (free, moved))
+    size = max(float(g.abs().max()) for g in one.values())
+    return max(float((other[p] - g).abs().max()) for p, g in one.items()) / size
+
+
 def test_the_record_of_the_campaign() -> None:
-    """One model differs, by symmetric EP with both phases in one batch: its state lies on kinks of Phi, at zeros of a
-    clamp, where ties of a maximum decide. One phase after the other, it agrees to 1e-17."""
+    """Where a model differs, its state lies where Phi has no slope, so that no gradient is right: |z| at z = 0."""
     found = json.loads((RESULTS / "own-gradients.json").read_text(encoding="utf-8"))
-    assert found["models"] >= 400
+    assert found["models"] >= 500
     assert found["tolerance"] == SAME
     assert found["holomorphic_EP"]["analytic_models"] >= 20
     assert not found["holomorphic_EP"]["differing"]
-    assert {case.partition(" ")[0] for case in found["differing"]} == {"2115"}
+    differing = {int(case.partition(" ")[0]) for case in found["differing"]}
+    assert len(differing) <= 0.01 * found["models"]
+    assert all(moved_by_rounding(seed) > 0.1 for seed in differing)
+    assert all(moved_by_rounding(seed + 1) < SAME for seed in differing), "models beside them have a slope"
     check({**found, "differing": {}})
 
 
