@@ -87,7 +87,12 @@ def _check_regular(path: Path) -> None:
 def open_lock(path: Path) -> int:
     """Open a lock file, created if missing."""
     _check_regular(path)
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(f"{path} is a link, and what it points to may be another's. Remove the link.") from None
 
 
 def take_lock(handle: int, path: Path, *, wait: bool) -> bool:

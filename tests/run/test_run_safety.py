@@ -157,6 +157,17 @@ def test_what_lies_on_another_disk_may_be_linked(
     assert_same_bits(made / "whole", run)
 
 
+def test_a_lock_is_not_written_through_a_link(run: Path, tmp_path: Path, images: Images) -> None:
+    """What it points to could be anything: here another file of the user."""
+    others = tmp_path / "others"
+    others.write_text("mine\n")
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(others)
+    with pytest.raises(OSError, match=r"\.lock is a link"):
+        resume(run, data=images)
+    assert others.read_text() == "mine\n"
+
+
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
     def late(number: int, frame: object) -> None:
