@@ -66,7 +66,7 @@ def test_rows_say_what_was_measured(tmp_path: Path) -> None:
     file.write_text(OWN)
     lines: list[str] = []
     names = [f"{file}:build@5"]
-    result = measure_nets(names, ["eager", "cpu"], "float16", (CPU, QUICK), lines.append)
+    result = measure_nets(names, ["eager", "xla"], "float16", (CPU, QUICK), lines.append)
     (row,) = result["rows"]
     assert (row["name"], row["engine"], row["precision"], row["trials"]) == (names[0], "eager", "float16", 1)
     assert (row["method"], row["batch"]) == ("ep-symmetric", 5)

@@ -735,7 +735,13 @@ class Outcome:
 
 def environment(root: Path, fresh: bool) -> dict[str, str]:
     """Folders for everything that is written; the caches are the user's own unless they are to be fresh."""
-    made = {"TMPDIR": root / "tmp", "EQPROP_CACHE": root / "cache", "MPLCONFIGDIR": root / "mpl", "HOME": root / "home"}
+    made = {
+        "TORCHINDUCTOR_CACHE_DIR": root / "tmp" / "inductor",
+        "TMPDIR": root / "tmp",
+        "EQPROP_CACHE": root / "cache",
+        "MPLCONFIGDIR": root / "mpl",
+        "HOME": root / "home",
+    }
     if not fresh:
         usual = Path.home() / ".cache"
         made |= {"HOME": Path.home(), "EQPROP_CACHE": Path(os.environ.get("EQPROP_CACHE") or usual)}

@@ -28,7 +28,7 @@ from eqprop import (
 )
 from eqprop.dynamics import PrimitiveDynamics, set_nudge_site, solve_implicit
 from eqprop.engines.base import Task, choose
-from eqprop.models import Convolutional, Dense, Layered, Network
+from eqprop.models import Dense, Network
 from eqprop.models.activations import ACTIVATIONS, Activation
 
 COST = SquaredError()
@@ -136,18 +136,6 @@ def test_a_model_without_phi_has_none() -> None:
         set_nudge_site(model, "implicit")
     with pytest.raises(ValueError, match="'outside'.*'inside'.*'implicit'"):
         set_nudge_site(model, "within")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("model", [Layered((2, 3, 4)), Convolutional((1, 8, 8), (2,), (3,), kernel=3)])
-@pytest.mark.parametrize("engine", ["cpu"])
-def test_engines_with_the_step_written_out_leave_it_and_sweeps_to_others(model: Any, engine: str) -> None:
-    with pytest.raises(ValueError, match="it has no sweeps"):
-        choose(engine, Task(model, COST, EP(3, 2, schedule="sweeps")))
-    assert choose("auto", Task(model, COST, EP(3, 2, schedule="sweeps"))).name != engine
-    set_nudge_site(model, "implicit")
-    with pytest.raises(ValueError, match="it has no implicit nudge"):
-        choose(engine, Task(model, COST, EP(3, 2)))
-    assert choose("auto", Task(model, COST, EP(3, 2))).name != engine
 
 
 def test_the_cpu_engine_relaxes_in_sweeps_by_the_reference() -> None:

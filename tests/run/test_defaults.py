@@ -60,7 +60,7 @@ def helped() -> tuple[dict[str, str], str]:
 def referred() -> dict[str, tuple[str, str]]:
     """Option and default by place, from the first row of the reference page that names it."""
     found: dict[str, tuple[str, str]] = {}
-    for line in settings.page().splitlines():
+    for line in (settings.page() + settings.page(models=True)).splitlines():
         cells = [cell.strip().strip("`") for cell in line.split(" | ")]
         if line.startswith("| `"):
             found.setdefault(cells[0].removeprefix("| `"), (cells[1], cells[2].replace("–", "")))
@@ -96,9 +96,13 @@ def test_the_doctor_checks_the_defaults(tmp_path: Path) -> None:
             assert value_of(subject.spec, field) == default, field.place
     assert subject.spec == bind(str(path)).spec
     phases = nothing.phases
-    assert (subject.ep.T, subject.ep.K, subject.ep.beta) == (phases.T, phases.K, phases.beta)
-    assert [group["lr"] for group in subject.optimizer.param_groups] == [nothing.optimizer.rates["*"]] * len(
-        subject.optimizer.param_groups
+    assert (subject.session.estimator.T, subject.session.estimator.K, subject.session.estimator.beta) == (
+        phases.T,
+        phases.K,
+        phases.beta,
+    )
+    assert [group["lr"] for group in subject.session.optimizer.param_groups] == [nothing.optimizer.rates["*"]] * len(
+        subject.session.optimizer.param_groups
     )
     assert len(subject.problem.x) == nothing.optimizer.batch
 

@@ -285,7 +285,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "seconds": lambda c: c["head"].update(seconds=1.0),
     "tally": lambda c: c["head"]["tally"]["errors"].__setitem__(0, 7.0),
     "rate": lambda c: c.update(optimizer={"dict": []}),
-    "engine": lambda c: c["head"].update(engine="eager"),
+    "engine": lambda c: c["head"].update(engine="xla" if c["head"]["engine"] == "eager" else "eager"),
     "new field": lambda c: c.update(note="mine"),
 }
 

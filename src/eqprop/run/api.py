@@ -24,6 +24,7 @@ from eqprop.run.audit import audited
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
 from eqprop.run.distributed import check_divides, check_same, join, restarts, to_join
+from eqprop.run.evaluate import load
 from eqprop.run.extras import augmented_picture, image_shape
 from eqprop.run.folder import (
     AUGMENTED,
@@ -34,6 +35,7 @@ from eqprop.run.folder import (
     last_session,
     locked_by_first,
     prepare_new,
+    read_json,
     saving,
 )
 from eqprop.run.loop import Interruption, Loop, Scope
@@ -366,16 +368,28 @@ def _work(run: OpenRun, watch: Watch) -> Result:
     summary = summarise(session, loop.log.lines, loop.reached)
     with ranks.in_step():
         if ranks.leads:
-            _audit(session, folder, summary)
+            _note_settling(session, folder, summary, loop.settling)
             _write(folder, RESULT, summary)
     return Result(folder, summary)
 
 
-def _audit(session: Session, folder: Path, summary: dict[str, Any]) -> None:
-    """Note of every trial that ended well where its free phases end."""
+def _note_settling(
+    session: Session, folder: Path, summary: dict[str, Any], now: Mapping[tuple[str, int], dict[str, Any]]
+) -> None:
+    """Note of every trial that ended well where its free phases end.
+
+    As measured now, or as an earlier process wrote it; of what a process trained that was stopped later, from weights.
+    """
+    path = folder / RESULT
+    before = read_json(path, "the result of a run") if path.is_file() else {}
     for estimator, found in summary["estimators"].items():
+        earlier = before.get("estimators", {}).get(estimator, {}).get("trials", [])
         for n, trial in enumerate(found["trials"]):
-            rest = None if trial["diverged"] or not trial["test_error"] else audited(session, folder, estimator, n)
+            if trial["diverged"] or not trial["test_error"]:
+                continue
+            rest = now.get((estimator, n)) or (earlier[n].get("settling") if n < len(earlier) else None)
+            if rest is None and not before:
+                rest = audited(session, estimator, load(folder, estimator, n, model=session.own).model)
             if rest is not None:
                 trial["settling"] = rest
 

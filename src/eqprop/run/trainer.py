@@ -25,6 +25,7 @@ from eqprop.models import CrossEntropy, unstack, unstack_readout
 from eqprop.optimizers import drowned
 from eqprop.physical.machine import Machine, Work
 from eqprop.relax import NotFiniteError, Relaxation, relax
+from eqprop.run.audit import audited
 from eqprop.run.checkpoint import (
     Checkpoint,
     DamagedError,
@@ -371,6 +372,16 @@ class Trainer:
         """The network of a trial and its cost, with their weights as they are now."""
         r = self.leg.trials.index(trial)
         return self._network(r), self._cost(r)
+
+    def settling(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Where the free phases of the trials that ended well end, by estimator and trial."""
+        found = {}
+        with self.averaged():
+            for r, trial in enumerate(self.leg.trials):
+                rest = None if trial in self.diverged else audited(self.session, self.leg.estimator, self._network(r))
+                if rest is not None:
+                    found[self.leg.estimator, trial] = rest
+        return found
 
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:
