@@ -12,6 +12,8 @@ from eqprop import papers
 from eqprop.report.figures import Panel, error_curves
 from eqprop.report.runs import CIFAR_HEADINGS, KINDS, counted_trials, points, published_cells
 
+LAPTOP = ("cifar10-laptop", "cifar10-laptop-backprop")
+"""Of the field's rows, by EP and by backprop."""
 NETS = {"B": ("B", "B-twin", "B-bptt"), "A": ("A", "A-twin"), "small": ("small", "small-twin", "small-bptt")}
 
 
@@ -29,13 +31,16 @@ def results_block() -> str:
 
 
 def summary_block() -> str:
-    """Table 1 in short, and what was trained on CIFAR-10, on how much, in a sentence."""
-    ep, twin = (published_cells(papers.cifar_rows()[name], rows()[name]) for name in ("small", "small-twin"))
-    data = rows()["small"]["data"]
-    trained = f"{data['training_samples']:,} training and {data['test_samples']:,} test images"
+    """Table 1 in short, and what was trained on all of CIFAR-10, in a sentence."""
+    ep, twin = ({d["row"]: d for d in documents("field") if "row" in d}[name] for name in LAPTOP)
+    (by_ep,), (by_twin,) = ([e["test_error_mean"] for e in d["estimators"].values()] for d in (ep, twin))
+    (trials,) = (e["trials"] for e in ep["estimators"].values())
+    seeds, data = len(trials), ep["data"]
+    minutes = sum(check["cpu_minutes"] for check in ep["checks"].values()) / seeds
     said = (
-        f"CIFAR-10: three convolutions, {trained}, {ep[3]} epochs, {ep[2]} seeds:\n{ep[1]} % wrong by EP, {twin[1]} % "
-        "by backprop through the same net passed once ([details](docs/cifar10.md))."
+        f"CIFAR-10, all {data['training_samples']:,} images, a predictive-coding net, {ep['epochs']} epochs, "
+        f"{seeds} seed{'s' * (seeds > 1)}, {minutes:.0f} minutes of a processor:\n{by_ep:.2f} % wrong by EP, "
+        f"{by_twin:.2f} % by backprop through the same net ([details](docs/field.md))."
     )
     return f"{table1.summary_block()}\n\n{said}"
 
