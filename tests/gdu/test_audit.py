@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 import torch
 
 import eqprop
@@ -44,3 +46,15 @@ def test_a_run_says_who_is_not_at_rest(tmp_path: Path) -> None:
     assert layers[300]["s0"]["max"] < 1e-6
     machine = eqprop.train(spec, tmp_path / "machine", data=data, machine="simulated")
     assert "settling" not in machine.summary["estimators"]["ep"]["trials"][0], "that would be work of the machine"
+
+
+@pytest.mark.parametrize("content", ["half", "[]", '{"estimators": {"ep": {"trials": 3}}}', None])
+def test_a_damaged_or_lost_result_is_made_anew(tmp_path: Path, content: str | None) -> None:
+    data = torch.rand(40, 8), torch.arange(40) % 3, torch.rand(9, 8), torch.arange(9) % 3
+    spec = Spec.of("small", model=LayeredNet((3, 12, 8)), K=3, estimator="ep", batch=4, epochs=1, rates={"*": 0.1})
+    eqprop.train(spec, tmp_path / "run", data=data, T=5)
+    path = tmp_path / "run" / "result.json"
+    before = json.loads(path.read_text())
+    path.unlink() if content is None else path.write_text(content)
+    eqprop.resume(tmp_path / "run", data=data)
+    assert json.loads(path.read_text())["estimators"] == before["estimators"]

@@ -380,18 +380,26 @@ def _note_settling(
 
     As measured now, or as an earlier process wrote it; of what a process trained that was stopped later, from weights.
     """
-    path = folder / RESULT
-    before = read_json(path, "the result of a run") if path.is_file() else {}
+    before = _settling_before(folder)
     for estimator, found in summary["estimators"].items():
-        earlier = before.get("estimators", {}).get(estimator, {}).get("trials", [])
         for n, trial in enumerate(found["trials"]):
             if trial["diverged"] or not trial["test_error"]:
                 continue
-            rest = now.get((estimator, n)) or (earlier[n].get("settling") if n < len(earlier) else None)
-            if rest is None and not before:
+            rest = now.get((estimator, n)) or (before or {}).get((estimator, n))
+            if rest is None and before is None:
                 rest = audited(session, estimator, load(folder, estimator, n, model=session.own).model)
             if rest is not None:
                 trial["settling"] = rest
+
+
+def _settling_before(folder: Path) -> dict[tuple[str, int], dict[str, Any]] | None:
+    """What the result of an earlier process says of it; None without one, or where it is damaged: it is made anew."""
+    try:
+        found = read_json(folder / RESULT, "the result of a run")["estimators"]
+        trials = {(name, n): trial for name in found for n, trial in enumerate(found[name]["trials"])}
+        return {place: trial["settling"] for place, trial in trials.items() if "settling" in trial}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _entry(session: Session, folder: Path, watch: Watch) -> dict[str, Any]:
