@@ -13,9 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from eqprop.report.charts import ErrorCurve, error_axes, error_chart
 from eqprop.report.figures import Panel, decisions, error_curves, percent_ticks
 from eqprop.report.gdu import processes, rmse_single
-from eqprop.report.page import ErrorCurve, axes, draw, write_report
+from eqprop.report.page import page_template, write_report
 from eqprop.report.paper import FIGURES
 from eqprop.report.runs import Point
 from eqprop.run import train
@@ -90,17 +91,20 @@ def test_epochs_are_whole_numbers_and_no_error_axis_exceeds_a_hundred_percent() 
     low, high = ax.get_xlim()
     assert [t for t in ax.get_xticks() if low <= t <= high] == [1, 2, 3]
     assert ax.get_ylim()[1] <= 100.0
-    frame = axes([ErrorCurve("ep", "test", [Point(1, 90.0, 15.0, 2), Point(2, 60.0, 5.0, 2)])], 2)
+    frame = error_axes([ErrorCurve("ep", "test", [Point(1, 90.0, 15.0, 2), Point(2, 60.0, 5.0, 2)])], 2)
     assert frame.high == 100.0
     assert all(len(percent_ticks(low, high)) >= 3 for low, high in ((40, 96), (1, 100), (20, 100), (0.2, 5)))
 
 
 def test_the_papers_line_is_drawn_where_it_is_given_and_only_there() -> None:
     curves = [ErrorCurve("ep", "test", [Point(1, 9.0, None, 1), Point(2, 6.0, None, 1)])]
-    frame = axes(curves, 2, [1.95])
+    frame = error_axes(curves, 2, [1.95])
     assert frame.low <= 1.95
-    assert f'y1="{frame.y(1.95):.1f}"' in draw(curves, 2, "P-1h", {"ep": 1.95}).partition('class="paper ep"')[2]
-    assert "paper" not in draw(curves, 2, "own", {})
+    draw = page_template("charts.html").module.errors
+    assert (
+        f'y1="{frame.y(1.95):.1f}"' in draw(error_chart(curves, {"ep": 1.95}), "P-1h").partition('class="paper ep"')[2]
+    )
+    assert "paper" not in draw(error_chart(curves, {}), "own")
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,9 @@ def test_estimators_have_colours_of_their_own_in_light_and_dark(browser: Browser
     for dark in (False, True):
         browser.dark(dark)
         browser.open(page)
-        strokes = browser.run("[...document.querySelectorAll('.curve.test path')].map(p => getComputedStyle(p).stroke)")
+        strokes = browser.run(
+            "[...document.querySelectorAll('.curve.test polyline')].map(p => getComputedStyle(p).stroke)"
+        )
         assert len(set(strokes)) == len(strokes) == 3
     browser.dark(False)
 

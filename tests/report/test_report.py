@@ -25,8 +25,9 @@ from eqprop.data import Images
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.models import Layered
 from eqprop.models.layered import LayeredNet
+from eqprop.report.charts import LogAxes, epoch_ticks, error_axes, error_chart, error_series
 from eqprop.report.figures import error_curves, panel_of
-from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
+from eqprop.report.page import render, write_report
 from eqprop.report.runs import RunFolder, collect, read_run, rows, to_csv, to_latex
 from eqprop.run import train
 from eqprop.run.dataset import given_data, where_from
@@ -316,17 +317,18 @@ def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path
 
 def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
     run = next(r for r in collect(folder).runs if r.spec.name == "small")
-    frame = axes(series(run), 4)
-    for one in series(run):
+    frame = error_axes(error_series(run), 4)
+    for one in error_series(run):
         for p in one.points:
             assert frame.low <= p.mean <= frame.high
     assert frame.y(frame.low) == frame.y(0.0) > frame.y(frame.high)
-    assert frame.ticks()[0] == pytest.approx(frame.low)
-    assert frame.ticks()[-1] == pytest.approx(frame.high)
-    assert math.isclose(Axes(1, 0.1, 1.0).x(1), Axes(9, 0.1, 1.0).x(1))
-    assert _epoch_ticks(1) == [1]
-    assert _epoch_ticks(30) == [1, 5, 10, 15, 20, 25, 30]
-    assert all(len(_epoch_ticks(n)) <= 9 for n in range(1, 2000))
+    ticks = [value for value, _ in error_chart(error_series(run), {})["up"]]
+    assert ticks[0] == pytest.approx(frame.low)
+    assert ticks[-1] == pytest.approx(frame.high)
+    assert math.isclose(LogAxes(1, 0.1, 1.0).x(1), LogAxes(9, 0.1, 1.0).x(1))
+    assert epoch_ticks(1) == [1]
+    assert epoch_ticks(30) == [1, 5, 10, 15, 20, 25, 30]
+    assert all(len(epoch_ticks(n)) <= 9 for n in range(1, 2000))
 
 
 def test_rows_come_in_the_order_of_the_paper(folder: Path) -> None:
