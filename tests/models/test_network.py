@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,12 +17,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import EP, HolomorphicEP, PrimitiveDynamics, SquaredError
-from eqprop.models import Activation, Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
+from eqprop.models import Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
 from eqprop.models.connections import CONNECTIONS, Theta, register
 from eqprop.models.graph import colouring
 
 EXACT = 1e-10
-WRONG = 1e-2
 
 
 def close(actual: object, expected: object) -> None:
@@ -255,16 +252,6 @@ def test_colours() -> None:
     assert mixed().groups[-1][0] == "out"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks())
-def test_no_neighbours_share_a_colour(net: Network) -> None:
-    for c in net.connections:
-        if "x" != c.pre != c.post:
-            assert not any(c.pre in group and c.post in group for group in net.groups), str(c)
-    assert sorted(n for group in net.sweep(len(net.names)) for n in group) == list(range(len(net.names)))
-    assert "out" in net.groups[-1]
-
-
 def small(layers: dict[str, Any] | None = None, connections: Any = None, **options: Any) -> Network:
     default = [Dense("x", "h"), Dense("h", "out")]
     return Network((1, 8, 8), layers or {"out": 2, "h": 4}, default if connections is None else connections, **options)
@@ -319,33 +306,3 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 class Short(Connection):
     def forward(self, pre: Tensor, theta: Theta) -> Tensor:
         return pre.flatten(1)[:, :1]
-
-
-@pytest.mark.parametrize(("build", "message"), BAD.values(), ids=BAD)
-def test_a_bad_graph_is_refused_in_one_sentence(build: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
-def test_the_table_of_a_net() -> None:
-    text = str(mixed())
-    assert "prototypical: " in text
-    assert "h2     4 x 3 x 3  tanh" in text
-    assert "h1 -> h3    Conv 3 x 3, padding 1, soft-pool 2" in text
-    assert "per phase" in text
-
-
-def test_the_picture_of_a_net(tmp_path: Path) -> None:
-    net = mixed(activation={"out": Activation("a<b", torch.tanh), "*": "tanh"})
-    picture = net.draw()
-    root = ElementTree.fromstring(picture)
-    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {*net.names, "x", "4 x 3 x 3", "a<b"} <= set(texts)
-    titles = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == [f"{c}: {c.describe()}" for c in net.connections]
-    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
-    assert len(boxes) == len(net.names) + 1
-    assert len({box.get("fill") for box in boxes}) == len(net.groups) + 1
-    assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes)
-    picture.save(tmp_path / "net.svg")
-    assert (tmp_path / "net.svg").read_text(encoding="utf-8") == picture == picture._repr_svg_()

@@ -7,7 +7,6 @@ import io
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from eqprop.report.sections import _some, compared, differing, epochs_table, wha
 from eqprop.run import train
 
 DATA = few_images(200, 60)
-ARRAYS: Any = (DATA.train_x, DATA.train_y, DATA.test_x, DATA.test_y)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +83,6 @@ def test_the_doctor_and_the_gradient_are_asked_about_ep_and_bptt(folder: Path, s
     assert other.diagnosis is None, "BPTT is not examined for EP's faults"
     assert other.gradients is not None
     assert other.gradients.parameters["all"].cosine == pytest.approx(1.0, abs=1e-6)
-
-
-def test_what_cannot_be_looked_at_again_is_said(tmp_path: Path) -> None:
-    train(SMALL, tmp_path / "run", data=ARRAYS, epochs=1, threads=1)
-    (found,) = examinations(read_run(tmp_path / "run"))
-    assert found.classes == ()
-    assert "arrays" in found.missing[0]
-    assert "which its folder does not hold" in write_report(tmp_path / "run", with_curves=False).page.read_text()
 
 
 def test_epochs_show_their_changes_and_the_best(folder: Path) -> None:
