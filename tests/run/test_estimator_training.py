@@ -96,26 +96,6 @@ class StopAfter(Watch):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-class Told(Watch):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-
-def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_path: Path, images: Images) -> None:
-    fast, slow = Told(), Told()
-    phases = {"estimator": "ep-continual", "T": 20, "K": 10}
-    options: dict[str, Any] = {"data": images, "epochs": 1, "samples": 40, **phases}
-    train(SMALL, tmp_path / "fast", watch=fast, **options)
-    train(SMALL, tmp_path / "slow", watch=slow, rates={"*": 1e-4}, **options)
-    assert any(
-        "times the largest known to work" in text and "divide the learning rates by" in text for text in fast.warnings
-    )
-    assert not any("known to work" in text for text in slow.warnings)
-
-
 @pytest.mark.parametrize(
     ("name", "preset", "factor"),
     [
