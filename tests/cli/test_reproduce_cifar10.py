@@ -153,17 +153,6 @@ def test_bad_input_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_rows_are_not_begun_on_a_cpu_unasked(
-    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eqprop.cli.reproduce.LONG", 1e-9)
-    code, _, err = call("reproduce", "cifar10", "--out", tmp_path / "out", "--rows", "small", "--data", data)
-    assert code == 2
-    assert "hours on a CPU" in err
-    assert "--rows small --seeds 1" in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_rows_are_what_they_are_called() -> None:
     for name, row in papers.cifar_rows().items():
         assert row.name == name

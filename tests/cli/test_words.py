@@ -18,18 +18,7 @@ from eqprop.cli import COMMANDS, load_commands
 from eqprop.models import Layered
 
 
-def test_the_whole_table_on_a_cpu_says_how_long_it_takes_and_waits_for_yes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = call_main(monkeypatch, "reproduce", "table1", "--out", tmp_path / "table", "--rows", "P-1h,P-2h", "--quiet")
-    said = capsys.readouterr().err
-    assert code == 2
-    assert "hours on a CPU" in said
-    assert "--yes" in said
-    assert not (tmp_path / "table" / "paper").exists()
-
-
-def test_a_small_part_of_the_table_begins_without_asking(
+def test_a_small_part_of_the_table_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("reproduce", "table1", "--out", tmp_path / "table", "--rows", "P-1h", "--trials", 1, "--epochs", 1)

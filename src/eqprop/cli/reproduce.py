@@ -20,7 +20,7 @@ from eqprop.cli import app, command
 from eqprop.cli.common import Quiet, new_console, one_process, spread, stopping, watcher
 from eqprop.cli.figures import figures
 from eqprop.cli.options import with_settings
-from eqprop.estimators.named import BACKPROP, label
+from eqprop.estimators.named import label
 from eqprop.files import write_json
 from eqprop.messages import unknown
 from eqprop.papers import CifarRow
@@ -29,7 +29,7 @@ from eqprop.report.runs import CIFAR_HEADINGS, Row, RunFolder, published_cells, 
 from eqprop.run import bind
 from eqprop.run.api import begin_or_resume
 from eqprop.run.dataset import describe
-from eqprop.run.distributed import rank, world_size
+from eqprop.run.distributed import rank
 from eqprop.run.folder import is_run, read_json
 from eqprop.run.log import cosines
 from eqprop.run.loop import Stopped
@@ -78,7 +78,6 @@ def table1(
     check: Annotated[Path | None, typer.Option(help="Folder of published results; retrain one random trial.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
     preset: Annotated[str | None, typer.Option(help="paper, authors or tuned; paper by default.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train Table 1 of the paper: five trials of every row with EP, then with BPTT, from the same weights. Resumable.
@@ -98,9 +97,6 @@ def table1(
     options = {"trials": 5, **settings, "estimators": estimators}
     specs = [spec.override(**options) for spec in _rows(rows, preset or "paper")]
     _check_out(out)
-    if not yes and settings.get("device", "cpu") == "cpu" and not (out / (preset or "paper")).exists():
-        hours = sum(_hours(spec) * spec.run.trials for spec in specs) * len(estimators)
-        _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
     watch = watcher(quiet)
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
@@ -116,27 +112,6 @@ def table1(
     written = write_report(out, examine=False)
     if not quiet:
         _show(out, written)
-
-
-LONG = 2.0
-"""Hours on a CPU from which the table is not begun without --yes."""
-
-
-def _hours(spec: Spec) -> float:
-    """Roughly the time of one trial by one estimator on two cores."""
-    from eqprop.tuning.effort import PACES, iteration_seconds
-
-    session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
-    iterations = session.iterations * spec.optimizer.epochs
-    return iteration_seconds(session, PACES["cpu"]) * iterations / 3600
-
-
-def _ask(hours: float, part: str) -> None:
-    if hours >= LONG:
-        raise ValueError(
-            f"This takes about {hours:.0f} hours on a CPU (estimated for two cores). Give --yes to begin; it can be "
-            f"stopped and continued. Or train on a GPU (--device cuda), or a part: {part}."
-        )
 
 
 def _published(result: Result) -> dict[str, Any]:
@@ -221,7 +196,6 @@ def cifar10(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; as published by default, 1 or 3.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
     note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the published rows of CIFAR-10, the first seed of every row before the second. Resumable.
@@ -248,9 +222,6 @@ def cifar10(
         for row in _cifar_rows(rows, device)
     ]
     _check_out(out)
-    begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
-    if not yes and device == "cpu" and not begun:
-        _ask(sum(row.seeds * _hours(_as_long(row)) for row in chosen), "--rows small --seeds 1")
     until = TimeLimit(minutes)
     with stopping():
         try:
@@ -302,11 +273,6 @@ def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
         return stored_trials(folder, [row.name for row in _cifar_rows(rows, "cpu")], CIFAR10)
     found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
     return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
-
-
-def _as_long(row: CifarRow) -> Spec:
-    """The row's experiment; of a twin one that takes about as long as its passes forward and back."""
-    return row.spec.override(T=4, K=2) if row.estimator == BACKPROP else row.spec
 
 
 def _seed(n: int | str) -> str:
