@@ -176,17 +176,6 @@ def test_wrong_settings_are_refused(setting: dict[str, Any], words: str) -> None
         Augmentation(**setting)
 
 
-def test_settings_are_written_and_read() -> None:
-    for setting in SETTINGS.values():
-        assert Augmentation.from_dict(setting.to_dict()) == setting
-    assert Augmentation.from_dict({"crop": 4}) == Augmentation(crop=4)
-    with pytest.raises(ValueError, match="Did you mean 'cutout'"):
-        Augmentation.from_dict({"cut_out": 4})
-    norm = Normalisation((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 3.0)
-    assert Normalisation.from_dict(norm.to_dict()) == norm
-    assert Normalisation(0.5, 0.2) == Normalisation((0.5,), (0.2,))  # type: ignore[arg-type]
-
-
 def test_images_that_cannot_be_augmented_are_refused() -> None:
     setting, x = Augmentation(flip=True, crop=4), torch.rand(5, 3 * 64)
     setting.check(x, (3, 8, 8))
