@@ -29,22 +29,6 @@ def test_runs_are_collected_by_topic(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "/" not in found[0]["provenance"][0]["command"]
 
 
-def test_compact_json_is_the_same_json() -> None:
-    value = {"a": [1.5] * 60, "b": {"c": [{"d": "x" * 70}, {"e": None, "f": [True, []]}] * 2}, "empty": {}}
-    text = collect.compact(value)
-    assert json.loads(text) == value
-    assert "[1.5, 1.5" in text
-    assert max(len(line) for line in text.splitlines() if "1.5" not in line) <= collect.WIDTH + 2
-
-
-def test_traces_are_rounded_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("traces.json", "gdu.json"):
-        (tmp_path / name).write_text('{"ep": [0.123456789]}')
-    collect.tidy(tmp_path)
-    assert json.loads((tmp_path / "traces.json").read_text()) == {"ep": [0.1235]}
-    assert json.loads((tmp_path / "gdu.json").read_text()) == {"ep": [0.123456789]}
-
-
 @pytest.mark.parametrize("schedule", ["synchronous", "alternating"])
 def test_rest_is_a_state_that_comes_again(schedule: Schedule) -> None:
     """Without weights a state is the same from the first step on; with weights it takes a while."""

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.__main__ import main
-from benchmarks.nets import LOWEST, NaiveTwin, cells, is_subject, measure_nets, operations, subject
+from benchmarks.nets import LOWEST, NaiveTwin, cells, measure_nets, operations, subject
 from benchmarks.precision import FORMS, in_form
 from benchmarks.run import Effort
 from eqprop.cost import Problem
@@ -76,20 +75,6 @@ def test_rows_say_what_was_measured(tmp_path: Path) -> None:
     assert "x naive" in lines[0]
     (refused,) = result["skipped"]
     assert "precision is float16" in refused["reason"]
-
-
-def test_names() -> None:
-    assert is_subject("A")
-    assert is_subject("P-conv@128")
-    assert is_subject("my_model.py:build")
-    assert not is_subject("P-conv")
-    assert subject("P-1h@7").batch == 7
-    with pytest.raises(ValueError, match="'many'; expected NAME@NUMBER"):
-        subject("B@many")
-    with pytest.raises(ValueError, match="Unknown net 'C'; expected one of A,"):
-        subject("C@3")
-    with pytest.raises(SystemExit):
-        main(["A-small@1", "P-1h"])
 
 
 @pytest.mark.parametrize("form", FORMS)

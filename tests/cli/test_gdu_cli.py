@@ -24,7 +24,7 @@ from eqprop.models.layered import LayeredNet
 from eqprop.report.paper import FIGURES
 from eqprop.run import load, train
 from eqprop.run.dataset import read_images
-from eqprop.run.laboratory import BoundProblem, Weights, find_problem, is_same, lost_in
+from eqprop.run.laboratory import BoundProblem, Weights, find_problem, lost_in
 from eqprop.run.spec import DataSettings, Spec
 from eqprop.run.toml import to_toml
 
@@ -111,19 +111,6 @@ def test_bad_input_gets_a_message_and_leaves_nothing(
     assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in str(p)) == before
 
 
-def test_out_that_is_a_file_is_told_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "there").write_text("mine")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["eqprop", "gdu", "toy", "--out", "there"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code not in (0, None)
-    assert "which is a file; expected a folder" in capsys.readouterr().err
-    assert (tmp_path / "there").read_text() == "mine"
-
-
 def test_json_on_standard_output_is_alone_and_out_gets_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,21 +192,6 @@ def test_trained_weights_from_a_run_folder(
         assert document["synapses"][name]["norm"] == pytest.approx(m.norm, rel=1e-9)
 
 
-def test_any_network_of_a_run_can_be_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"estimators": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
-    train(SMALL.override(epochs=1), tmp_path / "run", **options)
-    monkeypatch.chdir(tmp_path)
-    run_here(monkeypatch, "gdu", "run", "--estimator", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
-    assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
-    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"estimator": "bptt", "trial": 1, "epochs": 1}
-    chosen, first = (subject_of("run", *of).problem.model for of in (("bptt", 1), ()))
-    for name, p in load(tmp_path / "run", "bptt", 1).model.named_parameters():
-        assert torch.equal(chosen.get_parameter(name), p.double()), name
-        assert not torch.equal(first.get_parameter(name), p.double()), name
-
-
 def test_a_run_is_compared_with_the_steps_it_was_trained_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,43 +206,6 @@ def test_a_run_is_compared_with_the_steps_it_was_trained_with(
     assert document["convention"]["name"] == "paper"
     run_here(monkeypatch, "gdu", "run", "--schedule", "synchronous", "--json", "two.json")
     assert json.loads((tmp_path / "two.json").read_text())["schedule"] == "synchronous"
-
-
-def test_the_free_phase_of_a_record_can_alternate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
-    found = json.loads(capsys.readouterr().out)
-    assert found["schedule"] == "alternating"
-    shorter = papers.find("P-1h", "gdu").override(T=60)
-    assert not is_same(found, shorter, torch.float64)
-    assert is_same(found, shorter.override(schedule="alternating"), torch.float64)
-    with pytest.raises(ValueError, match="Unknown phases.schedule 'alternate'.*Did you mean 'alternating'"):
-        subject_of("P-1h", schedule="alternate")
-    with pytest.raises(ValueError, match="cannot alternate"):
-        subject_of("toy", schedule="alternating")
-
-
-def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
-    options = {"estimators": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
-    train(SMALL.override(epochs=1), tmp_path / "run", **options)
-    with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
-        subject_of(str(tmp_path / "run"), "rbp")
-    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not started"):
-        subject_of(str(tmp_path / "run"), "bptt")
-    with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
-        subject_of(str(tmp_path / "run"), trial=1)
-    for target in ("toy", f"{MODELS}:symmetric", "runs/nowhere"):
-        with pytest.raises(ValueError, match="chooses a network of a run; .* is not a run folder"):
-            subject_of(target, trial=0)
-
-
-def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
-    with pytest.raises(ValueError, match=r"trained on arrays \(few\)"):
-        subject_of(str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"trained on other data: .* \(few\), now .* \(mnist\)"):
-        subject_of(str(tmp_path / "run"), data="mnist")
 
 
 def small(folder: Path) -> dict[str, Spec]:

@@ -132,34 +132,3 @@ def test_a_published_seed_is_trained_anew(call: Call, data: Path, tmp_path: Path
     code, text, _ = call(*check)
     assert code == 1
     assert "No: " in text
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ((), "expected --out FOLDER to train into, or --check FOLDER"),
-        (("--out", "new", "--rows", "C"), "Unknown row 'C'"),
-        (("--out", "new", "--minutes", "0"), "--minutes is 0; expected a number above 0"),
-        (("--check", "nowhere"), "holds no published results; expected files such as small.json"),
-    ],
-)
-def test_bad_input_is_refused(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], complaint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call("reproduce", "cifar10", *words)
-    assert code == 2
-    assert complaint in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_rows_are_what_they_are_called() -> None:
-    for name, row in papers.cifar_rows().items():
-        assert row.name == name
-        twin = name.endswith("-twin")
-        assert (row.estimator == "backprop") == twin
-        assert (row.spec.run.precision == "float32") >= (twin or name.endswith("-float32"))
-        assert row.seeds == (
-            1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt", "small-bptt") else 3
-        )
-    assert papers.cifar_rows()["fast"].spec.run.precision == "float16"

@@ -11,7 +11,6 @@ from helpers.training_runs import call_main
 from PIL import Image
 
 from eqprop import data
-from eqprop.data import arrays
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -131,24 +130,3 @@ def test_classes_of_the_test_set_are_those_of_training(tmp_path: Path) -> None:
     (folder / "test").rename(tmp_path / "away")
     with pytest.raises(ValueError, match="test has 0 folders; expected a folder with images for each"):
         data.open_set(folder)
-
-
-def test_a_folder_too_large_for_memory_is_sent_to_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "insects")
-    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"see eqprop\.data\.streamed"):
-        data.open_set(folder)
-
-
-def test_a_folder_without_images_is_asked_for_idx_files(tmp_path: Path) -> None:
-    (tmp_path / "empty" / "train").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="has no train-images-idx3-ubyte"):
-        data.open_set(tmp_path / "empty")
-
-
-def test_one_class_is_refused_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    place = tmp_path / "test" / "cat"
-    place.mkdir(parents=True)
-    Image.new("L", (4, 4)).save(place / "1.png")
-    with pytest.raises(ValueError, match="at least two classes"):
-        data.open_set(tmp_path / "test")

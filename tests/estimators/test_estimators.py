@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,6 @@ from helpers.nets import (
     batch,
     convolutional,
     energy_based,
-    ep_processes,
     gather,
     named,
     prototypical,
@@ -277,18 +276,6 @@ def test_the_gradient_is_a_mean_over_samples(estimator: Estimator) -> None:
     assert_close(gradient(estimator, net, x, y), mean, rtol=0.0, atol=SAME_FORMULA)
 
 
-def test_steps_leave_the_callers_gradient_mode_alone() -> None:
-    net = prototypical(2)
-    x, y = batch(net)
-    free = relax(net, x, 20, keep=3)
-    for estimator in (EP(T=20, K=3), BPTT(T=20, K=3), RBP(T=20, K=3)):
-        for _ in estimator.steps(net, COST, x, y, free):
-            assert torch.is_grad_enabled()
-        with torch.no_grad():
-            assert len(list(estimator.steps(net, COST, x, y, free))) == 3
-            assert not torch.is_grad_enabled()
-
-
 def test_rbp_stops_when_the_sum_is_complete() -> None:
     net = prototypical(2)
     x, y = batch(net)
@@ -357,15 +344,6 @@ def test_bptt_unrolls_synchronously_from_the_alternating_state() -> None:
     )
 
 
-def test_estimators_are_values() -> None:
-    assert EP(T=3, K=2, beta=0.5) == EP(T=3, K=2, beta=0.5) != EP(T=3, K=2, beta=0.4)
-    assert len({BPTT(T=3, K=2), BPTT(T=3, K=2), RBP(T=3, K=2)}) == 2
-    assert "beta=0.5" in repr(EP(T=3, K=2, beta=0.5))
-    with pytest.raises(FrozenInstanceError):
-        EP(T=3, K=2).T = 4  # type: ignore[misc]
-    assert EP(T=2, K=5).K == 5  # EP may have T < K
-
-
 def test_ep_of_a_net_as_a_bare_transition_tends_to_that_of_its_primitive() -> None:
     """Step by step with dF/dtheta, or telescoped with dPhi/dtheta: they differ by an order of beta."""
     net = energy_based(2)
@@ -395,15 +373,3 @@ class _Transition(torch.nn.Module):
 
     def forward(self, x: Tensor, s: State) -> State:
         return self.net.transition(x, s)
-
-
-def test_processes_gather_the_steps() -> None:
-    net = energy_based(3)
-    x, y = batch(net)
-    free = relax(net, x, 30, keep=4)
-    processes = ep_processes(net, x, y, free, 4, 0.1)
-    assert [tuple(layer.shape) for layer in processes.neurons] == [(4, 3, 3), (4, 3, 5), (4, 3, 5)]
-    assert {name: tuple(v.shape) for name, v in processes.synapses.items()} == {
-        name: (4, *p.shape) for name, p in net.named_parameters()
-    }
-    assert processes.direct == {}

@@ -24,7 +24,6 @@ from eqprop.models.connections import CONNECTIONS, Theta, register
 from eqprop.models.graph import colouring
 
 EXACT = 1e-10
-WRONG = 1e-2
 
 
 def close(actual: object, expected: object) -> None:
@@ -253,16 +252,6 @@ def test_colours() -> None:
     assert len(groups) == 3
     assert groups[-1] == ("a",)
     assert mixed().groups[-1][0] == "out"
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks())
-def test_no_neighbours_share_a_colour(net: Network) -> None:
-    for c in net.connections:
-        if "x" != c.pre != c.post:
-            assert not any(c.pre in group and c.post in group for group in net.groups), str(c)
-    assert sorted(n for group in net.sweep(len(net.names)) for n in group) == list(range(len(net.names)))
-    assert "out" in net.groups[-1]
 
 
 def small(layers: dict[str, Any] | None = None, connections: Any = None, **options: Any) -> Network:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import eqprop
@@ -23,11 +22,6 @@ def test_a_weight_turns_once_its_low_passed_gradient_exceeds_the_threshold() -> 
     torch.testing.assert_close(w.detach(), torch.tensor([[-0.2, -0.2, -0.2]]))
     optimizer.step()
     torch.testing.assert_close(w.detach(), torch.tensor([[-0.2, -0.2, -0.2]]))
-
-
-def test_a_threshold_that_is_none_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="threshold is -1; expected a number from 0 on"):
-        Bop([torch.nn.Parameter(torch.zeros(1, 1))], threshold=-1)
 
 
 def patterns() -> tuple[torch.Tensor, torch.Tensor]:

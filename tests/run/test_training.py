@@ -212,16 +212,6 @@ def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bit
     assert crashes > 20
 
 
-def test_later_lines_are_dropped_and_the_checkpoint_names_the_last_epoch(tmp_path: Path, images: Images) -> None:
-    train(SMALL, tmp_path / "run", data=images, epochs=2)
-    before = metrics(tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
-    later = {**json.loads(path.read_text().splitlines()[-1]), "epoch": 3}
-    path.write_text(path.read_text() + json.dumps(later) + "\n")
-    resume(tmp_path / "run", data=images)
-    assert metrics(tmp_path / "run") == before
-
-
 def test_what_is_measured_is_what_the_weights_do(tmp_path: Path, images: Images) -> None:
     result = train(SMALL, tmp_path / "run", data=images, estimators="ep,bptt", trials=2, epochs=4, train_error_every=2)
     lines = metrics(tmp_path / "run")

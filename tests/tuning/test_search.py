@@ -7,7 +7,6 @@ import math
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 from helpers.training_runs import SMALL, call_main, few_images, finish, kill, start, write_idx
 
 from eqprop import papers
-from eqprop.cli.tune import _without
 from eqprop.models.layered import LayeredNet
 from eqprop.run.loop import Stopped
 from eqprop.run.session import bind
@@ -120,23 +118,6 @@ def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path) -> 
             assert mine.join(study) == [attempt]
             assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
     assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
-
-
-def test_nobody_takes_up_a_trial_while_another_worker_is_in_one(tmp_path: Path) -> None:
-    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    study.ask()
-    code = (
-        "import sys, time, fcntl; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_SH); "
-        "print('held', flush=True); time.sleep(60)"
-    )
-    with Workers(tmp_path) as mine:
-        process = subprocess.Popen([sys.executable, "-c", code, str(mine.path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        assert mine.join(study) == []
-        mine.leave()
-        kill(process)
-        assert mine.join(study) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -250,44 +231,6 @@ def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
     assert len(processes(out)) == 2
     states = [t["state"] for t in document["trials"]]
     assert states.count("complete") + states.count("pruned") >= 12
-
-
-def test_the_words_of_a_further_worker() -> None:
-    given = ["tune", "P-1h", "--workers", "3", "--search", "9", "--threads=2", "--json", "-", "--out", "x"]
-    assert _without(given, ("--workers", "--threads", "--json")) == ["tune", "P-1h", "--search", "9", "--out", "x"]
-
-
-def test_without_optuna_the_search_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "eqprop.tuning.search")
-    assert call_main(monkeypatch, "tune", "P-1h", "--search", 3, "--out", tmp_path / "out") == 2
-    assert "pip install 'eqprop[tune]'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("storage", "complaint"),
-    [
-        ("sqlite:///no/such/folder/study.db", "Cannot open the storage"),
-        ("nosuchdatabase://x", "Cannot open the storage"),
-        ("garbage.journal", "garbage.journal"),
-    ],
-)
-def test_a_bad_storage_is_told(
-    storage: str,
-    complaint: str,
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "garbage.journal").write_text("this is no journal\nnor is this\n")
-    asked = ("tune", place / "small.toml", "--data", place / "data", "--out", "out", "--search", 2, "--threads", 1)
-    assert call_main(monkeypatch, *asked, "--storage", storage) == 2
-    assert complaint in capsys.readouterr().err
 
 
 def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:

@@ -363,7 +363,10 @@ def parameter_pull_back(model: Dynamics, x: Tensor, out: State, v: State) -> dic
 
 def advance(model: Dynamics, drive: Drive, s: State, group: tuple[int, ...] | None) -> State:
     """F(x, s) of a group of layers, or of all."""
-    return model.step(drive, s) if group is None else model.group_step(drive, s, group)
+    if group is None:
+        return model.step(drive, s)
+    # Views: layers were updated one from another, and a step that differentiates by them takes partial derivatives.
+    return model.group_step(drive, tuple(layer.view_as(layer) for layer in s), group)
 
 
 def pull_back(out: State, inputs: Sequence[Tensor], v: State, retain_graph: bool = False) -> tuple[Tensor, ...]:

@@ -40,6 +40,9 @@ class Point:
     std: float | None
     trials: int
 
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -315,8 +318,7 @@ class Row:
         """Mean and deviation of the test error, and the train error in parentheses."""
         if self.test is None:
             return "–"
-        spread = "" if self.test.std is None else f" ± {self.test.std:.2f}"
-        return f"{self.test.mean:.2f}{spread}" + ("" if self.train is None else f" ({self.train.mean:.2f})")
+        return str(self.test) + ("" if self.train is None else f" ({self.train.mean:.2f})")
 
     @property
     def top5(self) -> float | None:
