@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import EP, HolomorphicEP, PrimitiveDynamics, SquaredError
-from eqprop.models import Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
+from eqprop.models import Activation, Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
 from eqprop.models.connections import CONNECTIONS, Theta, register
 from eqprop.models.graph import colouring
 
@@ -306,3 +308,33 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 class Short(Connection):
     def forward(self, pre: Tensor, theta: Theta) -> Tensor:
         return pre.flatten(1)[:, :1]
+
+
+@pytest.mark.parametrize(("build", "message"), BAD.values(), ids=BAD)
+def test_a_bad_graph_is_refused_in_one_sentence(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_table_of_a_net() -> None:
+    text = str(mixed())
+    assert "prototypical: " in text
+    assert "h2     4 x 3 x 3  tanh" in text
+    assert "h1 -> h3    Conv 3 x 3, padding 1, soft-pool 2" in text
+    assert "per phase" in text
+
+
+def test_the_picture_of_a_net(tmp_path: Path) -> None:
+    net = mixed(activation={"out": Activation("a<b", torch.tanh), "*": "tanh"})
+    picture = net.draw()
+    root = ElementTree.fromstring(picture)
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {*net.names, "x", "4 x 3 x 3", "a<b"} <= set(texts)
+    titles = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == [f"{c}: {c.describe()}" for c in net.connections]
+    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert len(boxes) == len(net.names) + 1
+    assert len({box.get("fill") for box in boxes}) == len(net.groups) + 1
+    assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes)
+    picture.save(tmp_path / "net.svg")
+    assert (tmp_path / "net.svg").read_text(encoding="utf-8") == picture == picture._repr_svg_()

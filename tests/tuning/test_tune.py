@@ -152,6 +152,9 @@ class OnTargets:
     def run(self, experiment: Spec, stage: str) -> Outcome:
         return outcome(experiment, 150.0, self.diverges(experiment))
 
+    def in_time(self) -> bool:
+        return True
+
 
 def test_T_and_K_do_not_shrink_to_those_that_diverge() -> None:
     recipe = Recipe(None, SMALL.override(T=20, K=10), print)  # type: ignore[arg-type]
@@ -249,7 +252,15 @@ def tuned_at(
     out: Path, spec: Spec = SMALL, images: Images | None = None, own: Any = None, **options: Any
 ) -> TuningResult:
     session = bind(spec, few_images(1200, 100) if images is None else images, model=own, trains=False)
-    return tune(session, out, **{"budget": 0.2} | options)
+    return tune(session, out, **{"budget": 0.2, "limit": math.inf} | options)
+
+
+def test_no_training_begins_after_the_budget(tmp_path: Path) -> None:
+    found = tuned_at(tmp_path, limit=0.0).document
+    assert len(found["trainings"]) == 1, "without any, there is nothing to choose"
+    reasons = {d["name"]: d["reason"] for d in found["decisions"]}
+    assert all("the budget ended" in reasons[name] for name in ("T", "K", "beta"))
+    assert len(tuned_at(tmp_path, limit=math.inf).document["trainings"]) > 3, "the same folder goes on"
 
 
 def settings_of(tuned: TuningResult) -> dict[str, Any]:

@@ -68,24 +68,10 @@ class Literature(NamedTuple):
     experiment: str | None = None
 
 
-class CifarRow(NamedTuple):
-    """A row of the published results on CIFAR-10: an experiment by one estimator, and how many seeds it is to have."""
+class PublishedRow(NamedTuple):
+    """A row of published results: an experiment by one estimator, and what it is held against.
 
-    name: str
-    spec: Spec
-    estimator: str
-    seeds: int
-    about: str
-
-    @property
-    def large(self) -> bool:
-        """Whether it takes days on a CPU."""
-        return not self.name.startswith("small")
-
-
-class FieldRow(NamedTuple):
-    """A row of the table of learning rules: an experiment by one estimator, and what it is held against.
-
+    seeds       how many it is to have
     published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
     beside      the row of its yardstick, such as the same net by backprop
     minutes     estimated CPU time of a seed
@@ -96,7 +82,7 @@ class FieldRow(NamedTuple):
     spec: Spec
     estimator: str
     about: str
-    minutes: float
+    minutes: float = 0.0
     seeds: int = 3
     beside: str | None = None
     published: str | None = None
@@ -233,24 +219,21 @@ def literature() -> list[Literature]:
 
 
 @cache
-def cifar_rows() -> dict[str, CifarRow]:
+def cifar_rows() -> dict[str, PublishedRow]:
     """What `eqprop reproduce cifar10` trains, the most wanted first."""
-    found = {}
-    for row in _paper("ours")["rows"]:
-        given = dict(row)
-        spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
-        found[row["name"]] = CifarRow(spec=spec, **given)
-    return found
+    return {row["name"]: _published_row(row) for row in _paper("ours")["rows"]}
 
 
 @cache
-def field_rows() -> dict[str, FieldRow]:
+def field_rows() -> dict[str, PublishedRow]:
     """What `eqprop reproduce field` trains: the rows that each paper's file lists as `[[field]]`."""
-    found = {}
-    for given in (dict(row) for paper in PAPERS for row in _paper(paper).get("field", ())):
-        spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
-        found[given["name"]] = FieldRow(**{"spec": spec, "estimator": spec.estimator.kind, **given})
-    return found
+    return {row["name"]: _published_row(row) for paper in PAPERS for row in _paper(paper).get("field", ())}
+
+
+def _published_row(table: Mapping[str, Any]) -> PublishedRow:
+    given = dict(table)
+    spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
+    return PublishedRow(**{"spec": spec, "estimator": spec.estimator.kind, **given})
 
 
 def reached(name: str, preset: str) -> dict[str, float]:

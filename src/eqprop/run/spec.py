@@ -485,7 +485,7 @@ def _joined(section: str, was: Mapping[str, Any], new: Mapping[str, Any]) -> dic
 
 def _table(value: Any) -> Any:
     """A Struct or dataclass as a table; anything else as it is."""
-    kinds = Augmentation | Normalisation | Imperfections | msgspec.Struct
+    kinds = Imperfections | msgspec.Struct
     return msgspec.to_builtins(value) if isinstance(value, kinds) else value
 
 
