@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import RBP, Dynamics, Estimator, Relaxation, SquaredError, from_transition, relax
-from eqprop.estimators import AsymEP, Backprop, Dyadic, VectorField
+from eqprop.estimators import Backprop
+from eqprop.estimators.asymmetric import AsymEP, VectorField
+from eqprop.estimators.dyadic import Dyadic
 from eqprop.models import Dense, Network
 from eqprop.state import State
 

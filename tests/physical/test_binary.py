@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 import eqprop
-from eqprop.cost import SpinError
 from eqprop.optimizers import Bop
-from eqprop.physical import Spins
+from eqprop.physical.spins import SpinError, Spins
 
 
 def test_a_weight_turns_once_its_low_passed_gradient_exceeds_the_threshold() -> None:

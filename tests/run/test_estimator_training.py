@@ -27,7 +27,10 @@ from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.engines.xla import Xla
-from eqprop.estimators import AsymEP, Backprop, CoupledLearning, Dyadic, Signs, VectorField
+from eqprop.estimators import Backprop, Signs
+from eqprop.estimators.asymmetric import AsymEP, VectorField
+from eqprop.estimators.coupled import CoupledLearning
+from eqprop.estimators.dyadic import Dyadic
 from eqprop.estimators.named import ESTIMATORS, label
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.models.layered import LayeredNet
