@@ -12,7 +12,7 @@ from helpers.nets import pooled_net
 from helpers.training_runs import assert_same_bits, write_cifar
 
 from eqprop import papers
-from eqprop.cli.reproduce import UNFINISHED
+from eqprop.cli.rows import UNFINISHED
 from eqprop.report.runs import published_cells
 from eqprop.run.spec import Spec
 
@@ -30,12 +30,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """The rows of the small net, smaller still."""
     every = papers.cifar_rows()
-    rows = {row.name: row._replace(spec=_tiny(row)) for row in every.values() if not row.large}
+    rows = {row.name: row._replace(spec=_tiny(row)) for row in every.values() if row.name.startswith("small")}
     monkeypatch.setattr(papers, "cifar_rows", lambda: every | rows)
     return Call(monkeypatch, capsys)
 
 
-def _tiny(row: papers.CifarRow) -> Spec:
+def _tiny(row: papers.PublishedRow) -> Spec:
     return TINY.override(precision=row.spec.run.precision)
 
 

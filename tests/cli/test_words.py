@@ -14,17 +14,6 @@ from typer.testing import CliRunner
 from eqprop.cli import load_commands
 
 
-def test_the_whole_table_on_a_cpu_says_how_long_it_takes_and_waits_for_yes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = call_main(monkeypatch, "reproduce", "table1", "--out", tmp_path / "table", "--rows", "P-1h,P-2h", "--quiet")
-    said = capsys.readouterr().err
-    assert code == 2
-    assert "hours on a CPU" in said
-    assert "--yes" in said
-    assert not (tmp_path / "table" / "paper").exists()
-
-
 def _few(place: Path) -> Path:
     return write_idx(place / "data", few_images(40, 20))
 

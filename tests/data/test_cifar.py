@@ -153,50 +153,8 @@ def test_every_kind_of_truncated_archive_is_reported(chosen: BinarySet, tmp_path
     whole = path.read_bytes()
     for length in (0, 1, 5, 100, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="damaged archive|not the published file"):
+        with pytest.raises(ValueError, match="not the published file"):
             cifar.read_published(chosen, path)
-        # What is inside is checked even if the archive's digest were right.
-        blind = replace(chosen, md5=hashlib.md5(whole[:length]).hexdigest())
-        with pytest.raises(ValueError, match=r"is a damaged archive \(.*\); expected the whole cifar"):
-            cifar.read_published(blind, path)
-
-
-def rebuilt(path: Path, change: object) -> None:
-    """The archive with every member passed through a function that returns (member, content) or None."""
-    with tarfile.open(path) as archive:
-        held = [(member, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
-    with tarfile.open(path, "w:gz") as archive:
-        for member, content in held:
-            for made, what in change(member, content):  # type: ignore[operator]
-                archive.addfile(made, io.BytesIO(what))
-
-
-def test_links_other_sizes_and_missing_members_are_refused(chosen: BinarySet, tmp_path: Path) -> None:
-    first = next(iter(chosen.rows))
-    outside = tmp_path / "outside.bin"
-    outside.write_bytes(contents(chosen)[first])
-
-    def as_link(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        if member.name.endswith(first):
-            member.type, member.linkname, member.size = tarfile.SYMTYPE, str(outside), 0
-        return [(member, content)]
-
-    def longer(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        if member.name.endswith(first):
-            member.size += 1
-        return [(member, content + b"\0")]
-
-    def moved(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        member.name = f"../{member.name}"
-        return [(member, content)]
-
-    for change, words in ((as_link, "as a link"), (longer, "as a file of"), (moved, f"has no {chosen.inside}/{first}")):
-        path = archive_of(chosen, tmp_path)
-        rebuilt(path, change)
-        blind = replace(chosen, md5=hashlib.md5(path.read_bytes()).hexdigest())
-        with pytest.raises(ValueError, match=words):
-            cifar.read_published(blind, path)
-    assert {entry.name for entry in tmp_path.iterdir()} == {chosen.archive, "outside.bin"}
 
 
 def test_missing_files_are_named(chosen: BinarySet, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def cache(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny = replace(
         sources.FASHION_MNIST,
         hosts=(web.address,),
-        archives={name.removesuffix(".gz"): digest_of(content) for name, content in web.files.items()},
+        files={name: digest_of(content) for name, content in web.files.items()},
         contents={name.removesuffix(".gz"): digest_of(gzip.decompress(c)) for name, c in web.files.items()},
         places=(),
     )
@@ -183,8 +183,8 @@ def test_other_files_put_there_by_hand_are_refused(cache: Path) -> None:
 
 def test_every_named_set_is_pinned() -> None:
     for known in sources.NAMED.values():
-        assert set(known.archives) == set(FILES)
-        assert all(len(d) == 64 for d in (*known.archives.values(), *known.contents.values()))
+        assert set(known.files) == {f"{name}.gz" for name in FILES}
+        assert all(len(d) == 64 for d in (*known.files.values(), *known.contents.values()))
         assert all(host.startswith("https://") and host.endswith("/") for host in known.hosts)
     assert data.NAMES == ("mnist", "fashion-mnist", "kmnist", "cifar10", "cifar100")
 

@@ -14,7 +14,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import torch
 from helpers.browser import Browser
 from helpers.training_runs import SMALL, few_images
 
@@ -173,27 +172,6 @@ def test_the_papers_number_and_the_changes_of_a_preset_stand_beside_a_whole_run(
     assert dotted == [papers.find("P-1h").results["ep"].test]
 
 
-def dots(n: int) -> Images:
-    """n images of one dot each, which any net tells apart."""
-    labels = torch.arange(n) % 10
-    pixels = torch.nn.functional.one_hot(labels * 70, 784).float()
-    return Images(pixels, labels, pixels, labels, (28, 28), 10, "dots", MNIST_DIGEST)
-
-
-def test_the_word_is_not_given_for_a_perfect_error_on_other_data(tmp_path: Path) -> None:
-    result = train("P-1h", tmp_path / "fake", data=dots(200), epochs=1, T=2, K=1)
-    (row,) = rows([read_run(tmp_path / "fake")])
-    assert (row.verdict, row.paper_result) == ("other data", None)
-    # Nor where the rest is as printed: the checksum came with the tensors.
-    fake = described_as(whole_run(tmp_path, 0.0), name="dots", set=None)
-    assert verdict(fake) == ("other data", False)
-    assert fake.title == "P-1h (paper, dots)"
-    assert "data dots instead of mnist" in fake.changes
-    assert result.summary["data"]["name"] == "dots"
-    assert (result.summary["data"]["training_samples"], result.summary["model"]) == (200, "784-512-10")
-    assert "T 2 instead of 30" in result.summary["changes_from_paper"]
-
-
 def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp_path: Path) -> None:
     whole = whole_run(tmp_path, 1.9)
     assert verdict(whole) == ("yes", True)
@@ -348,22 +326,3 @@ def test_in_a_browser_it_renders_without_errors_or_requests_on_every_screen(brow
     assert browser.print_pdf().startswith(b"%PDF")
     assert browser.errors == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
-
-
-def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
-    panels = [panel_of(run) for run in collect(folder).runs]
-    assert [panel.title.split()[0] for panel in panels] == ["P-1h", SMALL.name]
-    figure = error_curves(panels)
-    row, own = figure.axes
-    lines = read_metrics(folder / "own")
-    for drawn, (estimator, field) in zip(
-        own.get_lines(), [(m, k) for m in ("ep", "bptt") for k in ("test_error", "train_error")], strict=True
-    ):
-        expected = [
-            mean(x[field] for x in lines if x["estimator"] == estimator and x["epoch"] == e) for e in range(1, 5)
-        ]
-        assert list(drawn.get_ydata()) == pytest.approx(expected)
-    assert len(own.collections) == 4, "a band for each curve"
-    assert not [line for line in row.get_lines() if line.get_linestyle() == ":"], "its settings are not the paper's"
-    assert "784-512-10 on few; T 8 instead of 30" in " ".join(row.get_xlabel().split())
-    assert len(row.collections) == 0, "one trial has no deviation"

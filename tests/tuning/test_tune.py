@@ -116,13 +116,6 @@ def test_climbing_finds_the_valley_within_its_trials(best: float) -> None:
     assert len(calls) == len(set(calls)) == len(tried) <= 6
 
 
-def test_climbing_leaves_rates_that_diverge_behind() -> None:
-    """0.1, 0.2, 0.05 and 0.025 diverge; what is smaller learns."""
-    found, tried = decide.climb(lambda c: math.inf if c > 0.02 else c, 0.1)
-    assert found == pytest.approx(0.00625)
-    assert len(tried) == 6
-
-
 def outcome(experiment: Spec, train: float, diverged: bool) -> Outcome:
     found = FAILED if diverged else train
     rates = dict(experiment.optimizer.rates)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from eqprop.cost import Cost, check_kind
 from eqprop.dynamics import check_eps
 from eqprop.models.connections import Init, Weight, add_parameters
 from eqprop.physical.chain import Chain, ChainNet
@@ -155,3 +156,22 @@ class OscillatorNet(ChainNet, frozen=True):
     kind: Literal["oscillators"] = "oscillators"
 
     network = Oscillators
+
+
+class PhaseError(Cost):
+    """l = 1/2 |cos phi_0 - (2 y - 1)|^2: outputs in phase with 1, in antiphase with 0."""
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (torch.cos(s[0]) - (2.0 * y - 1.0)).square().sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (-(torch.cos(s[0]) - (2.0 * y - 1.0)) * torch.sin(s[0]), *(None for _ in s[1:]))
+
+    def scores(self, s: State) -> Tensor:
+        return torch.cos(s[0])
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        if y.shape != s[0].shape:
+            raise ValueError(f"The target y has shape {tuple(y.shape)}; expected {tuple(s[0].shape)}, like the output.")
+        check_kind("target y", y, s[0])

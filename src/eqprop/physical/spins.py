@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
+from eqprop.cost import Cost, check_kind
 from eqprop.dynamics import NudgeSite
 from eqprop.physical.chain import Chain, ChainNet
 from eqprop.settings import Positive, about
@@ -23,7 +24,7 @@ class Spins(Chain):
         Phi = -E = sum_ij J_ij s_i s_j + sum_i h_i s_i,   s_i <- sign(dPhi/ds_i + nudge),   s = 1 where that is 0
 
     A step turns each spin along its field. In sweeps every other layer moves in turn and E never rises; the state it
-    ends in is a minimum over single spins, which annealing (`eqprop.physical.Ising`) finds lower.
+    ends in is a minimum over single spins, which annealing (`eqprop.physical.ising.Ising`) finds lower.
 
     seed        of the couplings; None: torch's own stream
     dtype       of the couplings; None: torch's default
@@ -35,6 +36,7 @@ class Spins(Chain):
     """
 
     bipartite = True
+    differentiable = False
     nudge_site: NudgeSite = "inside"
 
     def __init__(
@@ -127,3 +129,41 @@ class SpinNet(ChainNet, frozen=True):
     kind: Literal["spins"] = "spins"
 
     network = Spins
+
+
+class SpinError(Cost):
+    """l = sum (1 - s_0 t), t = 2 y - 1 repeated for the outputs of a class: 1/2 |s_0 - t|^2 for spins of -1 and 1.
+
+    Its nudge is a field beta t, whatever the spins are. A class's score is the mean of its outputs, which stand side by
+    side.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def for_classes(self, classes: int) -> SpinError:
+        return SpinError(classes)
+
+    def target(self, y: Tensor, output: Tensor) -> Tensor:
+        """t, shaped like the output."""
+        return (2.0 * y - 1.0).to(output).repeat_interleave(output.shape[-1] // self.classes, -1)
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return (1.0 - s[0] * self.target(y, s[0])).sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (-self.target(y, s[0]), *(None for _ in s[1:]))
+
+    def scores(self, s: State) -> Tensor:
+        return s[0].unflatten(-1, (self.classes, -1)).mean(-1)
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        outputs = s[0].shape[-1]
+        if outputs % self.classes or y.shape != (*s[0].shape[:-1], self.classes):
+            raise ValueError(
+                f"The target y has shape {tuple(y.shape)} and the output {tuple(s[0].shape)}; expected a y for each of "
+                f"{self.classes} classes, and as many outputs for each."
+            )
+        check_kind("target y", y, s[0])

@@ -386,7 +386,7 @@ def counted_trials(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
 
 
-def published_cells(row: papers.CifarRow, found: Mapping[str, Any] | None) -> list[str]:
+def published_cells(row: papers.PublishedRow, found: Mapping[str, Any] | None) -> list[str]:
     """A row of the published results on CIFAR-10; what is less than planned says so."""
     if found is None:
         return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.spec.optimizer.epochs}", *"–––"]
