@@ -105,6 +105,12 @@ def check(values: object, kind: Any, where: str) -> Any:
     return found
 
 
+def check_fields(made: Struct) -> None:
+    """Check the fields of a Struct that was made in Python: msgspec checks only what it reads."""
+    for name, kind in get_type_hints(type(made), include_extras=True).items():
+        msgspec.structs.force_setattr(made, name, check(getattr(made, name), kind, name))
+
+
 def _check_tables(values: Mapping[Any, Any], kind: Any, where: str) -> None:
     """Raise for unknown names in tables that become dataclasses, where msgspec passes them over."""
     if not (isinstance(kind, type) and issubclass(kind, Struct)):

@@ -21,8 +21,7 @@ from torch import Tensor
 import eqprop
 from eqprop import EP, Dynamics
 from eqprop.gdu.gradient_checks import _start
-from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding, nice
-from eqprop.models import stack
+from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding
 from eqprop.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,39 +149,6 @@ def test_a_number_that_is_not_finite_is_named() -> None:
     assert "1 of 18 elements of W01" in found.verdict
 
 
-def test_stacked_networks_and_frozen_ones_are_refused() -> None:
-    case = HEALTHY["healthy_toy"](SEED)
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        eqprop.doctor(copy.deepcopy(case.model).requires_grad_(False), case.cost, case.x, case.y, case.ep)
-    one = HEALTHY["healthy_prototypical"](SEED)
-    both = stack([one.model, copy.deepcopy(one.model)])
-    with pytest.raises(ValueError, match="unstack"):
-        eqprop.doctor(both, one.cost, one.x.expand(2, *one.x.shape), one.y.expand(2, *one.y.shape), one.ep)
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"rates": {"W10": 0.1}}, "Unknown parameter 'W10'; expected one of .*W01"),
-        ({"rates": {"W01": float("nan")}}, r"rates\['W01'\] is nan; expected a learning rate"),
-        ({"rates": -0.1}, "rates is -0.1; expected a learning rate, a number from 0 on"),
-        ({"rates": "0.1"}, "rates is '0.1'; expected a learning rate"),
-        ({"ep": eqprop.BPTT(300, 60)}, "examines EP; got BPTT"),
-        ({"voice": "latin"}, "Unknown voice 'latin'; expected one of python, command line"),
-    ],
-)
-def test_what_would_be_misread_is_refused(given: dict[str, Any], sentence: str) -> None:
-    case = HEALTHY["healthy_toy"](SEED)
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        eqprop.doctor(case.model, case.cost, case.x, case.y, **{"ep": case.ep, **given})
-
-
-def test_an_optimizer_that_asks_for_a_closure_is_refused() -> None:
-    case = HEALTHY["healthy_toy"](SEED)
-    with pytest.raises(ValueError, match="LBFGS steps by a closure"):
-        ask(case, rates=torch.optim.LBFGS(case.model.parameters()))
-
-
 def test_rates_of_zero_are_the_cause_and_some_of_zero_are_not() -> None:
     case = HEALTHY["healthy_toy"](SEED)
     assert ask(case, rates=0.0).cause == ask(case, rates={"W01": 0.0}).cause == "rate-small"
@@ -201,12 +167,6 @@ def test_a_start_counts_samples_by_the_limit_it_is_accused_by(monkeypatch: pytes
     found = _start(p)
     assert isinstance(found, Finding)
     assert found.shown_by.startswith("50% of the samples end up to 2e+02 away")
-
-
-def test_numbers_are_rounded_outwards() -> None:
-    assert [nice(v) for v in (1.0, 1.1, 2300.0, 0.004)] == [1.0, 2.0, 3000.0, 0.005]
-    assert [nice(v, up=False) for v in (1.0, 0.9, 2300.0)] == [1.0, 0.5, 2000.0]
-    assert [nice(4e-17, up=False), nice(9e20), nice(0.0)] == [3e-17, 1e21, 0.0]
 
 
 def test_a_diagnosis_is_ready_for_json() -> None:
@@ -259,14 +219,6 @@ def test_weights_stronger_than_the_leak_are_not_taken_for_its_sign() -> None:
     verdict = eqprop.doctor(leaking((1.0, 1.0), gain=3.0), eqprop.SquaredError(), x, y, EP(200, 30, 0.02)).verdict
     assert "the weights outweigh the leak. Lower the weights" in verdict
     assert "sign" not in verdict
-
-
-def test_automatic_derivatives_are_not_called_hand_written() -> None:
-    x, y = Draw(1).batch(4, 2)
-    own = eqprop.doctor(leaking((1.0, 1.0)), eqprop.SquaredError(), x, y, EP(300, 60, beta=0.02))
-    assert own.passed["formulas"] == "Phi is differentiated automatically"
-    case = HEALTHY["healthy_toy"](SEED)
-    assert ask(case).passed["formulas"] == "hand-written formulas are the derivatives of Phi"
 
 
 def test_what_the_nudge_outside_sigma_costs_is_told_once() -> None:

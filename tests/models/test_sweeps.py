@@ -17,9 +17,6 @@ from eqprop import (
     BPTT,
     EP,
     RBP,
-    ContinualEP,
-    Estimator,
-    HolomorphicEP,
     Phase,
     SquaredError,
     from_transition,
@@ -151,22 +148,29 @@ def test_either_order_adds_up_to_the_gradient(schedule: Schedule) -> None:
     assert_close({name: -g for name, g in total.items()}, named(net, grads), rtol=0.0, atol=SETTLED_GRADIENT)
 
 
-@pytest.mark.parametrize("schedule", ["sweeps", "sweeps-same"])
-@pytest.mark.parametrize("build", [ring, deep, lambda: energy_based(3)], ids=["ring", "deep", "chain"])
-def test_estimators_are_the_sums_of_their_steps(build: Callable[[], Dynamics], schedule: Schedule) -> None:
-    net = build()
-    x, y = batch(net)
-    free = relax(net, x, Phase(11, schedule), keep=K - 4)
-    forms: list[Estimator] = [EP(11, 5, schedule=schedule)]
-    forms += [EP(11, 5, schedule=schedule, nudging="symmetric"), ContinualEP(11, 5, schedule=schedule, rates=0.02)]
-    forms += (
-        [] if build is deep else [HolomorphicEP(11, 5, schedule=schedule, points=3)]
-    )  # no complex convolutions on the CPU
-    for estimator in (*forms, BPTT(11, 5, schedule=schedule)):
-        end, grads = estimator.gradient(net, COST, x, y)
-        same(end.state, free.state)
-        total = sums(gather(estimator.steps(net, COST, x, y, free)))
-        same(named(net, grads), {name: estimator.orientation * value for name, value in total.items()})
+def test_bptt_goes_through_steps_that_differentiate_by_their_inputs() -> None:
+    """Layers of a sweep are made one from another: a step must not see that, or its derivatives would be total."""
+
+    def phi(s: tuple[torch.Tensor, ...], theta: Any) -> torch.Tensor:
+        return (s[0] * torch.tanh(s[1] @ theta["W"])).sum()
+
+    def derived(x: torch.Tensor, s: Any, theta: Any) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            inputs = tuple(v if v.requires_grad else v.detach().requires_grad_() for v in s)
+            found = torch.autograd.grad(phi(inputs, theta), inputs, create_graph=True)
+        return torch.tanh(found[0]), torch.tanh(found[1] + x)
+
+    def written(x: torch.Tensor, s: Any, theta: Any) -> tuple[torch.Tensor, ...]:
+        answer = torch.tanh(s[1] @ theta["W"])
+        return torch.tanh(answer), torch.tanh((s[0] * (1.0 - answer**2)) @ theta["W"].T + x)
+
+    theta, x, y = {"W": random_like((3, 2), 1)}, random_like((4, 3), 2), random_like((4, 2), 3)
+    found = []
+    for step in (derived, written):
+        net = from_transition(step, theta, layers=(2, 3))
+        free, grads = BPTT(13, 5, schedule="sweeps").gradient(net, COST, x, y)
+        found.append((free.state, list(grads.values())))
+    assert_close(*found, rtol=0.0, atol=EXACT_LIMIT)
 
 
 def test_the_order_of_updates() -> None:

@@ -160,13 +160,6 @@ def _function(mine: Path, name: str) -> Any:
     return load_function(f"{mine}/mine.py:{name}")
 
 
-def test_trials_of_a_function_without_a_seed_differ_and_repeat(mine: Path) -> None:
-    own = OwnFunction(_function(mine, "seedless"))
-    first, second = own(0), own(1)
-    assert not torch.equal(first.W, second.W)
-    assert torch.equal(first.W, OwnFunction(_function(mine, "seedless"))(0).W)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -192,19 +185,6 @@ def test_errors_name_your_function(
     assert code == 2
     assert re.search(words, said), said
     assert "_Primitive" not in said
-
-
-def test_samples_without_a_test_set_are_said_to_be_what_is_tested_on(mine: Path) -> None:
-    from eqprop.run.watch import Watch
-
-    heard = []
-
-    class Ear(Watch):
-        def warn(self, message: str) -> None:
-            heard.append(message)
-
-    train(f"{mine}/mine.py:with_samples", mine / "run", epochs=1, T=5, K=3, watch=Ear())
-    assert any("no test set" in message for message in heard)
 
 
 @pytest.mark.slow
@@ -249,12 +229,6 @@ def test_models_from_functions_have_a_name_a_start_and_a_projection() -> None:
         assert torch.equal(made(x), torch.tensor([[1.0, 0.0]]))
 
 
-def test_a_start_of_the_wrong_shape_is_refused_by_name() -> None:
-    made = eqprop.from_primitive(linear, THETA, (2,), start=lambda x: x)
-    with pytest.raises(ValueError, match="The start of linear has layers of shape"):
-        eqprop.relax(made, torch.ones(1, 1), 2)
-
-
 def test_a_model_is_called_for_its_output_and_a_cost_without_theta() -> None:
     model = eqprop.models.Layered((2, 5, 3), seed=0)
     x, y = torch.rand(4, 3), torch.rand(4, 2)
@@ -265,13 +239,6 @@ def test_a_model_is_called_for_its_output_and_a_cost_without_theta() -> None:
     parametric = eqprop.FunctionCost(lambda s, y, theta: theta["W01"].sum() + s[0].sum(-1), parametric=True)
     with pytest.raises(ValueError, match=r"expected cost\(s, y, theta\)"):
         parametric(settled.state, y)
-
-
-def test_own_models_are_nudged_symmetrically_by_default(mine: Path, tmp_path: Path) -> None:
-    by_function = train(f"{mine}/mine.py:build", tmp_path / "a", epochs=1)
-    assert list(by_function.summary["estimators"]) == ["ep-symmetric"]
-    asked = train(f"{mine}/mine.py:build", tmp_path / "b", epochs=1, estimators="ep")
-    assert list(asked.summary["estimators"]) == ["ep"]
 
 
 def test_a_file_with_kind_own_has_the_same_default(tmp_path: Path) -> None:

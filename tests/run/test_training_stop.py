@@ -153,21 +153,6 @@ def kill_at_random_and_resume(place: Path, out: Path, kills: int, seed: int) -> 
     return hit
 
 
-def test_what_a_killed_process_was_writing_is_cleared_away(place: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(*training(place, out))
-    wait_for(out / "metrics.jsonl", process)
-    kill(process)
-    left = [out / ".environment.json.abcd1234.part", out / "ep" / ".checkpoint.safetensors.abcd1234.part"]
-    for path in left:
-        path.write_text("half a li")
-    mine = out / ".thesis.part"
-    mine.write_text("not of this program")
-    resume(out, data=place / "data")
-    assert not [path for path in left if path.exists()]
-    assert mine.exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_kills_at_random_moments_leave_no_trace(place: Path, tmp_path: Path, seed: int) -> None:
@@ -286,29 +271,3 @@ DAMAGE = {
 
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_run_folder_is_told_and_left_alone(
-    place: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage, complaint = DAMAGE[what]
-    out = damaged(place, tmp_path / "run")
-    damage(out)
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
-    code = run_main(monkeypatch, *resuming(place, out))
-    assert code == 2
-    message = capsys.readouterr().err
-    assert complaint in message
-    assert str(out) in message
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"} == before
-
-
-def run_main(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    """The command line in this process; its exit code."""
-    from eqprop.cli import main
-
-    monkeypatch.setattr("sys.argv", ["eqprop", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)

@@ -59,6 +59,6 @@ def _toy(folder: Path) -> str:
     document = read_document(folder)
     if document is None:
         subject = find_problem("toy", dtype=torch.float64, trains=False)
-        document, traces = compare(subject)
-        write_folder(folder, document, traces)
+        document, report = compare(subject)
+        write_folder(folder, document, report.traces_to_dict())
     return str(document["budget"]["verdict"])

@@ -383,9 +383,11 @@ class Report:
         """The metrics per group, the parts of the budget and the verdict, as text."""
         r = self.residual
         steps = phases(self.T, self.K, self.schedule, self.groups)
+        away = [(name, of) for name, of in r.layers.items() if of["unsettled"]]
         lines = [
             f"{steps}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
             f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
+            *[f"  {name}: {of['unsettled']:.0%} not at rest, by up to {of['max']:.1e}" for name, of in away],
             f"{'group':>10} {'RMSE':>8} {'cumul.':>8} {'sign':>6} {'cosine':>7} {'norm':>8} {'left out':>9}",
         ]
         for kind in KINDS:
@@ -395,7 +397,15 @@ class Report:
                 lines.append(f"{name:>10} {errors} {angles} {m.norm:8.1e} {m.left_out:9d}")
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
-            lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
+            lines.append(
+                f"error budget of {kind}: "
+                + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items())
+            )
+        b = self.budget
+        lines.append(
+            f"Jacobian: asymmetry {b.asymmetry:.1e} (0 symmetric, 1 antisymmetric), spectral radius "
+            f"{b.spectral_radius:.4f}, saturated neurons {b.saturated:.1%}"
+        )
         lines += [f"{name}: {silence}" for name, silence in self.silenced.items() if silence.unheard]
         lines_of = [str(self.concentration)] if self.concentration else []
         return "\n".join([*lines, str(self.release), *lines_of, self.verdict])

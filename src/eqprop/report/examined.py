@@ -6,6 +6,7 @@ verdict, and on request the cosine of the estimator's gradient with BPTT's.
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 from collections.abc import Iterator
@@ -60,6 +61,11 @@ class Mistake:
     png: bytes | None
     label: str
     answer: str
+
+    @property
+    def source(self) -> str:
+        """The picture as the source of an HTML image."""
+        return f"data:image/png;base64,{base64.b64encode(self.png or b'').decode()}"
 
 
 @dataclass(frozen=True)

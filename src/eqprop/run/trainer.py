@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -142,9 +141,6 @@ class Trainer:
         self.moved: float | None = None
         """How far the last epoch moved the weights, relative to their size; None where that is not known."""
         self.seconds = self.epoch_seconds = 0.0
-        self._first: tuple[int, int, float] | None = None
-        """Epoch, iterations and seconds of the first chunk of this process."""
-        self._evaluated: list[Measure] = []
         if checkpoint is not None:
             self._restore(checkpoint)
         elif self.guard is not None:
@@ -236,7 +232,7 @@ class Trainer:
         counts = self.counts()
         self.position = Position(epoch, first + n)
         self._look_for_divergence(counts)
-        self._spend_on(n, time.perf_counter() - start, epoch)
+        self._spend(time.perf_counter() - start)
         return counts
 
     def _augment_as_in(self, epoch: int) -> None:
@@ -310,16 +306,6 @@ class Trainer:
     def _spend(self, seconds: float) -> None:
         self.seconds += seconds
         self.epoch_seconds += seconds
-
-    def _spend_on(self, n: int, seconds: float, epoch: int) -> None:
-        """Count a chunk of n iterations. The first of a process also compiles: it counts at the pace of the second."""
-        if self._first is None:
-            self._first = epoch, n, seconds
-        elif self._first[0] == epoch:
-            _, n_first, seconds_first = self._first
-            self._spend(-max(seconds_first - n_first * seconds / n, 0.0))
-            self._first = -1, 0, 0.0
-        self._spend(seconds)
 
     @torch.no_grad()
     def _finite(self) -> list[bool]:
@@ -487,34 +473,10 @@ class Trainer:
             return Errors(nothing, nothing), nothing
         start = time.perf_counter()
         with self.averaged():
-            test, compiled = self._errors(self.test_measure, between)
-            train, more = nothing, 0.0
-            if self._train_error_due(epoch):
-                errors, more = self._errors(self.train_measure, between)
-                train = errors.top1
-        self._spend(time.perf_counter() - start - compiled - more)
+            test = self.test_measure.errors(between)
+            train = self.train_measure.errors(between).top1 if self._train_error_due(epoch) else nothing
+        self._spend(time.perf_counter() - start)
         return test, train
-
-    def _errors(self, measure: Measure, between: Callable[[], None]) -> tuple[Errors, float]:
-        """The errors, and the seconds of compiling in between.
-
-        What this process evaluates first also compiles, for the first batch of a set and, where it is smaller, for the
-        last: these take as long as the longest of the others, and the rest is compiling.
-        """
-        marks: list[float] = []
-
-        def timed() -> None:
-            marks.append(time.perf_counter())
-            between()
-
-        errors = measure.errors(timed)
-        took = [b - a for a, b in pairwise([*marks, time.perf_counter()])]
-        known = measure in self._evaluated
-        self._evaluated.append(measure)
-        if known or len(took) < 2:
-            return errors, 0.0
-        usual = max(took[1:-1], default=min(took))
-        return errors, sum(max(seconds - usual, 0.0) for seconds in (took[0], took[-1]))
 
     def _line(self, r: int, epoch: int, counts: dict[str, float], measured: dict[str, float | None]) -> Line:
         trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
