@@ -256,3 +256,8 @@ def test_weights_that_a_model_shares_stay_shared_when_stacked() -> None:
     for r, net in enumerate(nets):
         same(relax(together, x, 3).state[0][r], relax(net, x[r], 3).state[0])
         same(relax(unstack(together, r), x[r], 3).state[0], relax(net, x[r], 3).state[0])
+
+
+def test_a_net_too_large_to_build_is_refused_before_its_weights_are_drawn() -> None:
+    with pytest.raises(ValueError, match="78,401,000,000 weights; at most"):
+        Layered((10, 100_000, 784_000), bias=False)

@@ -21,7 +21,7 @@ from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet, ToyNet
 from eqprop.models.network import GraphNet
 from eqprop.models.readout import COSTS, OWN_COST
-from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.models.settings import ModelSettings
 from eqprop.optimizers import OPTIMIZERS
 from eqprop.physical.imperfect import Imperfections
 from eqprop.physical.settings import MachineSettings
@@ -560,10 +560,6 @@ def _check_all(spec: Spec) -> None:
     _check_choice("optimizer", spec.optimizer.kind, optimizer_names())
     if spec.run.engine != "auto":
         _check_choice("engine", spec.run.engine, engine_names())
-    if (weights := spec.model.weights) > MOST_WEIGHTS:
-        raise ValueError(
-            f"A net {spec.model} has {weights} weights; at most {MOST_WEIGHTS} are built. Make it smaller."
-        )
     options = spec.optimizer.options
     fixed = [name for name in ("lr", "params") if name in options]
     if fixed:
