@@ -359,15 +359,13 @@ class Trainer:
         r = self.leg.trials.index(trial)
         return self._network(r), self._cost(r)
 
-    def settling(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Where the free phases of the trials that ended well end, by estimator and trial."""
-        found = {}
+    def settling(self) -> dict[int, dict[str, Any]]:
+        """Where the free phases of the trials that ended well end; empty before the end."""
         with self.averaged():
-            for r, trial in enumerate(self.leg.trials):
-                rest = None if trial in self.diverged else audited(self.session, self.leg.estimator, self._network(r))
-                if rest is not None:
-                    found[self.leg.estimator, trial] = rest
-        return found
+            trials = enumerate(self.leg.trials) if self.finished else ()
+            well = {trial: self._network(r) for r, trial in trials if trial not in self.diverged}
+            found = {trial: audited(self.session, self.leg.estimator, network) for trial, network in well.items()}
+        return {trial: rest for trial, rest in found.items() if rest is not None}
 
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:
@@ -543,6 +541,7 @@ class Trainer:
             average=self._good_averages,
             guard={} if self.guard is None else self.guard.to_dict(),
             work=self.model.work.to_dict() if isinstance(self.model, Machine) else {},
+            settling=self.settling(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
