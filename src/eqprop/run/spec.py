@@ -539,8 +539,8 @@ def declared(spec: Spec | None = None) -> list[Field]:
         for each in (kind, *(MODEL_KINDS.values() if section == "model" else ())):
             for f in _declared(each, section):
                 known = found.setdefault(f.flat, f)
-                if known.default != f.default:  # another kind has another, so there is no one default to show
-                    found[f.flat] = replace(known, default=None)
+                if known.default != f.default:
+                    found[f.flat] = replace(known, varies=True)
     for form in ESTIMATORS.built_in.values():
         for f in _declared(form.settings, "estimator"):
             found.setdefault(f.flat, f)
