@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -102,35 +101,6 @@ def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Imag
     assert len(engine.runners) == 1
     assert len({first for first, _ in rates}) > 1
     assert len({second for _, second in rates}) == 1
-
-
-def test_a_network_that_is_not_finite_stays_as_it_is_beside_the_others(images: Images) -> None:
-    ours = measure(Counting(), EXPERIMENTS["layered"], images, 2)
-    expected = ours.error_rates()
-    with torch.no_grad():
-        for p in ours.model.parameters():
-            p[0].view(-1)[0] = -0.0
-            p[0].view(-1)[1] = float("nan")
-    before = bits(ours)
-    assert ours.error_rates()[1] == expected[1]
-    assert all(torch.equal(a, b) for a, b in zip(bits(ours), before, strict=True))
-
-
-def test_it_can_be_put_off_and_begun_again(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["eqprop.run.evaluate"], "BATCH", 4)
-    ours = measure(Counting(), EXPERIMENTS["layered"], images, None)
-    expected = ours.error_rates()
-    left = 2
-
-    def between() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        ours.error_rates(between)
-    assert ours.error_rates() == expected
 
 
 def test_a_label_that_no_output_stands_for_is_an_error(images: Images) -> None:

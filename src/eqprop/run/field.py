@@ -12,8 +12,7 @@ from torch import Tensor
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import RBP, Backprop, Estimator
-from eqprop.estimators.homeostasis import Homeostasis, relative_asymmetry
-from eqprop.models import PredictiveCoding
+from eqprop.estimators.homeostasis import relative_asymmetry
 from eqprop.relax import Phase, Schedule, relax
 from eqprop.run.evaluate import evaluate, load
 from eqprop.run.laboratory import find_problem
@@ -31,8 +30,8 @@ def examine(spec: Spec, folder: Path) -> dict[str, Any]:
 
     Of a run that was tested on training images it held out, the error on the test set, read once.
 
-    The exact gradient is recurrent backprop's at rest, in float64; of a predictive-coding net, whose rest is its
-    forward pass, backprop's. The estimate is that of training, in its precision.
+    The exact gradient is recurrent backprop's at rest, in float64; of a net whose rest is its forward pass,
+    backprop's. The estimate is that of training, in its precision.
     """
     session, trained = bind(spec, trains=False), find_problem(str(folder)).problem
     first = session.problem(EXAMINED)
@@ -56,7 +55,7 @@ def asymmetry(estimator: Estimator, model: Dynamics, x: Tensor) -> float:
 
 def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
     """The same of one net."""
-    plain = estimator.base if isinstance(estimator, Homeostasis) else estimator
+    plain = estimator.plain
     if isinstance(plain, Backprop):
         return {}
     free = relax(problem.model, problem.x, plain.free_phase())
@@ -65,8 +64,9 @@ def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
         "residual": float(f"{float(free.residual.mean()):.3g}"),
     }
     out["asymmetry"] = asymmetry(plain, problem.model, problem.x)
+    forward = plain.T == 1 and bool(free.settled.all())
     try:
-        wanted = exact_gradient(problem)
+        wanted = exact_gradient(problem, forward=forward)
     except ArithmeticError as error:  # it does not settle, so there is no gradient at rest
         return out | {"no_gradient": str(error).split(". ")[0]}
     got = plain.gradient(problem.model, problem.cost, problem.x, problem.y)[1]
@@ -74,13 +74,12 @@ def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
     return out
 
 
-def exact_gradient(problem: Problem, schedule: Schedule = "synchronous") -> dict[str, Tensor]:
-    """In float64, by name: recurrent backprop's at rest; of a predictive-coding net backprop's."""
+def exact_gradient(problem: Problem, schedule: Schedule = "synchronous", forward: bool = False) -> dict[str, Tensor]:
+    """In float64, by name: recurrent backprop's at rest; backprop's, if rest is the net's forward pass."""
     wide = problem.double()
-    predictive = isinstance(problem.model, PredictiveCoding)
-    exact: Estimator = Backprop() if predictive else RBP(0, STEPS, stop="settled")
+    exact: Estimator = Backprop() if forward else RBP(0, STEPS, stop="settled")
     phase = Phase(STEPS, schedule, stop="settled", still=1e-12)
-    at = None if predictive else relax(wide.model, wide.x, phase).state
+    at = None if forward else relax(wide.model, wide.x, phase).state
     found = exact.gradient(wide.model, wide.cost, wide.x, wide.y, at)[1]
     return {name: found[p] for name, p in wide.model.named_parameters() if p in found}
 

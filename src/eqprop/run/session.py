@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop import papers
-from eqprop.cost import Cost, Problem, SpinError, SquaredError
+from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import Data, Images, Streamed, as_floats, from_arrays
 from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
@@ -446,11 +446,9 @@ def build_cost(
                 "model=function in Python, or --model FILE.py:FUNCTION on the command line."
             )
         return cost.to(dtype)
-    if kind == "spins":
-        return SpinError(classes)
     if (make := COSTS[kind]) is not None:
         settings = {name: v for name, v in msgspec.to_builtins(spec.cost).items() if name != "kind"}
-        return make(**settings).to(dtype)
+        return make(**settings).for_classes(classes).to(dtype)
     seed = spec.run.seed + trial + READOUT_SEED
     return CrossEntropy(inputs, classes, init=spec.model.init, seed=seed, dtype=dtype)
 

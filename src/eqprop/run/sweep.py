@@ -19,7 +19,6 @@ from eqprop.estimators import EP
 from eqprop.files import write_json
 from eqprop.messages import shown
 from eqprop.physical.machine import Machine
-from eqprop.physical.spins import Spins
 from eqprop.provenance import provenance
 from eqprop.relax import Schedule
 from eqprop.run.api import begin_or_resume
@@ -184,7 +183,7 @@ def gradient_cosines(problem: Problem, ep: Any) -> dict[str, float]:
     Empty where there is no gradient: of spins, or where the net does not settle.
     """
     machine = problem.model
-    if not isinstance(machine, Machine) or isinstance(machine.model, Spins) or not isinstance(ep, EP):
+    if not isinstance(machine, Machine) or not machine.model.differentiable or not isinstance(ep, EP):
         return {}
     got = ep.gradient(machine, problem.cost, problem.x, problem.y)[1]
     found = {name: got[p].detach().double() for name, p in machine.named_parameters() if p in got}
