@@ -24,15 +24,6 @@ def images() -> Images:
     return few_images()
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], experiment: Spec, within: float) -> None:
-    """As shares of how far the weights have come."""
-    start = dict(build_model(experiment, 0).named_parameters())
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        way = (value - start[name.removeprefix("0.")].detach()).norm()
-        assert (found[name] - value).norm() < within * way, name
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("experiment", "engine"),

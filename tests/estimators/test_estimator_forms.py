@@ -24,7 +24,7 @@ from helpers.nets import (
     toy,
 )
 from helpers.tolerances import HOLOMORPHIC, NOT_EQUAL, ORDER_IN_BETA, SAME_FORMULA, SETTLED_GRADIENT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import (
@@ -251,17 +251,6 @@ def test_continual_ep_asks_for_a_rate_of_every_parameter_that_learns() -> None:
         ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1}).backward(net, COST, x, y)
     ContinualEP(5, 3, rates={"W01": 0.1, "W12": 0.1, "b1": 0.0}).backward(net, COST, x, y)
     assert net.b0.grad is None
-
-
-class Readout(Cost):
-    """l = 1/2 |A s0 - y|^2, A learnt too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.A = nn.Parameter(random_like((3, 3), 5))
-
-    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        return 0.5 * (s[0] @ self.A.mT - y).square().sum(-1)
 
 
 def conjugating() -> Dynamics:

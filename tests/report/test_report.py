@@ -22,7 +22,7 @@ from eqprop.data import Images
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
-from eqprop.report.page import render, write_report
+from eqprop.report.page import write_report
 from eqprop.report.runs import RunFolder, collect, read_run, rows
 from eqprop.run import train
 from eqprop.run.log import read_metrics
@@ -245,16 +245,6 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
             assert value.startswith("data:") or value in ("", "table.csv", "table.tex"), (tag, name, value)
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)|fetch\(|XMLHttpRequest", text)
     assert "processes, &lt;toy&gt;" in text, "what comes from files is escaped"
-
-
-def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "rmse.png").write_bytes(PIXEL)
-    assert "No training runs" in render(collect(tmp_path))
-    with pytest.raises(FileNotFoundError, match="neither runs nor figures"):
-        collect(folder / "toy" / "figures")
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
-        collect(tmp_path / "missing")
 
 
 def place_of(browser: Browser, selector: str) -> tuple[float, float, float, float]:

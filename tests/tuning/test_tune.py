@@ -40,7 +40,6 @@ from eqprop.tuning.probe import (
 from eqprop.tuning.recipe import Decision, Recipe, TuningResult, tune
 from eqprop.tuning.search import space_around
 
-ALL = [papers.find(n, p) for n in papers.names() for p in papers.presets(n) if p not in papers.COMPARED]
 WALL = ("seconds", "provenance")
 
 

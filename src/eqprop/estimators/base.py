@@ -18,7 +18,7 @@ from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.estimators.settings import EstimatorSettings
-from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
+from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, settle
 from eqprop.state import State, add, detach, per_sample, subtract
 
 Grads = dict[nn.Parameter, Tensor]
@@ -175,7 +175,7 @@ class Estimator(ABC):
             )
         if self.checked:
             self._check_values(problem, start)
-        free = relax(problem.model, problem.x, self.free_phase(self.free_steps), start)
+        free = settle(problem.model, problem.x, self.free_phase(self.free_steps), start)
         free, grads = self.estimate(problem, free)
         return free, merge(problem.model, grads, problem.direct_gradient(free.state))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -534,7 +535,9 @@ def declared(spec: Spec | None = None) -> list[Field]:
     for section, kind in SECTIONS.items():
         for each in (kind, *(MODEL_KINDS.values() if section == "model" else ())):
             for f in _declared(each, section):
-                found.setdefault(f.flat, f)
+                known = found.setdefault(f.flat, f)
+                if known.default != f.default:
+                    found[f.flat] = replace(known, varies=True)
     for form in ESTIMATORS.built_in.values():
         for f in _declared(form.settings, "estimator"):
             found.setdefault(f.flat, f)
