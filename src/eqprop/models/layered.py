@@ -173,11 +173,8 @@ class LayeredNet(ModelSettings, frozen=True):
 
     @property
     def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        tied = layered_parameters(len(self.sizes) - 1, self.bias)
-        if not self.untied:
-            return tied
-        back = [layer._replace(weights=(*layer.weights, f"B{n}{n + 1}")) for n, layer in enumerate(tied[:-1])]
-        return (*back, tied[-1])
+        found = layered_parameters(len(self.sizes) - 1, self.bias)
+        return with_ways_back(found) if self.untied else found
 
     @property
     def weights(self) -> int:
@@ -238,6 +235,12 @@ class ToyNet(ModelSettings, frozen=True):
 def layered_parameters(depth: int, bias: bool = True, kind: str = "") -> tuple[LayerParameters, ...]:
     """W01 and b0, W12 and b1, ...; `kind` goes between letter and numbers, as in Wfc01."""
     return tuple(LayerParameters((f"W{kind}{n}{n + 1}",), f"b{kind}{n}" if bias else None) for n in range(depth))
+
+
+def with_ways_back(layers: tuple[LayerParameters, ...]) -> tuple[LayerParameters, ...]:
+    """B01 beside W01, ..., but for the layer next to the input, which nothing comes back from."""
+    *inner, last = layers
+    return (*(layer._replace(weights=(*layer.weights, f"B{layer.weights[0][1:]}")) for layer in inner), last)
 
 
 def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
