@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from eqprop.provenance import provenance
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="write outcomes and seconds as JSON")
@@ -30,6 +32,7 @@ class Record:
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.seconds: Counter[str] = Counter()
         self.failed: list[str] = []
+        self.provenance = provenance()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.partition("[")[0]
@@ -42,15 +45,13 @@ class Record:
 
     def write(self) -> None:
         """After every test, so that a campaign that is ended leaves what it found."""
-        from eqprop.provenance import provenance
-
         tests = {name: {**found, "seconds": round(self.seconds[name], 1)} for name, found in self.outcomes.items()}
         content = {
             **{what: sum(found[what] for found in self.outcomes.values()) for what in ("passed", "skipped")},
             "failed": self.failed,
             "seconds": round(time.monotonic() - self.begun, 1),
             "tests": dict(sorted(tests.items())),
-            "provenance": provenance(),
+            "provenance": self.provenance,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(content, indent=1) + "\n")
