@@ -440,8 +440,11 @@ def harm(path: Path, draw: random.Random, folder: Path) -> None:
 def _link_parent(path: Path, folder: Path) -> None:
     """Replace the folder of a checkpoint by a link to one with files of others."""
     if path.parent.name in ("run", "unfinished"):
-        (path.parent / ".lock").unlink(missing_ok=True)
-        (path.parent / ".lock").symlink_to(folder / "keep" / "sentinel")
+        lock = path.parent / ".lock"
+        if lock.is_dir() and not lock.is_symlink():  # an earlier harm made it one
+            lock.rmdir()
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(folder / "keep" / "sentinel")
     else:
         shutil.rmtree(path.parent)
         path.parent.symlink_to(folder / "keep" / "others")
@@ -559,6 +562,7 @@ class Worker:
     """Runs cases, each in a process forked from this one, in a fresh copy of the template."""
 
     def __init__(self, seed: int, root: Path) -> None:
+        import jax  # noqa: F401, which starts no thread until it computes, and takes longer than most cases
         import torch
 
         from eqprop.cli import load_commands

@@ -138,6 +138,15 @@ class Parts:
             return self.stored(images.train_x)
         return torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
 
+    @property
+    def answers(self) -> Tensor:
+        """Labels or targets of all training samples; none where they are streamed."""
+        images = self.session.images
+        if isinstance(images, Images):
+            return images.train_y
+        shape, kind = ((0,), torch.int64) if images.labelled else ((0, images.classes), images.dtype)
+        return torch.empty(shape, dtype=kind, device=images.device)
+
     @cached_property
     def start(self) -> Start | None:
         """Where free phases begin. Inputs that are not made yet have the shape and type of one that is."""
