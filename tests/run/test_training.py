@@ -331,7 +331,7 @@ def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: 
     errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
     assert errors[0] != errors[1]
     assert all(e[-1] < 70 for e in errors), "it learns"
-    with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
+    with pytest.raises(ValueError, match="got no function that builds it.*--model FILE.py:"):
         load(tmp_path / "own")
     found = load(tmp_path / "own", trial=1, model=own_network)
     assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])

@@ -28,8 +28,8 @@ Experiment = Annotated[
 Examined = Annotated[
     str, typer.Argument(help="An experiment by name, a TOML or JSON file, FILE.py:FUNCTION, or a run folder.")
 ]
-OfRun = Annotated[str | None, typer.Option(hidden=True, help="Whose weights of a run folder; its first by default.")]
-Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Trial of a run folder; 0 by default.")]
+OfRun = Annotated[str | None, typer.Option(hidden=True, help="Of a run folder: whose weights; its first by default.")]
+Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Of a run folder: which trial; 0 by default.")]
 Preset = Annotated[str | None, typer.Option(help="paper, authors, tuned, ... (see eqprop list --all).")]
 Folder = Annotated[Path, typer.Argument(help="The run folder.")]
 Logger = Annotated[
@@ -40,7 +40,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, h
 Json = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON; - for stdout, and nothing else there."
+        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON to this file; - is standard output, which then holds nothing else."
     ),
 ]
 
@@ -177,6 +177,7 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     """Show the result as a small table, next to the paper's, with its data, model and changes."""
     from eqprop.report.runs import read_run
+    from eqprop.run.own import OwnNet
 
     run = read_run(folder)
     table = Table(title=f"{run.heading}, engine {summary['engine']}, device {summary['device']}")
@@ -209,13 +210,19 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
             if away := not_at_rest(trial.get("settling", {}).get("layers", {})):
                 console.print(f"{estimator}, seed {trial['seed']}: {away}.", soft_wrap=True)
     console.print(f"Run folder: {folder}", soft_wrap=True)
-    console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
+    own = run.spec.model
+    again = ("--model", own.function) if isinstance(own, OwnNet) and ":" in own.function else ()
+    console.print(f"Next, write its page: {command('report', folder, *again)}", soft_wrap=True)
 
 
 def not_at_rest(layers: Mapping[str, Mapping[str, float]]) -> str:
-    """The layers that some samples have not brought to rest, with the share of samples and how far they are."""
-    away = [f"{n} {100 * a['unsettled']:.0f} % by up to {a['max']:.1e}" for n, a in layers.items() if a["unsettled"]]
-    return f"samples not at rest: {', '.join(away)}" if away else ""
+    """The layers that one more step would still move, with the share of samples and how far they move."""
+    away = [
+        f"{n} in {100 * a['unsettled']:.0f} % of samples, by up to {a['max']:.1e}"
+        for n, a in layers.items()
+        if a["unsettled"]
+    ]
+    return f"one more step after the free phase would move {'; '.join(away)}" if away else ""
 
 
 def new_console(**options: Any) -> Console:

@@ -32,7 +32,7 @@ class EstimatorSettings(Section, frozen=True, kw_only=True):
 class EPSettings(EstimatorSettings, frozen=True, kw_only=True):
     """Of `EP`."""
 
-    form: Annotated[PhaseForm, about("Nudged phases on the state (plain) or on its difference.", common=True)] = "plain"
+    form: Annotated[PhaseForm, about("Compute the nudged phase on the state (plain) or on its difference from the free one.", common=True)] = "plain"
     held: Annotated[bool, about("Whether the nudge keeps the force it begins with.")] = False
 
 

@@ -141,7 +141,7 @@ class SpinNet(ModelSettings, frozen=True):
     """`Spins` as data; sizes go from the output to the input. Their cost is "spins"."""
 
     sizes: Annotated[tuple[Positive, ...], about("Spins per layer, from the output to the input.")] = (40, 120, 784)
-    gains: Annotated[tuple[float, ...], about("Of the couplings drawn, one or one per layer from the output on.")] = (
+    gains: Annotated[tuple[float, ...], about("Gain of the initial couplings: one number, or one per layer from the output.")] = (
         *(1.0,),
     )
     limit: Annotated[float, about("Largest coupling and bias.", gt=0, le=1e9)] | None = 1.0
