@@ -46,13 +46,17 @@ Positive = Annotated[int, Meta(gt=0)]
 
 @dataclass(frozen=True)
 class Field:
-    """A declared field: where it stands, its name as an option, its type, default and help."""
+    """A declared field: where it stands, its name as an option, its type, default and help.
+
+    varies      whether another kind of net has another default
+    """
 
     section: str
     leaf: str
     type: Any
     default: Any
     meta: Meta
+    varies: bool = False
 
     @property
     def flat(self) -> str:

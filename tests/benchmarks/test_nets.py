@@ -48,6 +48,13 @@ def test_an_iteration_has_as_many_operations_as_its_full_steps(name: str, steps:
     assert operations(one, model) == 128 * steps * model.operations()
 
 
+@pytest.fixture
+def known_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large products take seconds to time."""
+    monkeypatch.setattr("benchmarks.nets.product_rate", lambda *where: 1e10)
+
+
+@pytest.mark.usefixtures("known_peak")
 def test_the_share_of_the_peak_is_that_of_the_operations() -> None:
     result = measure_nets(["A-small@2", "mlp-small@2"], ["eager"], "float32", (CPU, QUICK), lambda line: None)
     conv, own = result["rows"]
@@ -60,6 +67,7 @@ def test_the_share_of_the_peak_is_that_of_the_operations() -> None:
     assert table[1][-2] == "–"
 
 
+@pytest.mark.usefixtures("known_peak")
 def test_rows_say_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ranks import Cluster, Iteration, Link, predictions, ring, show, table1_legs
+from benchmarks.ranks import Link, predictions, ring, show, table1_legs
 
 ROOT = Path(__file__).resolve().parents[2]
-FREE = Cluster(inside=Link(1e30, 0.0), between=Link(1e30, 0.0))
-ONE = Iteration("one", 0.1, 128, 1_000_000, 0.0, "")
 
 
 def test_a_ring_by_hand() -> None:

@@ -559,6 +559,7 @@ class Worker:
     """Runs cases, each in a process forked from this one, in a fresh copy of the template."""
 
     def __init__(self, seed: int, root: Path) -> None:
+        import jax  # noqa: F401, which starts no thread until it computes, and takes longer than most cases
         import torch
 
         from eqprop.cli import load_commands

@@ -87,31 +87,6 @@ def test_json_on_standard_output_stands_alone(call: Call, place: Path, tmp_path:
     assert "epoch 1/2" in err, "how it goes is told on standard error"
 
 
-OWN_NET = """
-import torch, eqprop
-
-def build(seed):
-    source = torch.Generator().manual_seed(seed)
-    theta = {"W": 0.05 * torch.randn(10, 784, generator=source)}
-    return eqprop.from_primitive(lambda x, s, t: (s[0] * (x @ t["W"].T)).sum(-1), theta, (10,), squash=torch.sigmoid)
-"""
-
-
-def test_a_network_of_ones_own_from_one_command(call: Call, place: Path, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(OWN_NET)
-    words = ("--data", place / "data", "--model", f"{tmp_path / 'net.py'}:build")
-    code, out, err = call(
-        *("train", place / "small.toml", *words, "--out", tmp_path / "run", "--lr", 0.5, "--epochs", 4, "--json", "-")
-    )
-    assert code == 0, err
-    assert json.loads(out)["estimators"]["ep"]["test_error_mean"] < 60
-    assert call("resume", tmp_path / "run", *words)[0] == 0
-    assert call("evaluate", tmp_path / "run", *words)[0] == 0
-    code, _, err = call("evaluate", tmp_path / "run", "--data", place / "data")
-    assert code == 2
-    assert "--model FILE.py:FUNCTION" in err
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -17,16 +17,15 @@ from eqprop import EP, SquaredError, gdu, papers
 from eqprop.cli import figures as figures_module
 from eqprop.cli import load_commands, main
 from eqprop.cost import Problem
-from eqprop.data import Normalisation, one_hot
+from eqprop.data import one_hot
 from eqprop.engines.eager import compare_precision
-from eqprop.gdu import NeverSettlesError, Options
+from eqprop.gdu import Options
 from eqprop.models.layered import LayeredNet
 from eqprop.report.paper import FIGURES
 from eqprop.run import load, train
 from eqprop.run.dataset import read_images
 from eqprop.run.laboratory import BoundProblem, Weights, find_problem, lost_in
 from eqprop.run.spec import DataSettings, Spec
-from eqprop.run.toml import to_toml
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}
@@ -150,28 +149,6 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     assert ended.value.code in (0, None)
 
 
-def test_a_model_of_ones_own_from_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here(monkeypatch, "gdu", f"{MODELS}:asymmetric", "--json", "-")
-    failing = capsys.readouterr()
-    budget = json.loads(failing.out)["budget"]
-    assert budget["outcome"] == "fails"
-    assert budget["asymmetry"] > 0.1
-    parts = budget["parts"]["synapses"]
-    assert parts["asymmetry"] == max(v for name, v in parts.items() if name != "rmse" and v is not None)
-    assert "fails" in failing.err
-    assert "asymmetry" in budget["verdict"]
-
-    words = ("--T", "1000", "--K", "5", "--beta", "0.01", "--json", str(tmp_path / "good.json"))
-    run_here(monkeypatch, "gdu", f"{MODELS}:symmetric", *words)
-    assert "The GDU property holds" in capsys.readouterr().out
-    good = json.loads((tmp_path / "good.json").read_text())
-    assert good["budget"]["outcome"] == "holds"
-    assert good["budget"]["asymmetry"] < 1e-9
-    assert (good["K"], good["dtype"]) == (5, "float64")
-
-
 def test_trained_weights_from_a_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,26 +251,6 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
 
 
-def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = small(tmp_path)
-    of_figures(monkeypatch, {name: cut[name] for name in ("toy", "P-1h")})
-    quick_figures(monkeypatch)
-    whole = figures_module.compare
-
-    def never(subject: BoundProblem, **rest: Any) -> Any:
-        if subject.spec.name == "toy":
-            raise NeverSettlesError("None of the 2 samples settles.")
-        return whole(subject, **rest)
-
-    monkeypatch.setattr(figures_module, "compare", never)
-    done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
-    assert isinstance(done.exception, NeverSettlesError)
-    assert "toy: None of the 2 samples" in str(done.exception)
-    drawn = {p.stem for p in (tmp_path / "figures").iterdir()}
-    assert drawn == {f"fig-{n:02d}-{f.name}" for n, f in enumerate(FIGURES, start=1) if set(f.needs) <= {"P-1h"}}
-    assert "fig-11-p-1h" in drawn
-
-
 @pytest.mark.parametrize(("estimator", "nudging"), [("ep-symmetric", "symmetric"), ("bptt", "one-sided")])
 def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
     tmp_path: Path, estimator: str, nudging: Any
@@ -311,15 +268,3 @@ def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
         for n in (nudging, "one-sided" if nudging == "symmetric" else "symmetric")
     )
     assert found["with_float32"]["whole"] == wanted != other
-
-
-def test_a_run_and_a_file_are_examined_with_the_inputs_they_are_trained_on(tmp_path: Path) -> None:
-    data = write_idx(tmp_path / "data", few_images())
-    experiment = SMALL.override(epochs=1, normalisation=Normalisation((0.1,), (0.3,)))
-    train(experiment, tmp_path / "run", data=str(data))
-    (tmp_path / "own.toml").write_text(to_toml(experiment))
-    for target in ("run", "own.toml"):
-        chosen = subject_of(str(tmp_path / target), batch=5, seed=3, data=str(data))
-        images = read_images(str(data), DataSettings(), "cpu", torch.float64)
-        stored = images.train_x[images.rows(5, 3)]
-        torch.testing.assert_close(chosen.problem.x, (stored - 0.1) / 0.3, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,6 @@ from eqprop import (
     ContinualEP,
     Cost,
     Dynamics,
-    Estimator,
     FunctionCost,
     Phase,
     PrimitiveDynamics,
@@ -143,20 +142,6 @@ def test_a_class_of_ones_own_says_what_it_lacks() -> None:
             relax(kind(), torch.ones(2, 3), 1)
     with pytest.raises(NotImplementedError, match=r"Cost must define forward\(s, y, theta\)"):
         EP(1, 1).backward(NET, Cost(), X, Y)
-
-
-@pytest.mark.parametrize("estimator", [EP(T=1000, K=2), BPTT(T=1000, K=2), RBP(T=1000, K=2)])
-def test_a_wrong_target_is_noticed_before_the_first_step(estimator: Estimator) -> None:
-    taken = []
-
-    def counted(x: Tensor, s: Any, theta: Any) -> Any:
-        taken.append(1)
-        return (s[0] + theta["W"].sum(),)
-
-    net = from_transition(counted, W, layers=(2,))
-    with pytest.raises(ValueError, match="The target y has shape"):
-        estimator.backward(net, COST, ROWS, ROWS)
-    assert taken == []
 
 
 def test_a_mistake_leaves_the_model_as_it_was() -> None:

@@ -204,18 +204,6 @@ def test_a_bad_start_is_told_from_a_bad_step() -> None:
         relax(net, x, 3)
 
 
-def test_a_transition_that_is_not_a_function_of_the_state_is_found_out() -> None:
-    calls = []
-
-    def once(x: Tensor, s: State, theta: Mapping[str, Tensor]) -> State:
-        calls.append(1)
-        return (s[0] + theta["one"] * (torch.inf if len(calls) == 3 else 0.0),)
-
-    net = from_transition(once, {"one": torch.ones(1, dtype=F64)}, layers=(1,))
-    with pytest.raises(NotFiniteError, match="but a second run did not"):
-        relax(net, torch.ones(1, 1, dtype=F64), 5)
-
-
 def test_the_input_drive_is_computed_once_a_phase() -> None:
     class Counting(Dynamics):
         input_shape = (2,)

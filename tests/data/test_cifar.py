@@ -115,21 +115,6 @@ def test_files_and_archive_in_the_cache_give_the_set(chosen: BinarySet, form: st
     assert sorted(cache_of(chosen, tmp_path).iterdir()) == before, "nothing is unpacked"
 
 
-def test_floats_are_the_quotient_and_samples_are_floats(chosen: BinarySet, tmp_path: Path) -> None:
-    images = data.open_set(folder_of(chosen, tmp_path / "mine"))
-    exact = torch.from_numpy(images.train_x.numpy().astype(np.float32) / np.float32(255))
-    assert torch.equal(images.floats(images.train_x), exact)
-    assert torch.equal(data.as_floats(images.train_x, torch.float64), images.train_x.double() / 255)
-    x, y = images.sample(4, seed=1)
-    assert x.dtype == torch.float32
-    assert [int(y[n]) for n in range(4)] == [
-        int(images.train_y[(exact == x[n]).all(1).nonzero()[0, 0]]) for n in range(4)
-    ]
-    split = data.split_validation(images, 2)
-    assert split.class_names == images.class_names
-    assert split.test_x.dtype == torch.uint8
-
-
 def test_a_changed_byte_is_noticed(chosen: BinarySet, tmp_path: Path) -> None:
     place = cache_of(chosen, tmp_path)
     if chosen.files:
@@ -155,14 +140,6 @@ def test_every_kind_of_truncated_archive_is_reported(chosen: BinarySet, tmp_path
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="not the published file"):
             cifar.read_published(chosen, path)
-
-
-def test_missing_files_are_named(chosen: BinarySet, tmp_path: Path) -> None:
-    place = folder_of(chosen, tmp_path / "mine")
-    last = list(chosen.rows)[-1]
-    (place / last).unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {last}; expected the binary files of {chosen.title}"):
-        sources._cifar(chosen, place, None)
 
 
 REAL = Path(os.environ.get("EQPROP_CIFAR10", "no folder"))

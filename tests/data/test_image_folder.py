@@ -79,25 +79,6 @@ def test_one_level_has_no_test_set_of_its_own(
     assert call_main(monkeypatch, "evaluate", tmp_path / "run") == 0
 
 
-def test_kinds_of_files_that_mean_the_same_give_the_same(tmp_path: Path) -> None:
-    folder = write(tmp_path / "insects")
-    before = data.image_folder(folder)
-    path = folder / "train" / "bee" / "3.png"
-    opaque = picture(1003).convert("RGBA")
-    opaque.save(path)
-    (folder / "train" / "bee" / ".DS_Store").write_bytes(b"hidden")
-    assert torch.equal(data.image_folder(folder).train_x, before.train_x)
-    picture(1003).convert("L").save(path)
-    grey = data.image_folder(folder)
-    changed = (grey.train_x != before.train_x).any(1)
-    assert int(changed.sum()) == 1
-    red, green, blue = grey.train_x[changed].view(3, 30)
-    assert torch.equal(red, green)
-    assert torch.equal(red, blue)
-    picture(1003).quantize(4).save(path)
-    assert data.image_folder(folder).shape == (3, 5, 6)
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

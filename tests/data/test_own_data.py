@@ -12,7 +12,7 @@ import torch
 from helpers.training_runs import assert_same_bits, call_main
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from eqprop import data, predict, train
 from eqprop.models.layered import LayeredNet
@@ -95,16 +95,6 @@ def test_shape_classes_and_checksum_are_computed() -> None:
     torch.testing.assert_close(bytes_.train_x, torch.full((4, 2), 0.2))
 
 
-def test_bytes_can_be_kept() -> None:
-    x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
-    kept = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
-    divided = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1])
-    assert (kept.train_x.dtype, kept.dtype, kept.shape) == (torch.uint8, torch.float32, (2, 3))
-    assert torch.equal(kept.floats(kept.train_x), divided.train_x)
-    with pytest.raises(ValueError, match=r"x is torch\.float64, which dtype=torch\.uint8 would round"):
-        data.from_arrays(x / 2, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -121,19 +111,6 @@ def test_data_that_does_not_fit_is_refused_in_words(changed: dict[str, Any], wor
     given = dict(zip(("x", "y", "x_test", "y_test"), arrays(), strict=True)) | changed
     with pytest.raises(ValueError, match=words):
         data.as_images(given)
-
-
-class Counted(IterableDataset[Any]):
-    """Samples without numbers, though their count is known."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        self.pairs = list(zip(x, y, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Any:
-        return iter(self.pairs)
 
 
 def test_a_damaged_npz_file_is_refused_in_words(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from docs.site.parameters import shown, undescribed
 
-PAGE = "<!DOCTYPE html><meta name=viewport content='width=device-width'><body style='font:16px sans-serif'>{}"
-
 
 def test_every_object_of_the_reference_describes_what_it_takes() -> None:
     names = list(shown(Path(__file__).resolve().parents[2] / "docs" / "api"))

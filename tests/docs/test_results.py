@@ -17,7 +17,6 @@ from eqprop.run.metrics import stored_trials
 from eqprop.run.spec import Spec
 
 ORDERS = {"one-sided": 1, "random-sign": 1, "symmetric": 2, "holomorphic, 4 points": 4, "holomorphic, 8 points": 8}
-SETTINGS = ("name", "preset", "T", "K", "beta", "dtype", "batch", "seed", "schedule", "nudge_site", "cost", "trained")
 
 
 def files() -> list[Path]:

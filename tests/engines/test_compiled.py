@@ -356,11 +356,6 @@ class Held(eqprop.PrimitiveDynamics):
         return (s[0] * (x @ self.W.T) * held - 0.25 * held * s[0] * s[0]).sum(-1)
 
 
-class Listed(Held):
-    def numbers(self) -> Any:
-        return self.held[-1]["gain"]
-
-
 class Called(Held):
     def numbers(self) -> Any:
         return self.held(self.W.mean())

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import array
-import contextvars
 import functools
 import os
-import threading
-import types
 import weakref
 from collections import UserDict, deque
 from collections.abc import Callable
@@ -309,44 +305,6 @@ def test_the_watch_refuses_what_it_cannot_watch() -> None:
     net = Net()
     net.register_forward_pre_hook(lambda *_: None)
     assert "hooks" in str(Fingerprint(net).refusal)
-
-
-class Words(dict[str, float]):
-    """A dictionary with an attribute."""
-
-    gain = 1.0
-
-
-STORE = {"gain": 1.0}
-
-
-@functools.lru_cache
-def remembered() -> float:
-    return STORE["gain"]
-
-
-def forget() -> None:
-    STORE["gain"] += 1.0
-    remembered.cache_clear()
-
-
-def hidden() -> dict[str, tuple[object, Callable[[Any], object]]]:
-    """What a function may read that neither has attributes nor is a container of Python's own, and a change of it."""
-    module, local, owner = types.ModuleType("one_of_ones_own"), threading.local(), Owner()
-    module.gain = local.gain = 1.0  # type: ignore[attr-defined]
-    remembered()
-    return {
-        "bytes": (bytearray([1]), lambda held: held.append(2)),
-        "array": (array.array("d", [1.0]), lambda held: held.append(2.0)),
-        "variable of a context": (contextvars.ContextVar("gain", default=1.0), lambda held: held.set(2.0)),
-        "module": (module, lambda held: setattr(held, "gain", 2.0)),
-        "of a thread": (local, lambda held: setattr(held, "gain", 2.0)),
-        "reference": (weakref.ref(owner), lambda held: setattr(owner, "gain", 2.0)),
-        "dictionary with attributes": (Words(), lambda held: setattr(held, "gain", 2.0)),
-        "method of a list": ([1.0].__getitem__, lambda held: held.__self__.append(2.0)),
-        "mapping": (types.MappingProxyType(STORE), lambda held: forget()),
-        "cache": (remembered, lambda held: forget()),
-    }
 
 
 def test_what_reads_files_or_the_environment_is_refused() -> None:

@@ -11,10 +11,6 @@ from eqprop.estimators import Backprop
 from eqprop.models import Conv, Convolutional, Dense, Layered, Network
 
 
-def grown(net: eqprop.Dynamics) -> eqprop.Dynamics:
-    return net.double()
-
-
 def test_its_gradient_is_autograds_through_the_net_written_by_hand() -> None:
     net = Network(
         (2, 6, 6),

@@ -24,7 +24,7 @@ from helpers.nets import (
     toy,
 )
 from helpers.tolerances import HOLOMORPHIC, NOT_EQUAL, ORDER_IN_BETA, SAME_FORMULA, SETTLED_GRADIENT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import (
@@ -35,9 +35,7 @@ from eqprop import (
     Cost,
     Dynamics,
     Estimator,
-    FunctionCost,
     HolomorphicEP,
-    Phase,
     SquaredError,
     from_energy,
     from_primitive,
@@ -203,22 +201,6 @@ def test_stacked_networks_have_each_their_own_sign() -> None:
     form.gradient(together, COST, x, y)  # one drawn for each
 
 
-@pytest.mark.parametrize(
-    "form",
-    [EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4, points=5), ContinualEP(20, 4, rates=0.05)],
-    ids=lambda form: type(form).__name__,
-)
-def test_stacked_networks_do_not_mix(form: Estimator) -> None:
-    nets = [energy_based(3, seed=seed) for seed in range(2)]
-    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
-    x, y = (torch.stack(v) for v in zip(*pairs, strict=True))
-    together = stack(nets)
-    stacked = named(together, form.gradient(together, COST, x, y)[1])
-    for r, net in enumerate(nets):
-        alone = named(net, form.gradient(net, COST, *pairs[r])[1])
-        assert_close({n: g[r] for n, g in stacked.items()}, alone, rtol=0.0, atol=SAME_FORMULA)
-
-
 @pytest.mark.parametrize("name", SMOOTH)
 def test_continual_ep_tends_to_ep_in_the_first_order_of_the_rate(name: str) -> None:
     net = SMOOTH[name]()
@@ -271,39 +253,6 @@ def test_continual_ep_asks_for_a_rate_of_every_parameter_that_learns() -> None:
     assert net.b0.grad is None
 
 
-class Readout(Cost):
-    """l = 1/2 |A s0 - y|^2, A learnt too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.A = nn.Parameter(random_like((3, 3), 5))
-
-    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        return 0.5 * (s[0] @ self.A.mT - y).square().sum(-1)
-
-
-def test_a_cost_with_parameters_of_its_own_or_of_the_model_may_be_analytic_too() -> None:
-    costs = [
-        Readout(),
-        FunctionCost(_decayed, parametric=True),
-        FunctionCost(lambda s, y: torch.cosh(s[0] - y).sum(-1)),
-    ]
-    for cost in costs:
-        net = energy_based(2, "sigmoid")
-        x, y = batch(net)
-        state = settle(net, x).state
-        true = RBP(0, 100).gradient(net, cost, x, y, state)[1]
-        found = HolomorphicEP(0, 100, beta=0.05, points=16).gradient(net, cost, x, y, state)[1]
-        assert found.keys() == true.keys()
-        assert len(true) == 4 + len(list(cost.parameters()))
-        for p, g in true.items():
-            assert_close(found[p], g, rtol=0.0, atol=SETTLED_GRADIENT)
-
-
-def _decayed(s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-    return 0.5 * (s[0] @ theta["W01"] ** 2).sum(-1) + 0.5 * (s[0] - y).square().sum(-1)
-
-
 def conjugating() -> Dynamics:
     """|s|^2 by abs, as on the real axis s * s is."""
 
@@ -338,18 +287,6 @@ def test_a_model_that_is_not_analytic_is_refused_in_words(name: str) -> None:
     assert all(p.grad is None and p.dtype == F64 for p in net.parameters())
     EP(5, 3, nudging="symmetric").backward(net, COST, x, y)
     ContinualEP(5, 3, rates=0.1).backward(net, COST, x, y)
-
-
-def test_the_free_phase_is_that_of_the_estimator() -> None:
-    net = prototypical(3)
-    x, y = batch(net)
-    expected = relax(net, x, Phase(21, "alternating")).state
-    for form in (
-        HolomorphicEP(21, 2, schedule="alternating"),
-        ContinualEP(21, 2, schedule="alternating"),
-        EP(21, 2, schedule="alternating", nudging="symmetric"),
-    ):
-        assert_close(form.gradient(net, COST, x, y)[0].state, expected, rtol=0.0, atol=0.0)
 
 
 def test_holomorphic_ep_on_a_prototypical_net_is_not_the_true_gradient() -> None:

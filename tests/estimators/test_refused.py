@@ -8,8 +8,6 @@ import pytest
 import torch
 from helpers.nets import convolutional, energy_based, prototypical
 from torch import Tensor
-from torch.nn.utils import parametrize, prune
-from torch.testing import assert_close
 
 from eqprop import (
     BPTT,
@@ -20,7 +18,6 @@ from eqprop import (
     HolomorphicEP,
     SquaredError,
     from_energy,
-    from_primitive,
     relax,
 )
 from eqprop.dynamics import Dynamics
@@ -96,30 +93,6 @@ def test_autocast_changes_no_bit(estimator: Estimator) -> None:
     assert all(torch.equal(expected[p], found[p]) for p in expected)
     assert torch.equal(relax(model, x, 6).state[0], alone.state[0])
     assert torch.equal(free.state[0], again.state[0])
-
-
-def test_a_pruned_weight_of_a_hand_written_model_is_refused_and_of_a_primitive_is_right() -> None:
-    model = prototypical(2)
-    x, y = batch(model)
-    prune.random_unstructured(model, "W01", 0.3)
-    with pytest.raises(ValueError, match="a gradient for W01, which is no longer one of its parameters.*pruned"):
-        EP(6, 3).backward(model, COST, x, y)
-
-    class Double(torch.nn.Module):
-        def forward(self, W: Tensor) -> Tensor:
-            return 2.0 * W
-
-    def phi(x: Tensor, s: Any, theta: Any) -> Tensor:
-        return ((x @ theta["W"]) * s[0]).sum(-1)
-
-    own = from_primitive(phi, {"W": torch.rand(4, 3, dtype=torch.float64)}, (3,), squash=torch.tanh)
-    x, y = torch.rand(5, 4, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
-    grad = next(iter(EP(3, 2).gradient(own, COST, x, y)[1].values()))
-    with torch.no_grad():
-        own.get_parameter("W").div_(2.0)
-    parametrize.register_parametrization(own, "W", Double())
-    (found,) = EP(3, 2).gradient(own, COST, x, y)[1].values()
-    assert_close(found, 2.0 * grad)
 
 
 def test_a_model_of_a_function_is_not_stacked() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import RBP, FunctionCost, Nudge, SquaredError, relax
-from eqprop.estimators import CoupledLearning
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.nudging import RULES
 from eqprop.gdu.nudging import compare_nudging
 from eqprop.models import Layered

@@ -23,7 +23,7 @@ from helpers.nets import (
     toy,
 )
 from helpers.tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
-from helpers.training_runs import SMALL, assert_same_bits, few_images
+from helpers.training_runs import SMALL, few_images
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -48,7 +48,7 @@ from eqprop.data import one_hot
 from eqprop.models import stack, stack_readouts, unstack_readout
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
-from eqprop.run import evaluate, resume
+from eqprop.run import evaluate
 from eqprop.run.own import OwnNet
 from eqprop.run.spec import Spec
 from eqprop.state import State
@@ -233,12 +233,3 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     assert evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"] == pytest.approx(errors[-1])
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
     assert plain["experiment"]["cost"] == {"kind": "cross-entropy"}
-
-
-def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> None:
-    images = few_images()
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    train(small(epochs=2), whole, data=images, estimators="ep,bptt", trials=2)
-    train(small(epochs=2), halves, data=images, estimators="ep,bptt", trials=2, only=("ep",))
-    resume(halves, data=images)
-    assert_same_bits(whole, halves, ("ep", "bptt"))

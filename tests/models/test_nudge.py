@@ -125,10 +125,3 @@ def test_the_free_phase_and_bptt_do_not_see_where_the_nudge_is() -> None:
             net = prototypical(3, nudge_site=nudge)
             found.append(named(net, estimator.gradient(net, SquaredError(), *batch(net))[1]))
         assert_close(found[0], found[1], rtol=0.0, atol=0.0)
-
-
-class Own(PrimitiveDynamics):
-    """A user's model that steps by itself."""
-
-    def step(self, drive: Any, s: State, push: Any = None) -> State:
-        return s

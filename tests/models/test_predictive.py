@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from eqprop import EP, Phase, SquaredError, relax
 from eqprop.estimators import Backprop
-from eqprop.models import Conv, Dense, Network, PredictiveCoding, Skip
+from eqprop.models import Conv, Dense, Network, Skip
+from eqprop.models.predictive import PredictiveCoding
 
 COST = SquaredError()
 

@@ -11,8 +11,9 @@ import torch
 
 from eqprop import EP, SquaredError, relax
 from eqprop.models import Layered
-from eqprop.physical import Imperfections, Resistive, Simulated
+from eqprop.physical import Imperfections, Simulated
 from eqprop.physical.oscillators import Oscillators
+from eqprop.physical.resistive import Resistive
 
 X = torch.rand(50, 30, generator=torch.Generator().manual_seed(1))
 Y = torch.eye(10)[torch.arange(50) % 10]

@@ -12,9 +12,9 @@ import torch
 
 import eqprop
 from eqprop import EP, relax
-from eqprop.cost import Nudge, SpinError
-from eqprop.physical import Ising, Spins
-from eqprop.physical.spins import SpinNet
+from eqprop.cost import Nudge
+from eqprop.physical.ising import Ising
+from eqprop.physical.spins import SpinError, SpinNet, Spins
 from eqprop.relax import Phase
 
 needs_dwave = pytest.mark.skipif(

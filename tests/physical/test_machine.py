@@ -12,7 +12,8 @@ from torch import Tensor
 
 from eqprop import EP, Nudge, SquaredError, doctor, relax
 from eqprop.models import Layered
-from eqprop.physical import Abilities, Imperfections, Machine, Reading, Recorded, Replay, Resistive, Simulated
+from eqprop.physical import Abilities, Imperfections, Machine, Reading, Recorded, Replay, Simulated
+from eqprop.physical.resistive import Resistive
 from eqprop.state import State
 
 

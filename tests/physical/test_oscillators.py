@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eqprop import EP, relax
-from eqprop.cost import PhaseError
-from eqprop.physical import Imperfections, Oscillators, Simulated
+from eqprop.physical import Imperfections, Simulated
+from eqprop.physical.oscillators import Oscillators, PhaseError
 from eqprop.relax import Phase
 
 

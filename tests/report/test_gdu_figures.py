@@ -20,7 +20,6 @@ from eqprop.report.paper import FIGURES, curves
 from eqprop.report.runs import Point
 from eqprop.report.schematics import saw_teeth
 from eqprop.run.laboratory import FORMAT, is_same
-from eqprop.run.spec import Spec
 
 K = 6
 
@@ -121,11 +120,6 @@ def test_curves_of_every_estimator_have_a_colour_or_a_mark_of_their_own() -> Non
     points = [Point(1, 5.0, None, 1), Point(2, 4.0, None, 1)]
     (ax,) = error_curves([Panel("all", {(name, "test"): points for name in ESTIMATORS}, {})]).axes
     assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == len(ESTIMATORS)
-
-
-def eps(spec: Spec) -> float | None:
-    """The step of an energy-based net's flow; a prototypical one has none."""
-    return None if getattr(spec.model, "setting", "") == "prototypical" else getattr(spec.model, "eps", None)
 
 
 def test_a_comparison_is_used_again_only_with_every_setting_the_same() -> None:

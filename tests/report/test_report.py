@@ -14,7 +14,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import torch
 from helpers.browser import Browser
 from helpers.training_runs import SMALL, few_images
 
@@ -23,7 +22,7 @@ from eqprop.data import Images
 from eqprop.data.images import MNIST_DIGEST
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
-from eqprop.report.page import render, write_report
+from eqprop.report.page import write_report
 from eqprop.report.runs import RunFolder, collect, read_run, rows
 from eqprop.run import train
 from eqprop.run.log import read_metrics
@@ -173,27 +172,6 @@ def test_the_papers_number_and_the_changes_of_a_preset_stand_beside_a_whole_run(
     assert dotted == [papers.find("P-1h").results["ep"].test]
 
 
-def dots(n: int) -> Images:
-    """n images of one dot each, which any net tells apart."""
-    labels = torch.arange(n) % 10
-    pixels = torch.nn.functional.one_hot(labels * 70, 784).float()
-    return Images(pixels, labels, pixels, labels, (28, 28), 10, "dots", MNIST_DIGEST)
-
-
-def test_the_word_is_not_given_for_a_perfect_error_on_other_data(tmp_path: Path) -> None:
-    result = train("P-1h", tmp_path / "fake", data=dots(200), epochs=1, T=2, K=1)
-    (row,) = rows([read_run(tmp_path / "fake")])
-    assert (row.verdict, row.paper_result) == ("other data", None)
-    # Nor where the rest is as printed: the checksum came with the tensors.
-    fake = described_as(whole_run(tmp_path, 0.0), name="dots", set=None)
-    assert verdict(fake) == ("other data", False)
-    assert fake.title == "P-1h (paper, dots)"
-    assert "data dots instead of mnist" in fake.changes
-    assert result.summary["data"]["name"] == "dots"
-    assert (result.summary["data"]["training_samples"], result.summary["model"]) == (200, "784-512-10")
-    assert "T 2 instead of 30" in result.summary["changes_from_paper"]
-
-
 def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp_path: Path) -> None:
     whole = whole_run(tmp_path, 1.9)
     assert verdict(whole) == ("yes", True)
@@ -269,16 +247,6 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
     assert "processes, &lt;toy&gt;" in text, "what comes from files is escaped"
 
 
-def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "rmse.png").write_bytes(PIXEL)
-    assert "No training runs" in render(collect(tmp_path))
-    with pytest.raises(FileNotFoundError, match="neither runs nor figures"):
-        collect(folder / "toy" / "figures")
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
-        collect(tmp_path / "missing")
-
-
 def place_of(browser: Browser, selector: str) -> tuple[float, float, float, float]:
     box = f"document.querySelector('{selector}').getBoundingClientRect()"
     browser.run(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
@@ -348,22 +316,3 @@ def test_in_a_browser_it_renders_without_errors_or_requests_on_every_screen(brow
     assert browser.print_pdf().startswith(b"%PDF")
     assert browser.errors == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
-
-
-def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
-    panels = [panel_of(run) for run in collect(folder).runs]
-    assert [panel.title.split()[0] for panel in panels] == ["P-1h", SMALL.name]
-    figure = error_curves(panels)
-    row, own = figure.axes
-    lines = read_metrics(folder / "own")
-    for drawn, (estimator, field) in zip(
-        own.get_lines(), [(m, k) for m in ("ep", "bptt") for k in ("test_error", "train_error")], strict=True
-    ):
-        expected = [
-            mean(x[field] for x in lines if x["estimator"] == estimator and x["epoch"] == e) for e in range(1, 5)
-        ]
-        assert list(drawn.get_ydata()) == pytest.approx(expected)
-    assert len(own.collections) == 4, "a band for each curve"
-    assert not [line for line in row.get_lines() if line.get_linestyle() == ":"], "its settings are not the paper's"
-    assert "784-512-10 on few; T 8 instead of 30" in " ".join(row.get_xlabel().split())
-    assert len(row.collections) == 0, "one trial has no deviation"

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from helpers.training_runs import assert_same_bits, finish, kill, start, wait_for, weights, write_cifar
@@ -166,7 +167,9 @@ def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
     path.write_text(to_toml(COLOUR))
     assert papers.find(path) == COLOUR
     assert Spec(**COLOUR.to_dict()) == COLOUR
-    assert COLOUR.override(augmentation={"crop": 2}).data.augmentation == replace(COLOUR.data.augmentation, crop=2)  # type: ignore[type-var]
+    assert COLOUR.data.augmentation is not None
+    cropped = msgspec.structs.replace(COLOUR.data.augmentation, crop=2)
+    assert COLOUR.override(augmentation={"crop": 2}).data.augmentation == cropped
     with pytest.raises(ValueError, match="data.augmentation.*'flop'.*flip"):
         Spec(**{**COLOUR.to_dict(), "data": {"augmentation": {"flop": True}}})
     with pytest.raises(ValueError, match="mean has 2 numbers; the images have 3 channels"):

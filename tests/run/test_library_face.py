@@ -14,10 +14,8 @@ import pytest
 import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images
 from PIL import Image
-from torch.utils.data import TensorDataset
 
 import eqprop
-from eqprop.data import streamed
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.log import read_metrics
 from eqprop.run.watch import Several
@@ -132,19 +130,6 @@ def test_a_closed_pipe_ends_neither_the_run_nor_what_others_measure_and_stop(tmp
     assert all("norm" in entry for entry in lines)
 
 
-def test_early_stopping_refuses_what_it_cannot_follow() -> None:
-    lines = [
-        {"epoch": n, "test_error": 10.0 - n, "mine": value} for n, value in ((1, float("nan")), (2, 2.0), (3, 1.0))
-    ]
-    with pytest.raises(ValueError, match="Unknown metric 'tset_error'.*Did you mean 'test_error'"):
-        eqprop.EarlyStopping(2, "tset_error").stop(lines)
-    for patience in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match="patience is .*; expected a whole number above 0"):
-            eqprop.EarlyStopping(patience)  # type: ignore[arg-type]
-    # An epoch without a number is neither the best nor the last one that fell.
-    assert eqprop.EarlyStopping(2, "mine").stop(lines) is None
-
-
 def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -> None:
     images = few_images()
     eqprop.train(SMALL, tmp_path / "run", data=images, epochs=3)
@@ -205,16 +190,6 @@ def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_p
     with pytest.raises(ValueError, match=f"The watch measures '{name}'.* Rename it"):
         eqprop.train(SMALL, tmp_path / "run", data=few_images(100, 50), epochs=2, watch=Own())
     assert eqprop.resume(tmp_path / "run", data=few_images(100, 50)).test_error("ep") is not None
-
-
-def test_a_device_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
-    for given in (
-        few_images(),
-        streamed(*[TensorDataset(torch.rand(20, 784), torch.zeros(20).long())] * 2, classes=10),
-    ):
-        with pytest.raises(ValueError, match="Cannot use device 'cuda:77'"):
-            eqprop.train(SMALL, tmp_path / "run", data=given, device="cuda:77")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_watch_measures_the_averaged_weights_that_are_evaluated_and_loaded(tmp_path: Path) -> None:

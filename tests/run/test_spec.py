@@ -95,7 +95,6 @@ BAD = {
     "optimizer.options sets lr": {"optimizer_options": {"lr": 1}},
     "expected printable characters": {"name": "a\x1b[2J"},
     "continual EP moves the parameters itself": {"estimator": "ep-continual"},
-    "weights; at most": {"sizes": [10, 100_000, 784_000]},
 }
 
 

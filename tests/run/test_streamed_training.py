@@ -72,6 +72,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert_same_bits(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.filterwarnings("error")
 def test_workers_and_parts_of_the_set(tmp_path: Path, images: Images) -> None:
     options = {"validation": 100, "samples": 200, "test_samples": 50, "epochs": 1}
     train(AUGMENTED, tmp_path / "read", data=stream(images, workers=1), **options)

@@ -315,30 +315,6 @@ def test_validation_holds_out_training_samples_and_never_sees_the_test_set(tmp_p
     assert read_description(tmp_path / "run").data["training_samples"] == 300
 
 
-def own_network(seed: int) -> eqprop.Dynamics:
-    torch.manual_seed(seed)
-    theta = {"W": 0.1 * torch.randn(10, 20), "V": 0.05 * torch.randn(20, 784)}
-
-    def phi(x: Tensor, s: eqprop.State, theta: Any) -> Tensor:
-        s0, s1 = s
-        return ((s1 @ theta["W"].T) * s0).sum(-1) + ((x @ theta["V"].T) * s1).sum(-1)
-
-    return eqprop.from_primitive(phi, theta, layers=(10, 20), squash=torch.sigmoid)
-
-
-def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: Images) -> None:
-    result = train(SMALL, tmp_path / "own", data=images, model=own_network, trials=2, rates={"*": 0.3}, epochs=4)
-    errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
-    assert errors[0] != errors[1]
-    assert all(e[-1] < 70 for e in errors), "it learns"
-    with pytest.raises(ValueError, match="got no function that builds it.*--model FILE.py:"):
-        load(tmp_path / "own")
-    found = load(tmp_path / "own", trial=1, model=own_network)
-    assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
-    with pytest.raises(ValueError, match="cannot be stacked"):
-        train(SMALL, tmp_path / "no", data=images, model=own_network, trials=2, stacked=True, rates={"*": 0.3})
-
-
 def test_any_optimizer_is_saved_without_pickle(tmp_path: Path, images: Images) -> None:
     for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Rprop"):
         parameter = torch.nn.Parameter(torch.ones(3))

@@ -250,24 +250,3 @@ def test_a_full_disk_loses_nothing(place: Path, tmp_path: Path) -> None:
 def damaged(place: Path, out: Path) -> Path:
     shutil.copytree(place / "whole", out)
     return out
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(bytes(content))
-
-
-DAMAGE = {
-    "checkpoint truncated": (lambda run: _cut(checkpoint_file(run / "ep")), "damaged"),
-    "checkpoint tampered with": (lambda run: flip(checkpoint_file(run / "ep")), "does not match its own digest"),
-    "checkpoint emptied": (lambda run: checkpoint_file(run / "ep").write_bytes(b""), "damaged"),
-    "checkpoint missing": (lambda run: checkpoint_file(run / "ep").unlink(), "is missing"),
-    "experiment truncated": (lambda run: _cut(run / "experiment.json"), "damaged"),
-    "experiment missing": (lambda run: (run / "experiment.json").unlink(), "not a run folder"),
-    "metrics cut": (lambda run: _cut(run / "metrics.jsonl"), "does not match the checkpoint"),
-}
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])

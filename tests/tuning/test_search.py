@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sqlite3
 import subprocess
@@ -21,12 +20,8 @@ from eqprop.run.loop import Stopped
 from eqprop.run.session import bind
 from eqprop.run.spec import Spec
 from eqprop.tuning.search import (
-    ATTEMPTS,
     BestTrial,
     Search,
-    TrialState,
-    Workers,
-    open_study,
     own_values,
     search,
     space_around,
@@ -73,17 +68,6 @@ def test_a_search_begins_with_the_record_and_ends_with_its_best(six: BestTrial) 
     assert len({json.dumps(t["values"]) for t in trials}) == 6
 
 
-def test_values_of_a_trial_are_drawn_by_themselves(six: BestTrial) -> None:
-    """Where each lies in its range, on the logarithmic scale: not all at the same place."""
-    space = six.document["space"]
-    ends = {"T": space["T"], "K": space["K"], "beta": space["beta"]}
-    ends |= {f"lr {name}": pair for name, pair in space["rates"].items()}
-    for trial in six.document["trials"][1:]:
-        places = [math.log(trial["values"][name] / low) / math.log(high / low) for name, (low, high) in ends.items()]
-        assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
-        assert max(places) - min(places) > 0.1
-
-
 def test_a_search_in_two_sessions_draws_as_in_one(six: BestTrial, tmp_path: Path) -> None:
     search(wanted(tmp_path, 2))
     assert drawn(search(wanted(tmp_path, 6))) == drawn(six)
@@ -108,16 +92,6 @@ def test_trials_that_diverge_are_given_up_and_none_left_is_told(tmp_path: Path) 
     hot = SMALL.override(model=unbounded, rates={"W12": 1e20, "W01": 1e20})
     with pytest.raises(ArithmeticError, match="None of the 2 trials completed: all diverged"):
         search(wanted(tmp_path, 2, hot))
-
-
-def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path) -> None:
-    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    for attempt in range(ATTEMPTS + 1):
-        study.ask().suggest_int("T", 1, 1000)
-        with Workers(tmp_path) as mine:
-            assert mine.join(study) == [attempt]
-            assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
-    assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import functools
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
+from eqprop.estimators.settings import EstimatorSettings
 from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
 from eqprop.state import State, add, detach, per_sample, subtract
 
@@ -25,6 +26,10 @@ Grads = dict[nn.Parameter, Tensor]
 
 Factor = float | complex | Tensor
 """A number, or a tensor with one per stacked network, (R,)."""
+
+
+Rule = Callable[[int, int, float], "Estimator"]
+"""A nudging rule: T, K, beta -> an estimator."""
 
 
 class Backend(Protocol):
@@ -88,6 +93,12 @@ class Estimator(ABC):
     follows_theorem: ClassVar[bool] = True
     """Whether Theorem 1 speaks of it, so that what spoils EP's gradient spoils its own; else that is measured alone."""
 
+    settings: ClassVar[type[EstimatorSettings]] = EstimatorSettings
+    """What it declares for files and the command line beside its phases."""
+
+    rules: ClassVar[Mapping[str, Rule]] = {}
+    """The nudging rules that it stands for, by name: T, K, beta -> an estimator."""
+
     T: int
     K: int
     _: KW_ONLY
@@ -110,6 +121,15 @@ class Estimator(ABC):
         if not isinstance(self.K, int) or isinstance(self.K, bool) or self.K < 1:
             raise ValueError(f"{name} got K={self.K!r}; expected the number of second-phase steps, 1 or more.")
         self.free_phase()
+
+    @property
+    def plain(self) -> Estimator:
+        """Itself, without the penalties that it may carry."""
+        return self
+
+    def with_plain(self, plain: Estimator) -> Estimator:
+        """Another estimator, with the penalties that this one carries."""
+        return plain
 
     def free_phase(self, T: int | None = None) -> Phase:
         """The free phase, or its first T steps."""

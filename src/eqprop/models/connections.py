@@ -38,6 +38,9 @@ Theta = Mapping[str, Tensor]
 InitFunction = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 Init = Literal["glorot", "default"] | InitFunction
 
+MOST_WEIGHTS = 500_000_000
+"""The largest network built, in weights: 2 GB in float32, as much again for each gradient."""
+
 CONNECTIONS: dict[str, type[Connection]] = {}
 """Connections by the names that files give them."""
 
@@ -392,6 +395,8 @@ def add_parameters(
     They are drawn on the CPU in float64, then rounded, so a seed gives the same weights on every device and in every
     precision.
     """
+    if (count := sum(math.prod(p.shape) for p in wanted.values())) > MOST_WEIGHTS:
+        raise ValueError(f"The net has {count:,} weights; at most {MOST_WEIGHTS:,} are built. Make it smaller.")
     if not (init in ("glorot", "default") or callable(init)):
         raise ValueError(f"init is {init!r}; expected 'glorot', 'default' or a function (name, shape, generator).")
     # Without a seed it comes from torch's global generator, so torch.manual_seed applies.

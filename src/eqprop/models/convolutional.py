@@ -30,10 +30,8 @@ from eqprop.models.connections import (
     register,
 )
 from eqprop.models.graph import INPUT, Graph, Wiring
-from eqprop.models.layered import layered_parameters
-from eqprop.models.settings import ModelSettings
+from eqprop.models.settings import ModelSettings, from_input
 from eqprop.settings import Positive, about
-from eqprop.state import LayerParameters
 
 Image = tuple[int, int, int]
 Pooling = Literal["max", "average", "soft"]
@@ -553,11 +551,6 @@ class Convolutional(Graph):
 _activation = activation
 
 
-def convolutional_parameters(flat: int, maps: int, bias: bool = True) -> tuple[LayerParameters, ...]:
-    """Wfc01 and bfc0, ... for the flat layers, then Wconv01 and bconv0, ... for the maps."""
-    return layered_parameters(flat, bias, "fc") + layered_parameters(maps, bias, "conv")
-
-
 @final
 class ConvolutionalNet(ModelSettings, frozen=True):
     """`Convolutional` as data."""
@@ -576,35 +569,14 @@ class ConvolutionalNet(ModelSettings, frozen=True):
     bias: Annotated[bool, about("Whether layers have biases.")] = True
     kind: Literal["convolutional"] = "convolutional"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return convolutional_parameters(len(self.flat), len(self.channels), self.bias)
-
-    @property
-    def weights(self) -> int:
-        maps = pairwise((*self.channels, self.input_shape[0]))
-        flat = pairwise((*self.flat, (self.channels or (1,))[0] * math.prod(self.input_shape[1:])))
-        return sum(a * b * self.kernel**2 for a, b in maps) + sum(a * b for a, b in flat)
-
-    def build(self, seed: int, dtype: torch.dtype) -> Convolutional:
-        return Convolutional(
-            self.input_shape,
-            self.channels,
-            self.flat,
-            self.activation,
-            kernel=self.kernel,
-            padding=self.padding,
-            pool=self.pool,
-            bias=self.bias,
-            **self.drawn(seed, dtype),
-        )
+    network = Convolutional
 
     def without_output(self) -> ConvolutionalNet:
         return msgspec.structs.replace(self, flat=self.flat[1:])
 
     def __str__(self) -> str:
-        maps = "-".join(str(n) for n in reversed(self.channels))
-        return f"{maps} maps of {self.kernel} x {self.kernel}, pool {self.pool}, {'-'.join(map(str, self.flat[::-1]))}"
+        maps = f"{from_input(self.channels)} maps of {self.kernel} x {self.kernel}"
+        return f"{maps}, pool {self.pool}, {from_input(self.flat)}"
 
 
 def _check_channels(channels: Shape, flat: Shape) -> None:

@@ -29,19 +29,20 @@ from eqprop.run.own import Factory, OwnFunction, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
 from eqprop.run.spec import NAMED, SECTIONS, Optimizer, Spec, declared
 
-PAPERS = (
-    "ernoult-2019",
-    "scellier-bengio-2017",
-    "oconnor-2019",
-    "ernoult-2020",
-    "laborieux-2021",
-    "scellier-2023",
-    "scellier-2024",
-    "laborieux-2024",
-    "gower-2025",
-    "laydevant-2024",
-    "ours",
-)
+PAPER = "ernoult-2019"
+
+
+def _files() -> tuple[str, ...]:
+    """The folder's files without their ending: the paper's own, the others by year, and last what stems from none."""
+    there = {
+        name.removesuffix(".toml")
+        for f in resources.files("eqprop.papers").iterdir()
+        if (name := f.name).endswith(".toml")
+    }
+    return PAPER, *sorted(there - {PAPER}, key=lambda name: (name.rpartition("-")[2], name))
+
+
+PAPERS = _files()
 """The files, in the order in which tables show their experiments."""
 PRESETS = ("paper", "authors", "tuned", "fast", "gdu", "gdu-authors")
 """`paper`: as printed; `authors`: as in the authors' code; `tuned`: the fewest changes that reproduce the number;
@@ -197,7 +198,7 @@ def place_of(name: str) -> int:
     return names().index(name) if name in names() else len(names())
 
 
-def of_paper(paper: str = PAPERS[0]) -> tuple[str, ...]:
+def of_paper(paper: str = PAPER) -> tuple[str, ...]:
     """The names of a paper's experiments that are trained."""
     return tuple(
         name
@@ -213,7 +214,7 @@ def paper_rows() -> dict[str, Spec]:
 
 def literature() -> list[Literature]:
     """The best EP results the paper found in the literature."""
-    rows = (dict(row) for row in _paper(PAPERS[0])["literature"])
+    rows = (dict(row) for row in _paper(PAPER)["literature"])
     return [Literature(result=PaperResult.parse(row.pop("published")), **{"K": None, **row}) for row in rows]
 
 

@@ -11,17 +11,21 @@ import msgspec
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.messages import unknown
 from eqprop.physical.imperfect import Imperfections, Simulated
-from eqprop.physical.ising import Ising
 from eqprop.physical.machine import Machine
-from eqprop.physical.spice import Spice
-from eqprop.plugins import Table
+from eqprop.plugins import Table, part
 from eqprop.settings import Section, about
 
 NONE, SIMULATED = "none", "simulated"
 OWN: dict[str, Callable[..., Machine]] = {}
 """Classes of your own that were given by FILE.py:CLASS, by that text."""
 MACHINES: Table[Callable[..., Machine]] = Table(
-    "machine", {SIMULATED: Simulated, "spice": Spice, "ising": Ising}, lambda name, part: part
+    "machine",
+    {
+        SIMULATED: Simulated,
+        "spice": part("physical.spice:Spice"),
+        "ising": part("physical.ising:Ising"),
+    },
+    lambda name, own: own,
 )
 """What takes a network and returns the machine that runs it, by name."""
 

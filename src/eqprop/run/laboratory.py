@@ -17,7 +17,6 @@ from eqprop.cost import Problem
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP, Estimator
-from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import nudging_of
 from eqprop.gdu import AUTHORS, PAPER, Options, Report
 from eqprop.gdu import compare as compare_problem
@@ -55,8 +54,7 @@ class BoundProblem:
     @property
     def estimator(self) -> Estimator:
         """The session's without a penalty; where it is no EP but Theorem 1 speaks of it, EP with the same phases."""
-        phases, estimator = self.spec.phases, self.session.estimator
-        estimator = estimator.base if isinstance(estimator, Homeostasis) else estimator
+        phases, estimator = self.spec.phases, self.session.estimator.plain
         same = EP(phases.T, phases.K, phases.beta, schedule=phases.schedule, stop=phases.stop)
         return estimator if isinstance(estimator, EP) or not estimator.follows_theorem else same
 

@@ -25,6 +25,7 @@ from eqprop.messages import EXPECTED_ERRORS, unknown
 from eqprop.models.settings import ModelSettings
 from eqprop.plugins import Table
 from eqprop.settings import about
+from eqprop.state import LayerParameters
 
 Factory = Callable[..., Any]
 """Your own function: what `OwnFunction` describes."""
@@ -39,6 +40,10 @@ class OwnNet(ModelSettings, frozen=True):
 
     function: Annotated[str, about("FILE.py:FUNCTION that builds your own network.", flag="--model")] = "own"
     kind: Literal["own"] = "own"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return ()
 
     def build(self, seed: int, dtype: torch.dtype) -> Dynamics:
         if (own := registered_own(self)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,21 +15,18 @@ from msgspec import Meta
 from eqprop.data.augment import Augmentation, Normalisation
 from eqprop.data.sources import SETS
 from eqprop.engines.base import Precision, engine_names
-from eqprop.estimators.named import CONTINUAL, ESTIMATORS, EstimatorSettings
+from eqprop.estimators.named import CONTINUAL, ESTIMATORS
+from eqprop.estimators.settings import EstimatorSettings
 from eqprop.messages import shown, unknown
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet, ToyNet
 from eqprop.models.network import GraphNet
-from eqprop.models.predictive import PredictiveNet
 from eqprop.models.readout import COSTS, OWN_COST
-from eqprop.models.settings import MOST_WEIGHTS, ModelSettings
+from eqprop.models.settings import ModelSettings
 from eqprop.optimizers import OPTIMIZERS
 from eqprop.physical.imperfect import Imperfections
-from eqprop.physical.oscillators import OscillatorNet
-from eqprop.physical.resistive import ResistiveNet
 from eqprop.physical.settings import MachineSettings
-from eqprop.physical.spins import SpinNet
-from eqprop.plugins import Table
+from eqprop.plugins import Table, part
 from eqprop.relax import Schedule, Stop
 from eqprop.run.own import MODELS, OwnNet
 from eqprop.run.published import PaperResult
@@ -231,11 +229,11 @@ MODEL_KINDS: dict[str, type[ModelSettings]] = {
     "layered": LayeredNet,
     "convolutional": ConvolutionalNet,
     "graph": GraphNet,
-    "predictive": PredictiveNet,
+    "predictive": part("models.predictive:PredictiveNet"),
     "toy": ToyNet,
-    "resistive": ResistiveNet,
-    "oscillators": OscillatorNet,
-    "spins": SpinNet,
+    "resistive": part("physical.resistive:ResistiveNet"),
+    "oscillators": part("physical.oscillators:OscillatorNet"),
+    "spins": part("physical.spins:SpinNet"),
     "own": OwnNet,
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -537,7 +535,9 @@ def declared(spec: Spec | None = None) -> list[Field]:
     for section, kind in SECTIONS.items():
         for each in (kind, *(MODEL_KINDS.values() if section == "model" else ())):
             for f in _declared(each, section):
-                found.setdefault(f.flat, f)
+                known = found.setdefault(f.flat, f)
+                if known.default != f.default:
+                    found[f.flat] = replace(known, varies=True)
     for form in ESTIMATORS.built_in.values():
         for f in _declared(form.settings, "estimator"):
             found.setdefault(f.flat, f)
@@ -563,10 +563,6 @@ def _check_all(spec: Spec) -> None:
     _check_choice("optimizer", spec.optimizer.kind, optimizer_names())
     if spec.run.engine != "auto":
         _check_choice("engine", spec.run.engine, engine_names())
-    if (weights := spec.model.weights) > MOST_WEIGHTS:
-        raise ValueError(
-            f"A net {spec.model} has {weights} weights; at most {MOST_WEIGHTS} are built. Make it smaller."
-        )
     options = spec.optimizer.options
     fixed = [name for name in ("lr", "params") if name in options]
     if fixed:

@@ -36,7 +36,7 @@ from eqprop.run.checkpoint import (
     source_of,
 )
 from eqprop.run.distributed import SUMS, SharedStart, shared_start
-from eqprop.run.evaluate import Errors, Measure, measured_set
+from eqprop.run.evaluate import PARTS, Errors, Measure
 from eqprop.run.extras import Average
 from eqprop.run.log import Line
 from eqprop.run.rest import MEASURED, Guard
@@ -109,31 +109,16 @@ class Trainer:
         averaged = self.spec.optimizer.average
         self.guard = self._guard() if self.spec.phases.steered and not isinstance(self.estimator, Backprop) else None
         self.average = Average([p for _, p in self._parameters()], averaged) if averaged else None
-        _, train_y, read_train = measured_set(session.images, "train")
-        test_x, test_y, read_test = measured_set(session.images, "test")
-        self.x, self.labels = parts.x, train_y
-        self.targets = session.targets(train_y)
+        self.x, self.labels = parts.x, parts.answers
+        self.targets = session.targets(self.labels)
         self._reading: tuple[Position, Iterator[StreamedBatch]] | None = None
         self.start = parts.start
         self.shared = shared_start(self.start, self.ranks, self.networks)
         # Made once, so that they keep their runners from epoch to epoch.
-        inputs = None if self.preparation is None else self.preparation.inputs
+        forward = isinstance(self.estimator, Backprop)
         self.test_measure, self.train_measure = (
-            Measure(
-                self.engine,
-                self.model,
-                self.spec,
-                x,
-                y,
-                networks=self.networks,
-                start=self.start,
-                cost=self.cost,
-                ranks=self.ranks,
-                inputs=inputs,
-                forward=isinstance(self.estimator, Backprop),
-                read=read,
-            )
-            for x, y, read in ((parts.stored(test_x), test_y, read_test), (self.x, train_y, read_train))
+            Measure(self.engine, self.model, session, part, self.networks, self.start, self.cost, forward)
+            for part in PARTS
         )
         self.position = self._next = Position()
         self.diverged: dict[int, Divergence] = {}
@@ -359,15 +344,13 @@ class Trainer:
         r = self.leg.trials.index(trial)
         return self._network(r), self._cost(r)
 
-    def settling(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Where the free phases of the trials that ended well end, by estimator and trial."""
-        found = {}
+    def settling(self) -> dict[int, dict[str, Any]]:
+        """Where the free phases of the trials that ended well end; empty before the end."""
         with self.averaged():
-            for r, trial in enumerate(self.leg.trials):
-                rest = None if trial in self.diverged else audited(self.session, self.leg.estimator, self._network(r))
-                if rest is not None:
-                    found[self.leg.estimator, trial] = rest
-        return found
+            trials = enumerate(self.leg.trials) if self.finished else ()
+            well = {trial: self._network(r) for r, trial in trials if trial not in self.diverged}
+            found = {trial: audited(self.session, self.leg.estimator, network) for trial, network in well.items()}
+        return {trial: rest for trial, rest in found.items() if rest is not None}
 
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:
@@ -543,6 +526,7 @@ class Trainer:
             average=self._good_averages,
             guard={} if self.guard is None else self.guard.to_dict(),
             work=self.model.work.to_dict() if isinstance(self.model, Machine) else {},
+            settling=self.settling(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
