@@ -74,8 +74,8 @@ CURVES = "src/eqprop/report/curves.json"
 GALLERY = "docs/pictures.md"
 GALLERY_INTRODUCTION = """# Every other picture
 
-The pictures of this site that are not [figures of the paper](figures.md), each with a link to the page that explains it.
-`python -m docs.build` draws them from `results/`.
+The pictures of this site that are not [figures of the paper](figures.md), each with a link to the page that explains
+it. `python -m docs.build` draws them from `results/`.
 """
 
 

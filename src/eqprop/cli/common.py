@@ -40,7 +40,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, h
 Json = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON to this file; - is standard output, which then holds nothing else."
+        "--json",
+        metavar="FILE|-",
+        hidden=True,
+        help="Write the result as JSON; - writes it to standard output, and nothing else.",
     ),
 ]
 

@@ -25,9 +25,7 @@ def report(
     cosine: Annotated[
         bool, typer.Option("--cosine", metavar="", help="Compare the gradient of a mini-batch with BPTT's.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="Use the logs alone: load no weights.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", metavar="", help="Use the logs alone: load no weights.")] = False,
 ) -> None:
     """Write one self-contained HTML page: errors, curves, worst answers, settling, the doctor's verdict, settings.
 

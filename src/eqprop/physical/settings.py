@@ -39,9 +39,16 @@ class MachineSettings(Section, frozen=True, kw_only=True):
     options         arguments of the machine's class beside the network
     """
 
-    kind: Annotated[str, about("A machine in the loop: none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True)] = NONE
+    kind: Annotated[
+        str,
+        about("Machine: none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True),
+    ] = NONE
     imperfections: (
-        Annotated[Imperfections, about("Imperfection of a device: read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect")] | None
+        Annotated[
+            Imperfections,
+            about("Imperfection: read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect"),
+        ]
+        | None
     ) = None
     options: Annotated[
         Mapping[str, Any],

@@ -32,7 +32,8 @@ class _Callable(ModuleType):
     ) -> ReportFiles | Path:
         """Write the page of a run folder, or of a folder of run folders; see `eqprop.report.page.write_report`.
 
-        `model` is the function that builds the net, of runs that trained your own. Of a comparison it writes gdu.json, traces.json and figures/ (PNG and PDF) to `out`, like `eqprop gdu --out`.
+        Of a comparison it writes gdu.json, traces.json and figures/ (PNG and PDF) to `out`, like `eqprop gdu --out`.
+        `model` is the function that builds the net, of runs that trained your own.
         """
         if isinstance(folder, Report):
             from eqprop.report.gdu import write_comparison

@@ -115,8 +115,13 @@ def _examined(run: RunFolder, estimator: str, gradients: bool, own: OwnFunction 
         trained = load(run.folder, estimator, model=own)
         images = read_images(data_again(run.described.data, None, own), run.spec.data)
     except EXPECTED_ERRORS as error:
-        return replace(found, missing=(f"The net could not be loaded, so its errors by class, its settling and the "
-                                       f"doctor's verdict are missing. {error}",))
+        return replace(
+            found,
+            missing=(
+                f"The net could not be loaded, so its errors by class, its settling and the "
+                f"doctor's verdict are missing. {error}",
+            ),
+        )
     found = replace(found, epoch=trained.epoch)
     if isinstance(images, Images):
         with using_threads(run.spec.run.threads or torch.get_num_threads()):

@@ -88,9 +88,9 @@ class Phases(Section, frozen=True, kw_only=True):
     stop: Annotated[Stop, about("Stop early: never, or settled (same bits).")] = "never"
     start: Annotated[StartName, about("Initial states: zero, persistent, initialised or carried.")] = "zero"
     initialiser_rate: Annotated[float, about("Rate of the initialiser.", gt=0, lt=2)] = 1.0
-    evaluation_T: (
-        Annotated[int, about("T of evaluation; by default that of training.", ge=1, le=MOST_STEPS)] | None
-    ) = None
+    evaluation_T: Annotated[int, about("T of evaluation; by default that of training.", ge=1, le=MOST_STEPS)] | None = (
+        None
+    )
     keep_at_rest: (
         Annotated[AtRest, about("radius=0.95, longest=200, slower=true, ... (repeatable).", flag="--keep-at-rest")]
         | None
@@ -125,7 +125,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
     options: Annotated[
         Mapping[str, Any],
-        about("Option of the optimizer: momentum=0.9 (repeatable).", flat="optimizer_options", flag="--optimizer-option"),
+        about("Optimizer's option: momentum=0.9 (repeatable).", flat="optimizer_options", flag="--optimizer-option"),
     ] = {}
     batch: Annotated[int, about("Mini-batch size.", common=True, ge=1, le=MOST_STEPS)] = 20
     epochs: Annotated[int, about("Passes over the training set.", common=True, ge=1, le=MOST_EPOCHS)] = 10
@@ -135,7 +135,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     ] = "none"
     decay_factor: Annotated[float, about("Factor on the rates per epoch, for exponential decay.", gt=0, le=1)] = 0.99
     decay_epochs: (
-        Annotated[int, about("Epochs over which rates fall; then they stay. By default all.", ge=1, le=MOST_EPOCHS)] | None
+        Annotated[int, about("Epochs over which rates fall, then stay; by default all.", ge=1, le=MOST_EPOCHS)] | None
     ) = None
     decay_floor: Annotated[Rate, about("The rate that decay ends at.")] = 0.0
     warmup: Annotated[Rate, about("Epochs, or a part of one, over which rates rise from 0.")] = 0.0
