@@ -231,10 +231,6 @@ class Nudge:
     checked: bool = True
     at: State | None = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.beta, Tensor):
-            check_beta(self.beta)
-
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""
         s, strength = s if self.at is None else self.at, -self.beta * factor

@@ -53,7 +53,8 @@ def test_train_resume_evaluate_and_report_in_one_folder(call: Call, place: Path,
         *("--schedule", "alternating", "--train-error-every", 1, "--json", tmp_path / "result.json"),
     )
     assert code == 0, err
-    assert "small (own, alternating) on data" in out
+    assert "small (own," in out
+    assert "Test error on data" in out
     assert str(run) in out.replace("\n", "")
     assert "ep epoch 2/2: test" in err
     summary = json.loads((tmp_path / "result.json").read_text())

@@ -241,31 +241,6 @@ def test_alternating_steps_bring_to_rest_what_goes_back_and_forth() -> None:
         assert m.rmse == pytest.approx(rmse(ep[name].flatten(1), -bptt[name].flatten(1)), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["chains", "EB", "conv"])
-def test_the_concentration_is_that_of_the_gradients_of_single_samples(name: str) -> None:
-    if name == "chains":
-        model, x, y = two_chains(), torch.tensor([[0.5], [-0.5], [-0.4]], dtype=F64), torch.ones(3, 1, dtype=F64)
-    else:
-        model = small_nets()[name]
-        x, y = batch(model)
-    found = gdu.compare(model, COST, x, y, 200, K, BETA, Options(drop_unsettled=True)).concentration
-    assert found is not None
-    squares = []
-    for n in range(len(x)):
-        _, gradient = EP(200, K, beta=BETA).gradient(model, COST, x[n : n + 1], y[n : n + 1])
-        squares.append(sum(float(g.square().sum()) for g in gradient.values()))
-    assert found.counted == 1
-    assert found.few == pytest.approx(max(squares) / sum(squares), rel=1e-9)
-    if name == "chains":
-        assert found.unsettled == pytest.approx(squares[0] / sum(squares), rel=1e-9)
-        assert f"unsettled samples contribute {100 * found.unsettled:.0f} % and the largest sample contributes" in str(
-            found
-        )
-    else:
-        assert found.unsettled == 0.0
-        assert str(found).startswith("Of the squared updates, the largest sample contributes")
-
-
 def two_rests() -> Dynamics:
     """A neuron with a steady state on either side of 0; from zero it goes to that of its input's sign."""
     return from_transition(

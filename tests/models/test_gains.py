@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from eqprop import EP, CrossEntropy, relax
 from eqprop.cost import Nudge
 from eqprop.data import one_hot
 from eqprop.estimators import Backprop
+from eqprop.estimators.base import minus_sum
 from eqprop.models import Dense, Layered, Network
 
 F64 = torch.float64
@@ -99,6 +101,38 @@ def test_both_forms_agree_on_nets_without_a_phi() -> None:
                 for form in ("plain", "difference")
             )
             assert_close(list(moved.values()), list(plain.values()), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("untied", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"nudging": "symmetric"}, {"nudging": "symmetric", "form": "difference"}, {"schedule": "sweeps"}],
+    ids=lambda chosen: "-".join(chosen.values()) or "plain",
+)
+def test_the_updates_of_the_steps_add_up_to_the_gradient(chosen: dict[str, Any], untied: bool) -> None:
+    x, y = data()
+    net, cost = chain(0.3, untied=untied), CrossEntropy(6, 3, seed=0, dtype=F64)
+    ep = EP(30, 12, beta=0.3, **chosen)
+    free, grads = ep.gradient(net, cost, x, y)
+    total = minus_sum(ep.steps(net, cost, x, y, free))
+    assert_close([total[name] for name in total], [grads[net.get_parameter(name)] for name in total])
+
+
+@pytest.mark.parametrize("engine", ["eager", "xla"])
+def test_symmetric_nudging_errs_by_the_square_of_beta_without_a_phi_too(engine: str) -> None:
+    """Halving beta quarters what separates it from its limit: pre-activities are those of the free phase's end."""
+    if engine == "xla":
+        pytest.importorskip("jax")
+    x, y = data()
+    net, cost = chain(0.5, 2, untied=True), CrossEntropy(6, 3, seed=0, dtype=F64)
+
+    def gradient(beta: float) -> Tensor:
+        net.zero_grad()
+        EP(200, 60, beta=beta, nudging="symmetric").backward(net, cost, x, y, engine=engine)
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    far, near, limit = gradient(0.2), gradient(0.1), gradient(1e-3)
+    assert 3.8 < float((far - limit).norm() / (near - limit).norm()) < 4.2
 
 
 def test_an_untied_way_back_learns_by_how_far_its_end_moved() -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
 
 from eqprop import papers
 from eqprop.cli import app, command
-from eqprop.cli.common import Quiet, new_console, one_process, spread, stopping, watcher
+from eqprop.cli.common import Quiet, new_console, one_process, results_table, stopping, watcher
 from eqprop.cli.figures import figures
 from eqprop.cli.options import with_settings
 from eqprop.cli.published import check_again, check_folder, run_name
 from eqprop.cli.rows import cifar10, field
-from eqprop.estimators.named import label
 from eqprop.files import write_json
 from eqprop.report.page import ReportFiles, write_report
-from eqprop.report.runs import Row, read_run
+from eqprop.report.runs import read_run
 from eqprop.run.api import begin_or_resume
 from eqprop.run.distributed import rank
 from eqprop.run.metrics import (
@@ -151,32 +146,3 @@ def _show(out: Path, written: ReportFiles) -> None:
     console.print(results_table(rows(collect(out).runs)))
     console.print(f"Page: {written.page}", soft_wrap=True)
     console.print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", soft_wrap=True)
-
-
-def results_table(found: Sequence[Row]) -> Table:
-    """Our results next to the paper's, within 80 columns."""
-    data = ", ".join(dict.fromkeys(row.run.data for row in found))
-    runs = {id(row.run): row.run for row in found}.values()
-    notes = [f"{run.title}: {'; '.join([run.model, *run.changes])}" for run in runs]
-    table = Table(
-        title=f"Test error on {data}, % (running train error)",
-        caption=escape("\n".join(notes)),
-        caption_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
-        table.add_column(heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=True)
-    for row in found:
-        paper = row.paper_result
-        ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
-        table.add_row(
-            row.run.title,
-            label(row.estimator),
-            ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
-            "--" if paper is None else str(paper),
-            f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
-            row.verdict if row.verdict in ("yes", "no") else "--",
-        )
-    return table

@@ -320,6 +320,8 @@ class Graph(PrimitiveDynamics):
         r = self.activity(s)
         if minus is None:
             return self._contrast(x, add(r, plus), r, plus)
+        if not self.conservative:  # the move alone counts, seen from s
+            return self._contrast(x, add(r, plus), r, subtract(plus, minus))
         return self._contrast(x, add(r, plus), add(r, minus), subtract(plus, minus))
 
     def _contrast(self, x: Tensor, plus: State, minus: State, change: State | None) -> dict[str, Tensor]:
