@@ -124,7 +124,7 @@ def test_a_run_of_your_own_network_is_examined_with_its_function(
     assert call_main(monkeypatch, "gdu", mine / "run", *given) == 0, capsys.readouterr().err
     assert json.loads((mine / "gdu.json").read_text())["trained"]["epochs"] == 2
     assert call_main(monkeypatch, "gdu", mine / "run") == 2
-    assert "--model FILE.py:FUNCTION" in capsys.readouterr().err
+    assert f"--model {target}" in capsys.readouterr().err
 
 
 def test_the_own_cost_is_what_is_trained(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
