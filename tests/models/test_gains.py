@@ -92,19 +92,6 @@ def test_at_gain_one_it_is_not_backprop() -> None:
     assert max(float((found[p] - g).norm() / g.norm()) for p, g in exact.items()) > 0.1
 
 
-def test_both_forms_agree_on_nets_without_a_phi() -> None:
-    x, y = data()
-    for untied in (False, True):
-        net, cost = chain(0.3, untied=untied), CrossEntropy(6, 3, seed=0, dtype=F64)
-        free = relax(net, x, 500).state
-        for held in (False, True):
-            plain, moved = (
-                EP(1, 12, beta=0.3, form=form, held=held).gradient(net, cost, x, y, free)[1]  # type: ignore[arg-type]
-                for form in ("plain", "difference")
-            )
-            assert_close(list(moved.values()), list(plain.values()), rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.parametrize("untied", [False, True])
 @pytest.mark.parametrize(
     "chosen",
