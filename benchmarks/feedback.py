@@ -18,7 +18,8 @@ from torch import Tensor
 
 from benchmarks.collect import RESULTS
 from eqprop.data import mnist, one_hot
-from eqprop.estimators import AsymEP, Backprop, Estimator
+from eqprop.estimators import Backprop, Estimator
+from eqprop.estimators.asymmetric import AsymEP
 from eqprop.estimators.homeostasis import relative_asymmetry
 from eqprop.files import write_json
 from eqprop.models import Dense, Network

@@ -17,7 +17,8 @@ import torch
 import eqprop
 from benchmarks.collect import RESULTS, write_compact
 from eqprop import papers
-from eqprop.physical import Resistive, spice
+from eqprop.physical import spice
+from eqprop.physical.resistive import Resistive
 from eqprop.provenance import provenance
 
 NETS, ITERATIONS, BATCH = 20, 20, 4

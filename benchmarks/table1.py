@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.cases import Case
@@ -11,6 +12,7 @@ from eqprop import papers
 from eqprop.data import Images
 from eqprop.engines import Engine
 from eqprop.run.evaluate import BATCH, Measure
+from eqprop.run.session import Session
 from eqprop.run.spec import Spec
 
 ITERATIONS = 3000
@@ -27,10 +29,9 @@ def evaluation_seconds(case: Case, engine: Engine, images: Images) -> float:
     """
     device = images.test_x.device
     model = case.build(device)
-    assert model.input_shape is not None, "the experiments' networks say what they take"
     count = TEST if device.type == "cuda" else BATCH
-    x = images.test_x[:count].view(-1, *model.input_shape)
-    measure = Measure(engine, model, case.experiment, x, images.test_y[:count], case.network_count)
+    some = replace(images, test_x=images.test_x[:count], test_y=images.test_y[:count])
+    measure = Measure(engine, model, Session(case.experiment, some), networks=case.network_count)
     contestant = Contestant(lambda n: _evaluate(measure), device)
     if device.type == "cuda":
         contestant.seconds(1)

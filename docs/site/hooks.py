@@ -13,6 +13,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -75,6 +76,13 @@ def _play() -> str:
     from eqprop.report.play import render
 
     return render().replace("<header>", '<header>\n  <p><a href="../index.html">eqprop</a></p>', 1)
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Give the tables of claims, five columns of sentences, the width of the table of contents."""
+    if page.file.src_uri.startswith("paper/"):
+        page.meta["hide"] = ["toc"]
+    return markdown
 
 
 def on_page_content(content: str, **_: Any) -> str:

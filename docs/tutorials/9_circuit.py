@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 import eqprop
 from eqprop import EP, spice
-from eqprop.physical import Resistive
+from eqprop.physical.resistive import Resistive
 
 torch.set_num_threads(1)
 has_ngspice = shutil.which("ngspice") is not None

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from eqprop import EP, data, papers, relax
-from eqprop.cost import PhaseError
 from eqprop.physical import Imperfections, Simulated
+from eqprop.physical.oscillators import PhaseError
 from eqprop.relax import Phase
 
 

@@ -12,7 +12,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from eqprop import data, echo, engines, gdu, models, papers, physical, report, starts, zoo
+    from eqprop import data, engines, gdu, models, papers, physical, report, starts, zoo
     from eqprop.classifier import EqPropClassifier
     from eqprop.cost import Cost, FunctionCost, Nudge, SquaredError
     from eqprop.dynamics import Dynamics, PrimitiveDynamics
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from eqprop.gdu.stability import stability
     from eqprop.models import CrossEntropy
     from eqprop.optimizers import Lion
-    from eqprop.physical import spice as spice
     from eqprop.plugins import register
     from eqprop.provenance import __version__
     from eqprop.relax import NotFiniteError, Phase, Relaxation, relax
@@ -45,9 +44,12 @@ if TYPE_CHECKING:
     from eqprop.run.sweep import sweep
     from eqprop.state import State
 
-_MODULES = {"distributed": "eqprop.run.distributed", "spice": "eqprop.physical.spice"} | {
+_MODULES = {
+    "distributed": "eqprop.run.distributed",
+    "spice": "eqprop.physical.spice",
+} | {
     name: f"eqprop.{name}"
-    for name in ("data", "echo", "engines", "gdu", "models", "papers", "physical", "report", "starts", "zoo")
+    for name in ("data", "engines", "gdu", "models", "papers", "physical", "report", "starts", "zoo")
 }
 _NAMES = {
     "classifier": ("EqPropClassifier",),
@@ -130,7 +132,6 @@ __all__ = [
     "data",
     "distributed",
     "doctor",
-    "echo",
     "engines",
     "evaluate",
     "from_energy",

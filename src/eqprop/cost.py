@@ -95,6 +95,10 @@ class Cost(nn.Module):
                 f"The target y is on {y.device}; expected {s[0].device}, like the model. Convert it with .to(...)."
             )
 
+    def for_classes(self, classes: int) -> Cost:
+        """The cost for data of so many classes: itself, unless it lays them out on the outputs."""
+        return self
+
     def scores(self, s: State) -> Tensor:
         """Class scores, (B, classes); the largest is the prediction. By default the output layer."""
         return s[0]
@@ -144,60 +148,6 @@ class SquaredError(Cost):
                 "Convert labels to one-hot rows with eqprop.data.one_hot."
             )
         check_kind("target y", y, s0)
-
-
-class PhaseError(Cost):
-    """l = 1/2 |cos phi_0 - (2 y - 1)|^2: outputs in phase with 1, in antiphase with 0."""
-
-    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        return 0.5 * (torch.cos(s[0]) - (2.0 * y - 1.0)).square().sum(-1)
-
-    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-        return (-(torch.cos(s[0]) - (2.0 * y - 1.0)) * torch.sin(s[0]), *(None for _ in s[1:]))
-
-    def scores(self, s: State) -> Tensor:
-        return torch.cos(s[0])
-
-    def check(self, s: State, y: Tensor) -> None:
-        super().check(s, y)
-        if y.shape != s[0].shape:
-            raise ValueError(f"The target y has shape {tuple(y.shape)}; expected {tuple(s[0].shape)}, like the output.")
-        check_kind("target y", y, s[0])
-
-
-class SpinError(Cost):
-    """l = sum (1 - s_0 t), t = 2 y - 1 repeated for the outputs of a class: 1/2 |s_0 - t|^2 for spins of -1 and 1.
-
-    Its nudge is a field beta t, whatever the spins are. A class's score is the mean of its outputs, which stand side by
-    side.
-    """
-
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def target(self, y: Tensor, output: Tensor) -> Tensor:
-        """t, shaped like the output."""
-        return (2.0 * y - 1.0).to(output).repeat_interleave(output.shape[-1] // self.classes, -1)
-
-    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        return (1.0 - s[0] * self.target(y, s[0])).sum(-1)
-
-    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-        return (-self.target(y, s[0]), *(None for _ in s[1:]))
-
-    def scores(self, s: State) -> Tensor:
-        return s[0].unflatten(-1, (self.classes, -1)).mean(-1)
-
-    def check(self, s: State, y: Tensor) -> None:
-        super().check(s, y)
-        outputs = s[0].shape[-1]
-        if outputs % self.classes or y.shape != (*s[0].shape[:-1], self.classes):
-            raise ValueError(
-                f"The target y has shape {tuple(y.shape)} and the output {tuple(s[0].shape)}; expected a y for each of "
-                f"{self.classes} classes, and as many outputs for each."
-            )
-        check_kind("target y", y, s[0])
 
 
 class FunctionCost(Cost):
@@ -280,10 +230,6 @@ class Nudge:
     beta: float | complex | Tensor
     checked: bool = True
     at: State | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.beta, Tensor):
-            check_beta(self.beta)
 
     def push(self, s: State, theta: Mapping[str, Tensor], factor: float) -> tuple[Tensor | None, ...]:
         """-beta * factor * dl/ds, where factor is the model's `nudge_scale`."""

@@ -51,6 +51,9 @@ class Dynamics(nn.Module):
     nudge_scale: float = 1.0
     """Multiplies beta in the nudge and in the updates: eps for an energy [delta-fc-canon], else 1."""
 
+    differentiable: bool = True
+    """Whether F has a derivative, of which an exact gradient could follow; that of spins has none."""
+
     bipartite: bool = False
     """Whether even layers depend only on odd layers and vice versa, so that the two can be updated in turn."""
 

@@ -12,6 +12,7 @@ It then works wherever a built-in one does: in `train`, `gdu`, TOML files, `resu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +49,17 @@ def register(kind: str, name: str, part: Any) -> None:
     if name in built_in(kind):
         raise ValueError(f"eqprop has a {kind} {name!r} of its own. Choose another name.")
     _registered[kind][name] = part
+
+
+def part(place: str) -> Any:
+    """A part of the package by its place, MODULE:NAME, so that a line of a table is all that names it."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"eqprop.{module}"), name)
+
+
+def later(place: str) -> Callable[..., Any]:
+    """What makes such a part, imported when it is first made: for tables that a part's own module needs."""
+    return lambda *given, **options: part(place)(*given, **options)
 
 
 def built_in(kind: str) -> Mapping[str, Any]:

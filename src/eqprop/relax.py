@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eqprop.autodiff import doubled, in_own_precision, wide, with_values
-from eqprop.cost import Cost, Nudge
+from eqprop.cost import Cost, Nudge, check_beta
 from eqprop.dynamics import Departure, Drive, Dynamics, PrimitiveDynamics
 from eqprop.state import State, add, detach, distances, first_bad_layer, is_number, layer_name, subtract
 
@@ -150,8 +150,19 @@ def relax(
     if keep < 0:
         raise ValueError(f"keep is {keep}; expected the number of states to return before the last, 0 or more.")
     start = prepare(model, x, state, nudge)
+    if state is None and model.settles_itself:
+        settled_alone: Relaxation = model.relaxation(x, phase, None, nudge, keep)
+        return settled_alone
+    return settle(model, x, phase, start, nudge, keep)
+
+
+@torch.no_grad()
+def settle(
+    model: Dynamics, x: Tensor, phase: Phase, start: State, nudge: Nudge | None = None, keep: int = 0
+) -> Relaxation:
+    """The same for arguments that `prepare` has checked, in the precision of their tensors."""
     if model.settles_itself:
-        settled_alone: Relaxation = model.relaxation(x, phase, None if state is None else start, nudge, keep)
+        settled_alone: Relaxation = model.relaxation(x, phase, start, nudge, keep)
         return settled_alone
     s, steps, before, step = _run(model, x, phase, start, nudge, keep)
     by_layer = distances(step(s), s, model.sample_dims(x))
@@ -464,6 +475,8 @@ def prepare(model: Dynamics, x: Tensor, state: State | None, nudge: Nudge | None
     s = zero if state is None else detach(tuple(state))
     _check_state(model, s, zero)
     if nudge is not None:
+        if not isinstance(nudge.beta, Tensor):
+            check_beta(nudge.beta)
         nudge.cost.check(s, nudge.y)
     return s
 

@@ -46,13 +46,17 @@ Positive = Annotated[int, Meta(gt=0)]
 
 @dataclass(frozen=True)
 class Field:
-    """A declared field: where it stands, its name as an option, its type, default and help."""
+    """A declared field: where it stands, its name as an option, its type, default and help.
+
+    varies      whether another kind of net has another default
+    """
 
     section: str
     leaf: str
     type: Any
     default: Any
     meta: Meta
+    varies: bool = False
 
     @property
     def flat(self) -> str:
@@ -103,6 +107,12 @@ def check(values: object, kind: Any, where: str) -> Any:
     if isinstance(values, Mapping):
         _check_tables(values, bare(kind), where)
     return found
+
+
+def check_fields(made: Struct) -> None:
+    """Check the fields of a Struct that was made in Python: msgspec checks only what it reads."""
+    for name, kind in get_type_hints(type(made), include_extras=True).items():
+        msgspec.structs.force_setattr(made, name, check(getattr(made, name), kind, name))
 
 
 def _check_tables(values: Mapping[Any, Any], kind: Any, where: str) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.bench_experiments import Spoiled, brief, few_images, rows_of_table1
+from helpers.bench_experiments import Spoiled, brief, few_images
 
 from benchmarks import run as bench
-from benchmarks.__main__ import Request, device_named, exit_code, main, words
-from benchmarks.cases import Case, batch_order, network_order
-from benchmarks.scaling import ConvCurves, Curves, measure_scaling
-from benchmarks.table1 import ITERATIONS, project
+from benchmarks.__main__ import exit_code, main
+from benchmarks.cases import Case
 from benchmarks.timing import Contestant, take_turns
 from eqprop import papers
 from eqprop.data import Images
@@ -29,49 +27,11 @@ def images() -> Images:
     return few_images()
 
 
-def test_a_contestant_counts_and_chooses_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: clock[0])
-    first = [True]
-
-    def run(n: int) -> None:
-        clock[0] += 0.004 * n + (2.0 if first[0] else 0.0)
-        first[0] = False
-
-    contestant = Contestant(run, CPU)
-    contestant.prepare(0.3)
-    assert contestant.chunk == 50
-    assert contestant.setup == pytest.approx(2.0)
-    for _ in range(3):
-        contestant.time_chunk()
-    assert contestant.us == pytest.approx(4000.0)
-    assert contestant.spread_us == pytest.approx(0.0, abs=1e-6)
-    assert contestant.done == 1 + 1 + 10 + 3 * 50
-
-
-def test_the_spread_is_the_interquartile_range() -> None:
-    contestant = Contestant(lambda n: None, CPU)
-    contestant.times = [1e-6 * v for v in (1.0, 2.0, 3.0, 4.0, 100.0)]
-    assert contestant.us == pytest.approx(3.0)
-    assert contestant.spread_us == pytest.approx(2.0)
-
-
 def test_the_slow_one_joins_evenly() -> None:
     log: list[str] = []
     fast, slow = (Contestant(lambda n, w=word: log.append(w), CPU) for word in ("f", "s"))
     take_turns([fast], 6, slow, 2)
     assert "".join(log) == "ffsfffsf"
-
-
-def test_batches_of_stacked_networks_are_their_own() -> None:
-    case = Case(papers.find("P-1h"), "ep", trials=3)
-    order = batch_order(case, 4, 500, seed=0)
-    assert order.shape == (4, 3, 20)
-    assert not torch.equal(network_order(order, 0), network_order(order, 1))
-    assert torch.equal(order, batch_order(case, 4, 500, seed=0))
-    few = batch_order(replace(case, trials=1), 4, 500, seed=0, distinct=2)
-    assert few.shape == (4, 20)
-    assert {len(row.unique()) for row in few} == {2}
 
 
 QUICK = bench.Effort(rounds=2, naive_rounds=1, chunk_seconds=0.001, check_iterations=1, trained=5)
@@ -153,107 +113,6 @@ def test_what_nobody_serves_is_told_before_anything_is_timed(quick: bench.Plan) 
     assert [s.case.experiment.name for s in skipped] == ["EB-1h"]
 
 
-def test_an_engine_asked_for_twice_is_timed_once(quick: bench.Plan) -> None:
-    plan = replace(quick, engines=("eager", "eager"))
-    assert len(bench.choose_engines(plan)[0]) == 1
-
-
-def test_table1_adds_up() -> None:
-    total = project(rows_of_table1())["all_steps"]
-    epochs = sum(experiment.optimizer.epochs for experiment in papers.paper_rows().values())
-    expected = 2 * (epochs * (ITERATIONS * 1e-4 + 0.5) + 6 * (3.0 + 6 * 0.5))
-    assert total["seconds"] == pytest.approx(expected)
-    assert total["missing"] == []
-    one_by_one = project(rows_of_table1(trials=1))["all_steps"]
-    assert one_by_one["seconds"] == pytest.approx(5 * expected)
-
-
-def test_table1_takes_exact_means_only_where_they_were_timed_on_trained_weights() -> None:
-    rows = rows_of_table1()
-    early = rows_of_table1(stop="settled", us_per_iteration=1.0)
-    late = rows_of_table1(stop="settled", us_per_iteration=50.0, weights="trained")
-    result = project(rows + early + late)
-    assert {part["stop"] for part in result["all_steps"]["rows"]} == {"never"}
-    assert {part["weights"] for part in result["all_exact_means"]["rows"]} == {"trained"}
-    assert project(rows + early)["all_exact_means"] == result["all_steps"]
-
-
-def test_table1_stays_open_without_a_row_or_with_a_refused_one() -> None:
-    rows = rows_of_table1()
-    rows[3] = {**rows[3], "speedup": None}
-    total = project(rows[1:])["all_steps"]
-    assert total["seconds"] is None
-    assert total["missing"] == ["EB-1h ep", "EB-2h bptt"]
-
-
-def test_table1_times_the_evaluation(quick: bench.Plan) -> None:
-    result = bench.measure(replace(quick, table1=True))
-    (row,) = result["rows"]
-    assert row["evaluation_s"] > 0.0
-    assert len(result["table1"]["all_steps"]["rows"]) == 1
-    assert result["table1"]["all_steps"]["seconds"] is None
-
-
-def test_scaling_varies_one_axis_at_a_time(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.scaling.mnist", lambda device: images)
-    base = {"batch": 2, "depth": 1, "width": 8, "trials": 1}
-    values = {"batch": (1, 3), "depth": (1, 2), "width": (4, 8), "trials": (1, 2)}
-    result = measure_scaling(Curves(("eager",), CPU, base, values, T=3, K=2, effort=QUICK))
-    assert len(result["scaling"]) == 8
-    for point in result["scaling"]:
-        others = {axis: point[axis] for axis in base if axis != point["axis"]}
-        assert others == {axis: base[axis] for axis in others}
-        assert point["us_per_step"] == pytest.approx(point["us_per_iteration"] / 5)
-    json.dumps(result, allow_nan=False)
-
-
-def test_chains_of_convolutions_have_curves_too(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.scaling.mnist", lambda device: images)
-    base, values = {"batch": 2, "depth": 1, "width": 3}, {"batch": (4,), "depth": (2,), "width": (5,)}
-    result = measure_scaling(ConvCurves(("eager",), CPU, base, values, T=4, K=2, effort=QUICK))
-    assert [(p["batch"], p["depth"], p["width"]) for p in result["scaling"]] == [(4, 1, 3), (2, 2, 3), (2, 1, 5)]
-    assert (result["net"], result["skipped"]) == ("conv", [])
-    deep = ConvCurves(base=base).case("depth", 2, "eager").build(CPU)
-    assert [tuple(v.shape[1:]) for v in deep.init_state(torch.zeros(1, 1, 28, 28))] == [(10,), (3, 14, 14), (3, 14, 14)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words_of_error"),
-    [
-        (["P-1"], "Did you mean 'P-1h'?"),
-        (["P-1h", "--engine", "eagre"], "Did you mean 'eager'?"),
-        (["P-1h", "--method", "ep,rbp"], "Unknown method 'rbp'"),
-        (["P-1h", "--schedule", "alternate"], "Did you mean 'alternating'?"),
-        (["P-1h", "--stop", "early"], "expected one of never, settled"),
-        (["P-1h", "--preset", "papers"], "Did you mean 'paper'?"),
-        (["P-1h", "--trials", "0"], "--trials is 0"),
-        (["P-1h", "--rounds", "0"], "rounds is 0"),
-        (["P-1h", "--device", "gpu"], "--device got 'gpu'"),
-        (["P-1h", "--device", "meta"], "expected 'cpu' or 'cuda'"),
-        (["EB-1h", "--schedule", "alternating"], "cannot alternate"),
-        (["P-1h", "--engine", ","], "expected one word"),
-        (["P-1h", "--json", "no/such/folder/out.json"], "expected a file in a folder that exists"),
-    ],
-)
-def test_bad_input_is_one_message(
-    arguments: list[str], words_of_error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    text = capsys.readouterr().err
-    assert words_of_error in text
-    assert text.startswith("eqprop: ")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["P-1h", "--device", "cuda"])
-    assert ended.value.code == 2
-    assert "There is no CUDA device" in capsys.readouterr().err
-
-
 def test_json_stands_alone_on_standard_output(
     quick: bench.Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,21 +139,3 @@ def test_a_refused_engine_ends_with_code_1(
         main(["P-1h", "--method", "ep", *short])
     assert ended.value.code == 1
     assert "no ratio" in capsys.readouterr().err
-
-
-def test_words_and_devices() -> None:
-    assert words("ep, bptt,ep") == ("ep", "bptt")
-    assert device_named("cpu") == CPU
-    assert Request(("p-1h",)).plan().experiments[0].name == "P-1h"
-
-
-def test_a_record_the_obvious_code_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="initialised-ep begins its free phases initialised and nudges ep-random-sign"):
-        bench.experiments_named(["P-1h", "initialised-ep"])
-    assert [experiment.name for experiment in bench.experiments_named([])] == list(papers.of_paper())
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, float("inf")])
-def test_a_chunk_takes_a_time(seconds: float) -> None:
-    with pytest.raises(ValueError, match="chunk_seconds is .*; expected a number of seconds above 0"):
-        bench.Effort(chunk_seconds=seconds)

@@ -30,12 +30,9 @@ def images() -> Images:
 @pytest.mark.parametrize(
     ("name", "method", "trials"),
     [
-        ("P-2h", "ep", 1),
         ("P-2h", "bptt", 3),
         ("EB-1h", "ep", 2),
-        ("EB-1h", "bptt", 1),
         ("P-conv", "ep", 1),
-        ("P-conv", "bptt", 5),
     ],
 )
 def test_the_reference_passes_the_check(images: Images, name: str, method: str, trials: int) -> None:
@@ -46,23 +43,19 @@ def test_the_reference_passes_the_check(images: Images, name: str, method: str, 
     assert 0.0 < verdict.naive_max_error < 1e-3
 
 
-@pytest.mark.parametrize("name", ["P-2h", "P-conv"])
-@pytest.mark.parametrize("stop", ["never", "settled"])
-def test_an_alternating_engine_is_held_against_an_alternating_twin(images: Images, name: str, stop: Any) -> None:
-    case = Case(brief(papers.find(name)), "ep").with_schedule("alternating", stop)
+def test_an_alternating_engine_is_held_against_an_alternating_twin(images: Images) -> None:
+    case = Case(brief(papers.find("P-2h")), "ep").with_schedule("alternating", "settled")
     checker = Checker(images)
     assert checker.check(case, Eager()).reason is None
-    verdict = checker.check(case.with_schedule("synchronous", stop), Spoiled("alternating"))
+    verdict = checker.check(case.with_schedule("synchronous", "settled"), Spoiled("alternating"))
     assert verdict.reason is not None
 
 
 @pytest.mark.parametrize(
     ("name", "wrong", "trials"),
     [
-        *[("P-2h", wrong, 1) for wrong in ("coarse state", "coarse update", "fewer steps", "one bias", "not finite")],
-        *[("EB-1h", wrong, 1) for wrong in ("coarse update", "fewer steps", "other batches")],
+        *[("P-2h", wrong, 1) for wrong in ("coarse state", "fewer steps", "one bias", "not finite")],
         *[("EB-1h", wrong, 2) for wrong in ("coarse update", "one network", "other batches")],
-        *[("P-conv", wrong, 1) for wrong in ("coarse state", "coarse update", "other batches")],
     ],
 )
 def test_a_wrong_engine_is_refused(images: Images, name: str, wrong: str, trials: int) -> None:
@@ -119,8 +112,9 @@ class KeptRunner(EagerRunner):
         return self.free if self.job.networks else tuple(layer[None] for layer in self.free)
 
 
-@pytest.mark.parametrize(("method", "trials"), [("ep", 1), ("ep", 2), ("bptt", 1), ("bptt", 2)])
-@pytest.mark.parametrize("schedule", ["synchronous", "alternating"])
+@pytest.mark.parametrize(
+    ("method", "trials", "schedule"), [("ep", 1, "alternating"), ("ep", 2, "synchronous"), ("bptt", 2, "alternating")]
+)
 def test_states_are_the_runners_own_where_it_tells_them(
     images: Images, method: str, trials: int, schedule: Any
 ) -> None:

@@ -9,8 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.floors import Work, dependent_steps, floors, work
 from eqprop import papers
 from eqprop.models import Convolutional
-from eqprop.models.convolutional import ConvolutionalNet
-from eqprop.run.own import OwnNet
 from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
 
@@ -59,13 +57,6 @@ def test_an_iteration_adds_up() -> None:
     assert own.flops(alternating, "bptt", 1) == 20 * (7 + 10 * 4 + 20 * 4 + 10 * 2 + 7)
 
 
-def test_pooling_saves_the_zeros_on_the_way_back() -> None:
-    one = papers.find("P-conv").override(model=ConvolutionalNet(channels=(5, 4), pool=2))
-    wide = work(one)
-    forward, back = 2 * 5 * 4 * 25 * 8 * 8, 2 * 5 * 4 * 25 * 4 * 4
-    assert wide.step == 2 * 2 * 10 * 80 + forward + back
-
-
 def test_the_floors_of_a_machine() -> None:
     experiment = papers.find("P-2h")
     peaks = {"float32_flops": 1e12, "half_flops": 9e12, "block_step_us": 0.1, "exchange_us": 0.4}
@@ -79,8 +70,3 @@ def test_the_floors_of_a_machine() -> None:
     cpu = floors(experiment, "ep", 1, {"float32_flops": 1e11, "exchange_us": None})
     assert cpu.latency is None
     assert cpu.higher == cpu.arithmetic == pytest.approx(work(experiment).flops(experiment, "ep", 1) / 1e5)
-
-
-def test_a_net_of_ones_own_has_no_count() -> None:
-    with pytest.raises(ValueError, match="not known"):
-        work(papers.find("P-1h").override(model=OwnNet()))

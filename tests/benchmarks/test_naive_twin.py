@@ -8,13 +8,12 @@ import torch
 from helpers.bench_experiments import EXPERIMENTS, brief, shrunk
 from torch import Tensor
 
-from benchmarks.cases import Case, naive_net, weights
+from benchmarks.cases import Case, weights
 from benchmarks.naive import free_phase, train_step
 from eqprop import SquaredError, papers
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.relax import Phase, relax
-from eqprop.run.own import OwnNet
 from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
 
@@ -107,13 +106,3 @@ def test_the_authors_output_without_slope() -> None:
     authors = experiment.override(model=msgspec.structs.replace(experiment.model, output_slope=False))
     for method in ("ep", "bptt"):
         against_library(authors, method, 2, *inputs(6))
-
-
-def test_there_is_no_twin_of_an_energy_based_net_that_alternates_nor_of_a_net_of_ones_own() -> None:
-    experiment = brief(papers.find("EB-1h"), schedule="alternating")
-    with pytest.raises(ValueError, match="does not alternate"):
-        free_phase(
-            Case(experiment, "ep").recipe(), weights(build_model(experiment, 0), torch.float32), inputs(2)[0].float(), 3
-        )
-    with pytest.raises(ValueError, match="no naive twin"):
-        naive_net(experiment.override(model=OwnNet()))

@@ -1,15 +1,13 @@
 """Fuzz the command line: random command lines, experiment files and damaged run folders.
 
-Every case follows from the seed and its number alone. Cases run in one process that has the command line imported; a
-second process watches it, kills it when a case takes more than 30 seconds, and starts it again after that case. A
-case fails if it
+Every case follows from the seed and its number alone, and runs in a process forked from one that has the command line
+imported. A case fails if it
 
   ends in a traceback, or in a raw message of Python instead of a sentence;
-  takes more than 30 seconds;
+  takes more than 30 seconds of a processor;
   writes outside the folders and files that its words name, as seen by an audit hook and by the files next to them.
 
-A campaign runs as an ordinary user only: words name devices and files of the system, which root may write to. What the
-test suite runs as root leaves such words out.
+Words name devices and files of the system, which root may write to: as root such words are left out.
 
     python tests/campaigns/fuzz.py --commands 5000 --files 2000 --folders 2000 --out results/fuzz.json
 """
@@ -23,20 +21,24 @@ import json
 import os
 import random
 import re
-import select
+import resource
 import shutil
+import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from helpers.forked import fork
 
 LIMIT = 30.0
 """Seconds of a processor that a case may take, so that other work on the machine does not count."""
@@ -44,7 +46,7 @@ PATIENCE = 10.0
 """By the clock it may take so many times that; what waits for something that never comes ends there."""
 KINDS = ("commands", "files", "folders")
 MIXED = "mixed"
-"""All kinds in turn, by one worker: the short form."""
+"""All kinds in turn: the short form."""
 RAW = re.compile(
     r"Traceback|'NoneType'|object is not|has no attribute|unsupported operand|not supported between|unexpected keyword|"
     r"object cannot be|positional argument|unhashable|not enough values|too many values|out of range\b"
@@ -81,59 +83,14 @@ def harmless(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if ORDINARY or not word.startswith(("/dev", "/proc", "/etc", "~")))
 
 
-HOSTILE_TEXT = harmless(
-    (
-        *("", " ", "-", "--", "-1", "0", "00", "1e3", "1_0", "0x10", "nan", "inf", "-inf", "1e308", "-1e308", "1e-320"),
-        *(
-            str(2**31),
-            str(2**63),
-            str(2**64 + 30),
-            "9" * 400,
-            "1.5",
-            "٣",
-            "true",
-            "None",
-            "null",
-            "[]",
-            "{}",
-            "[/b]",
-            "$x$",
-        ),
-        *("../../x", ".", "..", "~", "/dev/null/x", "/proc/self/mem", "/proc/1/x", "a" * 300, "a/" * 200, "x:y", ":"),
-        *(
-            "=cmd",
-            "<b>",
-            "\\",
-            "%s",
-            "{0}",
-            "é",
-            "漢字",
-            "\udcff",
-            "\x1b[2J",
-            "a\nb",
-            "*",
-            "?",
-            "cuda:99",
-            "meta",
-            "cpu:7",
-        ),
-        *(
-            "mps",
-            "lazy",
-            "P-1",
-            "EP",
-            "ep,ep",
-            "ep,",
-            ",",
-            "ep-holomorphic",
-            "W01=",
-            "=1",
-            "W99=1",
-            "lr=5",
-            "momentum=x",
-            "=",
-        ),
-    )
+HOSTILE_WORDS = """
+- -- -1 0 00 1e3 1_0 0x10 nan inf -inf 1e308 -1e308 1e-320 1.5 ٣ true None null [] {} [/b] $x$ =cmd <b> \\ %s {0} é 漢字
+../../x . .. ~ /dev/null/x /proc/self/mem /proc/1/x x:y : * ? cuda:99 meta cpu:7 mps lazy
+P-1 EP ep,ep ep, , ep-holomorphic W01= =1 W99=1 lr=5 momentum=x =
+"""
+HOSTILE_TEXT = (
+    *harmless(HOSTILE_WORDS.split()),
+    *("", " ", "\udcff", "\x1b[2J", "a\nb", str(2**31), str(2**63), str(2**64 + 30), "9" * 400, "a" * 300, "a/" * 200),
 )
 VALID: dict[str, Sequence[str]] = {
     "--T": ("1", "2", "5", "8"),
@@ -236,7 +193,7 @@ BASES: dict[str, tuple[int, Sequence[Sequence[str]]]] = {
 """Weights, and the words each command begins with; small enough to be done in a moment."""
 
 
-def draw_command(draw: random.Random) -> Case:
+def draw_command(draw: random.Random, folder: Path) -> Case:
     """A command that works, with options added, valid or not, and words lost, doubled or changed."""
     name = draw.choices(list(BASES), [weight for weight, _ in BASES.values()])[0]
     words = [name, *draw.choice(BASES[name][1])]
@@ -483,8 +440,11 @@ def harm(path: Path, draw: random.Random, folder: Path) -> None:
 def _link_parent(path: Path, folder: Path) -> None:
     """Replace the folder of a checkpoint by a link to one with files of others."""
     if path.parent.name in ("run", "unfinished"):
-        (path.parent / ".lock").unlink(missing_ok=True)
-        (path.parent / ".lock").symlink_to(folder / "keep" / "sentinel")
+        lock = path.parent / ".lock"
+        if lock.is_dir() and not lock.is_symlink():  # an earlier harm made it one
+            lock.rmdir()
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(folder / "keep" / "sentinel")
     else:
         shutil.rmtree(path.parent)
         path.parent.symlink_to(folder / "keep" / "others")
@@ -599,84 +559,85 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 class Worker:
-    """Runs cases one after the other in this process, each in a fresh copy of the template."""
+    """Runs cases, each in a process forked from this one, in a fresh copy of the template."""
 
     def __init__(self, seed: int, root: Path) -> None:
+        import jax  # noqa: F401, which starts no thread until it computes, and takes longer than most cases
         import torch
 
-        from eqprop.cli import load_commands, main
+        from eqprop.cli import load_commands
 
         torch.set_num_threads(1)
         load_commands()
-        self.main, self.seed, self.root, self.torch = main, seed, root, torch
-        self.audit = Audit()
+        patch_large_data()
+        self.seed, self.root, self.audit = seed, root, Audit()
         self.allowed = [os.path.realpath(os.environ[name]) for name in ("EQPROP_CACHE", "MPLCONFIGDIR", "TMPDIR")]
+        # In a process of its own: what training starts would not survive a fork.
+        made = fork(lambda: prepare(root), root / "log").wait(PATIENCE * LIMIT)
+        assert made.code == 0, made.stderr
 
-    def draw(self, kind: str, number: int) -> Case:
-        """Make the folder of a case and draw its words."""
-        folder = self.root / "cases" / kind / str(number)
+    def case(self, kind: str, number: int) -> dict[str, Any]:
+        """Make the folder of a case, draw its words, run and judge it, and remove the folder."""
+        folder = self.root / "cases" / f"{kind}-{number}"
         shutil.copytree(self.root / "template", folder, symlinks=True)
         os.chdir(folder)
         draw = random.Random(f"{self.seed} {kind} {number}")
-        if kind == "commands":
-            return draw_command(draw)
-        return (draw_file if kind == "files" else draw_folder)(draw, folder)
-
-    def case(self, made: Case, kind: str, number: int) -> dict[str, Any]:
-        """Run a case, judge it and remove its folder."""
-        folder = self.root / "cases" / kind / str(number)
-        before = snapshot(folder / "keep")
-        started = time.process_time()
-        code, said, crash = self.run(made.words)
-        seconds = time.process_time() - started
-        outside = self.outside(made, folder)
-        after, named = snapshot(folder / "keep"), self.named(made, folder)
-        changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-        outside += [path for path in changed if not within(path, named)]
+        draws = {"commands": draw_command, "files": draw_file, "folders": draw_folder}
+        made = draws[kind](draw, folder)
+        before, said = snapshot(folder / "keep"), self.root / "said.json"
+        said.unlink(missing_ok=True)
+        started = time.monotonic()
+        ended = fork(lambda: self.run(made.words, said), self.root / "log").wait(PATIENCE * LIMIT)
+        found: dict[str, Any] = {"number": number, "words": made.words, "seconds": time.monotonic() - started}
+        if ended.code < 0 or ended.code == 124 or not said.exists():
+            hung = ended.code in (124, -signal.SIGXCPU)
+            found |= {"code": ended.code, "what": "hang" if hung else "died", "detail": ended.stderr[-2000:]}
+        else:
+            told = json.loads(said.read_text())
+            outside = self.outside(told["paths"], made, folder)
+            after, named = snapshot(folder / "keep"), self.named(made, folder)
+            changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+            outside += [path for path in changed if not within(path, named)]
+            what, detail = judge(told["code"], told["said"], told["crash"], outside)
+            found |= {"code": told["code"], "what": what, "detail": detail}
         os.chdir(self.root)
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 path.chmod(0o600)
         shutil.rmtree(folder, ignore_errors=True)
-        what, detail = judge(code, said, crash, outside)
-        done = {"number": number, "words": made.words, "code": code, "seconds": seconds, "what": what, "detail": detail}
-        return {**done, "said": said[-300:]}
+        return found
 
-    def run(self, words: list[str]) -> tuple[int | None, str, str]:
-        """Exit code, what was printed (standard error, if there is any), and the traceback if there was one."""
+    def run(self, words: list[str], to: Path) -> None:
+        """Run a command and write its exit code, what it printed (standard error, if any), its traceback and paths."""
+        from eqprop.cli import main
+
         sys.argv = ["eqprop", *words]
         out, err, crash, code = io.StringIO(), io.StringIO(), "", None
-        modules, path = set(sys.modules), list(sys.path)
-        self.audit.paths.clear()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(LIMIT), int(LIMIT) + 1))
         self.audit.on = True
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                self.main()
+                main()
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
         except BaseException:
             crash = traceback.format_exc()
-        finally:
-            self.audit.on = False
-        self.torch.set_num_threads(1)
-        sys.path[:] = path
-        for name in set(sys.modules) - modules:
-            if name.startswith("eqprop_own_"):
-                del sys.modules[name]
+        self.audit.on = False
         # Without a command, the help is on standard output.
-        return code, err.getvalue() or out.getvalue(), crash
+        told = {"code": code, "said": err.getvalue() or out.getvalue(), "crash": crash}
+        to.write_text(json.dumps({**told, "paths": sorted(self.audit.paths)}))
 
     def named(self, made: Case, folder: Path) -> list[str]:
         own = ["runs", "tuned", "demo", "play.html"]
         return [os.path.realpath(folder / name) for name in [*own, *(n for n in made.may_write if n)]]
 
-    def outside(self, made: Case, folder: Path) -> list[str]:
+    def outside(self, paths: Sequence[str], made: Case, folder: Path) -> list[str]:
         allowed = [*self.allowed, *self.named(made, folder), "/dev/null", "/dev/tty"]
         # A temporary file beside a file that is named is renamed to it.
         beside = [os.path.join(os.path.dirname(n), f".{os.path.basename(n)}.") for n in self.named(made, folder)]
         return [
             path
-            for path in sorted(self.audit.paths)
+            for path in paths
             if not within(path, allowed)
             and not path.startswith((*beside, "/dev/", "/proc/self/fd"))
             # To make a folder, those above it are made.
@@ -703,26 +664,6 @@ def judge(code: int | None, said: str, crash: str, outside: Sequence[str]) -> tu
     return None, ""
 
 
-def work(seed: int, kind: str, first: int, last: int, root: Path) -> None:
-    """Run cases and report each as a line of JSON, before and after."""
-    # Standard output is a pipe to the watching process: keep it from the commands.
-    report = os.fdopen(os.dup(1), "w", buffering=1)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    patch_large_data()
-    if not (root / "template").exists():
-        prepare(root)
-    worker = Worker(seed, root)
-    for number in range(first, last):
-        chosen = KINDS[number % len(KINDS)] if kind == MIXED else kind
-        made = worker.draw(chosen, number)
-        report.write(json.dumps({"begun": number, "words": made.words}) + "\n")
-        report.write(json.dumps(worker.case(made, chosen, number)) + "\n")
-
-
-# The watching process.
-
-
 @dataclass
 class Outcome:
     """Counts and faults of one kind of case."""
@@ -733,116 +674,46 @@ class Outcome:
     faults: list[Fault] = field(default_factory=list)
 
 
-def environment(root: Path, fresh: bool) -> dict[str, str]:
-    """Folders for everything that is written; the caches are the user's own unless they are to be fresh."""
+def set_environment(root: Path) -> None:
+    """Folders for everything that is written, before anything is imported; the cache is the user's own."""
+    usual = Path.home() / ".cache"
     made = {
         "TORCHINDUCTOR_CACHE_DIR": root / "tmp" / "inductor",
         "TMPDIR": root / "tmp",
-        "EQPROP_CACHE": root / "cache",
-        "MPLCONFIGDIR": root / "mpl",
-        "HOME": root / "home",
+        "EQPROP_CACHE": Path(os.environ.get("EQPROP_CACHE") or usual),
+        "MPLCONFIGDIR": Path(os.environ.get("MPLCONFIGDIR") or usual / "matplotlib"),
     }
-    if not fresh:
-        usual = Path.home() / ".cache"
-        made |= {"HOME": Path.home(), "EQPROP_CACHE": Path(os.environ.get("EQPROP_CACHE") or usual)}
-        made["MPLCONFIGDIR"] = Path(os.environ.get("MPLCONFIGDIR") or usual / "matplotlib")
     for path in made.values():
         path.mkdir(parents=True, exist_ok=True)
     fixed = {"OMP_NUM_THREADS": "1", "EQPROP_COMMIT": "fuzz", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
-    source = [str(Path(__file__).resolve().parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
-    fixed["PYTHONPATH"] = os.pathsep.join(filter(None, source))
-    return {**os.environ, **fixed, **{k: str(v) for k, v in made.items()}}
+    os.environ.update({**fixed, **{name: str(path) for name, path in made.items()}})
+    tempfile.tempdir = None
 
 
-def processor_seconds(pid: int) -> float:
-    """What a process has used so far; 0 where the system does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def lines_of(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines of JSON from a process, until it ends; TimeoutError if none comes while it works for LIMIT seconds.
-
-    The first comes after the imports and, once, the preparation.
-    """
-    assert process.stdout is not None
-    rest, limit = b"", PATIENCE * LIMIT
-    while True:
-        begun, worked = time.monotonic(), processor_seconds(process.pid)
-        while not select.select([process.stdout], [], [], 1.0)[0]:
-            late = time.monotonic() - begun > PATIENCE * limit
-            if late or processor_seconds(process.pid) - worked > limit:
-                raise TimeoutError
-        piece = os.read(process.stdout.fileno(), 1 << 16)
-        if not piece:
-            return
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from (json.loads(line) for line in whole)
-        limit = LIMIT
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and until when a campaign runs."""
-
-    root: Path
-    until: float
-    env: dict[str, str]
-
-
-def campaign(kind: str, numbers: range, seed: int, place: Place) -> Outcome:
-    """Run the cases of one kind, starting a new worker after one that hung or died."""
-    outcome, position, last = Outcome(), numbers.start, numbers.stop
-    root, until, env = place.root, place.until, place.env
-    while position < last and time.monotonic() < until:
-        words = [sys.executable, __file__, "--work", kind, "--seed", str(seed), "--first", str(position)]
-        words += ["--last", str(last), "--root", str(root)]
-        with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=env, cwd=root)
-            fate, begun = "died", {"words": []}
-            try:
-                for line in lines_of(process):
-                    if "begun" in line:
-                        begun = line
-                        continue
-                    note(outcome, kind, line)
-                    if "EQPROP_FUZZ_SHOW" in os.environ:
-                        print(json.dumps(line))
-                    position += 1
-                    if time.monotonic() > until:
-                        break
-            except TimeoutError:
-                fate = "hang"
-            process.kill()
-            process.wait()
-            errors.seek(0)
-            said = errors.read().decode(errors="replace")[-2000:]
-        if position < last and time.monotonic() < until:
-            outcome.cases += 1
-            outcome.faults.append(Fault(kind, position, fate, begun["words"], said))
-            position += 1
-    return outcome
+def run(counts: dict[str, int], seed: int, seconds: float, first: int = 0) -> dict[str, Outcome]:
+    """All campaigns in a temporary folder, in memory where possible."""
+    memory, until = Path("/dev/shm"), time.monotonic() + seconds
+    where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    found = {kind: Outcome() for kind, count in counts.items() if count}
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="eqprop-fuzz-", dir=where) as folder:
+        set_environment(Path(folder))
+        worker = Worker(seed, Path(folder))
+        for kind, outcome in found.items():
+            for number in range(first, first + counts[kind]):
+                if time.monotonic() > until:
+                    break
+                note(outcome, kind, worker.case(KINDS[number % len(KINDS)] if kind == MIXED else kind, number))
+        os.chdir(here)
+    return found
 
 
 def note(outcome: Outcome, kind: str, line: dict[str, Any]) -> None:
     outcome.cases += 1
     outcome.codes[str(line["code"])] += 1
     outcome.slowest = max(outcome.slowest, line["seconds"])
-    what = line["what"] or ("slow" if line["seconds"] > LIMIT else None)
-    if what:
-        outcome.faults.append(Fault(kind, line["number"], what, line["words"], line["detail"]))
-
-
-def run(counts: dict[str, int], seed: int, seconds: float, first: int = 0, fresh: bool = True) -> dict[str, Outcome]:
-    """All campaigns in a temporary folder, in memory where possible."""
-    memory = Path("/dev/shm")
-    where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="eqprop-fuzz-", dir=where) as folder:
-        place = Place(Path(folder), time.monotonic() + seconds, environment(Path(folder), fresh))
-        return {kind: campaign(kind, range(first, first + n), seed, place) for kind, n in counts.items() if n}
+    if line["what"]:
+        outcome.faults.append(Fault(kind, line["number"], line["what"], line["words"], line["detail"]))
 
 
 def document(outcomes: dict[str, Outcome], seed: int, asked: dict[str, int]) -> list[dict[str, Any]]:
@@ -874,14 +745,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     for kind in (*KINDS, MIXED):
         parser.add_argument(f"--{kind}", type=int, default=0)
-    for hidden in ("--work", "--last", "--root"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.work:
-        work(asked.seed, asked.work, asked.first, int(asked.last), Path(asked.root))
-        return
-    if not ORDINARY:
-        parser.error("Run it as an ordinary user: cases name devices and files of the system, which root may replace.")
     counts = {kind: getattr(asked, kind) for kind in (*KINDS, MIXED)}
     outcomes = run(counts, asked.seed, asked.seconds, asked.first)
     for kind, o in outcomes.items():

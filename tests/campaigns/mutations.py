@@ -3,9 +3,9 @@
     python tests/campaigns/mutations.py --places 30 --seed 42 --out results/mutations.json
 
 Places are drawn from core, estimators, models and gdu in turn. For each, a copy of the package with that one change is
-tested by the suite of these packages, its own tests first, until one fails; what is not noticed within so many seconds
-of CPU time counts as missed. `--tree` is another checkout, with its own tests; `--part 2/5` takes every fifth place
-from the second on.
+tested by the suite of these packages, its own tests first, until one fails that passes without the change; what is not
+noticed within so many seconds of CPU time counts as missed. `--tree` is another checkout, with its own tests;
+`--part 2/5` takes every fifth place from the second on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ import copy
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from eqprop.provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("state", "autodiff", "dynamics", "functional", "cost", "relax", "starts")
 PACKAGES = ("core", "estimators", "models", "gdu")
+PATIENCE = 3
+"""By the clock a suite may take so many times its CPU seconds."""
+TIMED = "no_slower"
+"""In the names of tests that compare times: on a busy machine they fail without a change."""
 CLIPS = ("clamp", "clamp_", "clamp_min", "clamp_max", "clip", "relu", "hardtanh", "min", "max")
 
 
@@ -144,31 +152,58 @@ def places(tree: Path, count: int, seed: int) -> list[Place]:
     return found
 
 
-def outcome(tree: Path, place: Place, seconds: float) -> tuple[str, float]:
-    """ "killed", "survived" or "time" of a change, and the CPU seconds it took."""
+def run_tests(tree: Path, tests: Sequence[str], path: str, seconds: float) -> str:
+    """What pytest says, until a test fails; "" where time ran out."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-k", f"not {TIMED}", *tests]
+    try:
+        done = subprocess.run(
+            words,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds))),
+            timeout=PATIENCE * seconds,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode in (0, 1, 2) else ""
+
+
+def first_failed(said: str) -> str | None:
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
+    return found[1] if found else None
+
+
+def noticed(tree: Path, place: Place | None, tests: Sequence[str], seconds: float) -> tuple[str, str | None]:
+    """ "killed", "survived" or "time" of tests after a change, or after none; and the test that noticed it."""
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "eqprop"
         shutil.copytree(tree / "src" / "eqprop", package, ignore=shutil.ignore_patterns("__pycache__", "mnist"))
         (package / "data" / "mnist").symlink_to(ROOT / "src" / "eqprop" / "data" / "mnist")
-        path = Path(scratch) / Path(place.file).relative_to("src")
-        path.write_text(changed(path.read_text(encoding="utf-8"), place.kind, place.number)[0], encoding="utf-8")
-        order = sorted(PACKAGES, key=lambda name: name != place.package)
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        environment = {**os.environ, "PYTHONPATH": scratch, "OMP_NUM_THREADS": "1"}
+        if place is not None:
+            file = Path(scratch) / Path(place.file).relative_to("src")
+            file.write_text(changed(file.read_text(encoding="utf-8"), place.kind, place.number)[0], encoding="utf-8")
+        path = os.pathsep.join(filter(None, (scratch, os.environ.get("PYTHONPATH"))))
+        said = run_tests(tree, tests, path, seconds)
+    by = first_failed(said)
+    return "time" if not said else "killed" if by else "survived", by
+
+
+def outcome(tree: Path, place: Place, seconds: float, left_out: list[str]) -> dict[str, Any]:
+    """What became of a change; a test that fails without it as well is left out, from then on."""
+    order = [f"tests/{name}" for name in sorted(PACKAGES, key=lambda name: name != place.package)]
+    while True:
         began = resource.getrusage(resource.RUSAGE_CHILDREN)
-        limit = int(seconds)
-        done = subprocess.run(
-            [*words, *(f"tests/{name}" for name in order)],
-            cwd=tree,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
-            check=False,
-        )
-        ended = {0: "survived", 1: "killed", 2: "killed"}.get(done.returncode, "time")
+        ended, by = noticed(tree, place, [*(f"--deselect={test}" for test in left_out), *order], seconds)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended, round(used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime, 1)
+        if by is not None and "::" in by and noticed(tree, None, [by], seconds)[0] == "killed":
+            left_out.append(by)
+            continue
+        spent = round(used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime, 1)
+        return {"outcome": ended, "by": by, "seconds": spent}
 
 
 def main() -> None:
@@ -187,14 +222,24 @@ def main() -> None:
     if options.list:
         print(*chosen, sep="\n")
         return
-    found = []
+    found, left_out = [], list[str]()
     for place in chosen:
-        ended, seconds = outcome(tree, place, options.seconds)
-        found.append({**asdict(place), "outcome": ended, "seconds": seconds})
-        print(f"{ended:8} {seconds:5.1f} s  {place.kind:5} {place.file}:{place.line}", flush=True)
+        one = outcome(tree, place, options.seconds, left_out)
+        found.append(asdict(place) | one)
+        print(
+            f"{one['outcome']:8} {one['seconds']:5.1f} s  {place.kind:5} {place.file}:{place.line} {one['by']}",
+            flush=True,
+        )
         if options.out:  # after each, so that a campaign that is ended leaves what it found
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            content = {"seed": options.seed, "limit": options.seconds, "part": options.part, "places": found}
+            content = {
+                "seed": options.seed,
+                "limit": options.seconds,
+                "part": options.part,
+                "left_out": left_out,
+                "places": found,
+                "provenance": provenance(),
+            }
             options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     killed = sum(one["outcome"] == "killed" for one in found)
     print(f"{killed} of {len(found)} changes were noticed")

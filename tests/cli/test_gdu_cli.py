@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -12,24 +11,21 @@ from typing import Any
 import pytest
 import torch
 from helpers.training_runs import SMALL, few_images, write_idx
-from rich.console import Console
 from typer.testing import CliRunner
 
 from eqprop import EP, SquaredError, gdu, papers
 from eqprop.cli import figures as figures_module
 from eqprop.cli import load_commands, main
-from eqprop.cli.gdu import show
 from eqprop.cost import Problem
-from eqprop.data import Normalisation, one_hot
+from eqprop.data import one_hot
 from eqprop.engines.eager import compare_precision
-from eqprop.gdu import NeverSettlesError, Options
+from eqprop.gdu import Options
 from eqprop.models.layered import LayeredNet
 from eqprop.report.paper import FIGURES
 from eqprop.run import load, train
 from eqprop.run.dataset import read_images
-from eqprop.run.laboratory import BoundProblem, Weights, compare, find_problem, is_same, lost_in
+from eqprop.run.laboratory import BoundProblem, Weights, find_problem, lost_in
 from eqprop.run.spec import DataSettings, Spec
-from eqprop.run.toml import to_toml
 
 MODELS = Path(__file__).resolve().parents[1] / "helpers" / "gdu_models.py"
 TABLE_KEYS = {"rmse", "rmse_cumulative", "sign", "cosine", "norm", "left_out"}
@@ -114,19 +110,6 @@ def test_bad_input_gets_a_message_and_leaves_nothing(
     assert sorted(p for p in tmp_path.rglob("*") if "__pycache__" not in str(p)) == before
 
 
-def test_out_that_is_a_file_is_told_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "there").write_text("mine")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["eqprop", "gdu", "toy", "--out", "there"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code not in (0, None)
-    assert "which is a file; expected a folder" in capsys.readouterr().err
-    assert (tmp_path / "there").read_text() == "mine"
-
-
 def test_json_on_standard_output_is_alone_and_out_gets_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +131,7 @@ def test_json_on_standard_output_is_alone_and_out_gets_the_rest(
     assert set(document["budget"]) >= BUDGET_KEYS
     assert document["provenance"]["torch"] == torch.__version__
     # What is for people is on standard error, and ends with the verdict and where the figures are.
-    assert "Error budget" in said.err
+    assert "error budget of synapses" in said.err
     *_, verdict, figures = said.err.rstrip().splitlines()
     assert verdict == document["budget"]["verdict"]
     assert figures == "Figures as PNG and PDF: o/figures"
@@ -164,28 +147,6 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, None)
-
-
-def test_a_model_of_ones_own_from_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here(monkeypatch, "gdu", f"{MODELS}:asymmetric", "--json", "-")
-    failing = capsys.readouterr()
-    budget = json.loads(failing.out)["budget"]
-    assert budget["outcome"] == "fails"
-    assert budget["asymmetry"] > 0.1
-    parts = budget["parts"]["synapses"]
-    assert parts["asymmetry"] == max(v for name, v in parts.items() if name != "rmse" and v is not None)
-    assert "fails" in failing.err
-    assert "asymmetry" in budget["verdict"]
-
-    words = ("--T", "1000", "--K", "5", "--beta", "0.01", "--json", str(tmp_path / "good.json"))
-    run_here(monkeypatch, "gdu", f"{MODELS}:symmetric", *words)
-    assert "The GDU property holds" in capsys.readouterr().out
-    good = json.loads((tmp_path / "good.json").read_text())
-    assert good["budget"]["outcome"] == "holds"
-    assert good["budget"]["asymmetry"] < 1e-9
-    assert (good["K"], good["dtype"]) == (5, "float64")
 
 
 def test_trained_weights_from_a_run_folder(
@@ -208,21 +169,6 @@ def test_trained_weights_from_a_run_folder(
         assert document["synapses"][name]["norm"] == pytest.approx(m.norm, rel=1e-9)
 
 
-def test_any_network_of_a_run_can_be_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"estimators": ("ep", "bptt"), "trials": 2, "samples": 200, "engine": "eager"}
-    train(SMALL.override(epochs=1), tmp_path / "run", **options)
-    monkeypatch.chdir(tmp_path)
-    run_here(monkeypatch, "gdu", "run", "--estimator", "bptt", "--trial", "1", "--T", "300", "--json", "one.json")
-    assert "small (own, trained by bptt for 1 epoch, trial 1)" in capsys.readouterr().out
-    assert json.loads((tmp_path / "one.json").read_text())["trained"] == {"estimator": "bptt", "trial": 1, "epochs": 1}
-    chosen, first = (subject_of("run", *of).problem.model for of in (("bptt", 1), ()))
-    for name, p in load(tmp_path / "run", "bptt", 1).model.named_parameters():
-        assert torch.equal(chosen.get_parameter(name), p.double()), name
-        assert not torch.equal(first.get_parameter(name), p.double()), name
-
-
 def test_a_run_is_compared_with_the_steps_it_was_trained_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,49 +176,13 @@ def test_a_run_is_compared_with_the_steps_it_was_trained_with(
     train(own, tmp_path / "run", samples=200, engine="eager")
     monkeypatch.chdir(tmp_path)
     run_here(monkeypatch, "gdu", "run", "--json", "one.json")
-    assert "small (tuned, trained by ep for 2 epochs, trial 0): T = 8 alternating" in capsys.readouterr().out
+    assert "small (tuned, trained by ep for 2 epochs, trial 0): " in (said := capsys.readouterr().out)
+    assert "T = 8 alternating" in said
     document = json.loads((tmp_path / "one.json").read_text())
     assert (document["schedule"], document["preset"]) == ("alternating", "tuned")
     assert document["convention"]["name"] == "paper"
     run_here(monkeypatch, "gdu", "run", "--schedule", "synchronous", "--json", "two.json")
     assert json.loads((tmp_path / "two.json").read_text())["schedule"] == "synchronous"
-
-
-def test_the_free_phase_of_a_record_can_alternate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_here(monkeypatch, "gdu", "P-1h", "--T", "60", "--schedule", "alternating", "--json", "-")
-    found = json.loads(capsys.readouterr().out)
-    assert found["schedule"] == "alternating"
-    shorter = papers.find("P-1h", "gdu").override(T=60)
-    assert not is_same(found, shorter, torch.float64)
-    assert is_same(found, shorter.override(schedule="alternating"), torch.float64)
-    with pytest.raises(ValueError, match="Unknown phases.schedule 'alternate'.*Did you mean 'alternating'"):
-        subject_of("P-1h", schedule="alternate")
-    with pytest.raises(ValueError, match="cannot alternate"):
-        subject_of("toy", schedule="alternating")
-
-
-def test_a_network_is_chosen_among_those_there_are(tmp_path: Path) -> None:
-    options = {"estimators": ("ep", "bptt"), "only": ("ep",), "samples": 200, "engine": "eager"}
-    train(SMALL.override(epochs=1), tmp_path / "run", **options)
-    with pytest.raises(ValueError, match="Unknown estimator 'rbp'"):
-        subject_of(str(tmp_path / "run"), "rbp")
-    with pytest.raises(FileNotFoundError, match="no weights of bptt, trial 0: its training has not started"):
-        subject_of(str(tmp_path / "run"), "bptt")
-    with pytest.raises(ValueError, match="trials 0 to 0; there is no trial 1"):
-        subject_of(str(tmp_path / "run"), trial=1)
-    for target in ("toy", f"{MODELS}:symmetric", "runs/nowhere"):
-        with pytest.raises(ValueError, match="chooses a network of a run; .* is not a run folder"):
-            subject_of(target, trial=0)
-
-
-def test_a_run_on_other_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), engine="eager")
-    with pytest.raises(ValueError, match=r"trained on arrays \(few\)"):
-        subject_of(str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"trained on other data: .* \(few\), now .* \(mnist\)"):
-        subject_of(str(tmp_path / "run"), data="mnist")
 
 
 def small(folder: Path) -> dict[str, Spec]:
@@ -341,42 +251,6 @@ def test_reproduce_figures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert json.loads((out / "toy/gdu.json").read_text())["T"] == 77
 
 
-def test_reproduce_figures_goes_past_what_never_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = small(tmp_path)
-    of_figures(monkeypatch, {name: cut[name] for name in ("toy", "P-1h")})
-    quick_figures(monkeypatch)
-    whole = figures_module.compare
-
-    def never(subject: BoundProblem, **rest: Any) -> Any:
-        if subject.spec.name == "toy":
-            raise NeverSettlesError("None of the 2 samples settles.")
-        return whole(subject, **rest)
-
-    monkeypatch.setattr(figures_module, "compare", never)
-    done = CliRunner().invoke(load_commands(), ["reproduce", "figures", "--out", str(tmp_path)])
-    assert isinstance(done.exception, NeverSettlesError)
-    assert "toy: None of the 2 samples" in str(done.exception)
-    drawn = {p.stem for p in (tmp_path / "figures").iterdir()}
-    assert drawn == {f"fig-{n:02d}-{f.name}" for n, f in enumerate(FIGURES, start=1) if set(f.needs) <= {"P-1h"}}
-    assert "fig-11-p-1h" in drawn
-
-
-@pytest.mark.parametrize("settled", [True, False])
-def test_the_tables_fit_80_columns(settled: bool) -> None:
-    document, _ = compare(subject_of("toy", T=400, K=5))
-    if not settled:  # with the column of the settled samples, and counts in the last one
-        document["settled"] = {kind: document[kind] for kind in ("neurons", "synapses", "biases")}
-        for metrics in document["synapses"].values():
-            metrics["left_out"] = metrics["elements"] = 401408
-    text = io.StringIO()
-    show(document, Console(file=text, width=80))
-    said = text.getvalue()
-    assert max(len(line) for line in said.splitlines()) <= 80
-    assert "…" not in said
-    for heading in ("residual", "asymmetry", "rounding", "unsettled", "left out"):
-        assert heading in said
-
-
 @pytest.mark.parametrize(("estimator", "nudging"), [("ep-symmetric", "symmetric"), ("bptt", "one-sided")])
 def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
     tmp_path: Path, estimator: str, nudging: Any
@@ -394,15 +268,3 @@ def test_lower_precision_is_judged_with_the_nudging_of_the_estimator(
         for n in (nudging, "one-sided" if nudging == "symmetric" else "symmetric")
     )
     assert found["with_float32"]["whole"] == wanted != other
-
-
-def test_a_run_and_a_file_are_examined_with_the_inputs_they_are_trained_on(tmp_path: Path) -> None:
-    data = write_idx(tmp_path / "data", few_images())
-    experiment = SMALL.override(epochs=1, normalisation=Normalisation((0.1,), (0.3,)))
-    train(experiment, tmp_path / "run", data=str(data))
-    (tmp_path / "own.toml").write_text(to_toml(experiment))
-    for target in ("run", "own.toml"):
-        chosen = subject_of(str(tmp_path / target), batch=5, seed=3, data=str(data))
-        images = read_images(str(data), DataSettings(), "cpu", torch.float64)
-        stored = images.train_x[images.rows(5, 3)]
-        torch.testing.assert_close(chosen.problem.x, (stored - 0.1) / 0.3, rtol=1e-5, atol=1e-6)

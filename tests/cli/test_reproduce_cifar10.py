@@ -12,7 +12,7 @@ from helpers.nets import pooled_net
 from helpers.training_runs import assert_same_bits, write_cifar
 
 from eqprop import papers
-from eqprop.cli.reproduce import UNFINISHED
+from eqprop.cli.rows import UNFINISHED
 from eqprop.report.runs import published_cells
 from eqprop.run.spec import Spec
 
@@ -30,12 +30,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """The rows of the small net, smaller still."""
     every = papers.cifar_rows()
-    rows = {row.name: row._replace(spec=_tiny(row)) for row in every.values() if not row.large}
+    rows = {row.name: row._replace(spec=_tiny(row)) for row in every.values() if row.name.startswith("small")}
     monkeypatch.setattr(papers, "cifar_rows", lambda: every | rows)
     return Call(monkeypatch, capsys)
 
 
-def _tiny(row: papers.CifarRow) -> Spec:
+def _tiny(row: papers.PublishedRow) -> Spec:
     return TINY.override(precision=row.spec.run.precision)
 
 
@@ -132,45 +132,3 @@ def test_a_published_seed_is_trained_anew(call: Call, data: Path, tmp_path: Path
     code, text, _ = call(*check)
     assert code == 1
     assert "No: " in text
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ((), "expected --out FOLDER to train into, or --check FOLDER"),
-        (("--out", "new", "--rows", "C"), "Unknown row 'C'"),
-        (("--out", "new", "--minutes", "0"), "--minutes is 0; expected a number above 0"),
-        (("--check", "nowhere"), "holds no published results; expected files such as small.json"),
-    ],
-)
-def test_bad_input_is_refused(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], complaint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call("reproduce", "cifar10", *words)
-    assert code == 2
-    assert complaint in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_long_rows_are_not_begun_on_a_cpu_unasked(
-    call: Call, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eqprop.cli.reproduce.LONG", 1e-9)
-    code, _, err = call("reproduce", "cifar10", "--out", tmp_path / "out", "--rows", "small", "--data", data)
-    assert code == 2
-    assert "hours on a CPU" in err
-    assert "--rows small --seeds 1" in err
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_rows_are_what_they_are_called() -> None:
-    for name, row in papers.cifar_rows().items():
-        assert row.name == name
-        twin = name.endswith("-twin")
-        assert (row.estimator == "backprop") == twin
-        assert (row.spec.run.precision == "float32") >= (twin or name.endswith("-float32"))
-        assert row.seeds == (
-            1 if name.endswith(("-float32", "-float16")) or name in ("A", "A-twin", "B-bptt", "small-bptt") else 3
-        )
-    assert papers.cifar_rows()["fast"].spec.run.precision == "float16"

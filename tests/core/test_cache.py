@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eqprop.cache import CacheError, cache_folder, code_folder, store_code, stored_code
+from eqprop.cache import CacheError, code_folder, store_code, stored_code
 
 
 @pytest.fixture
@@ -83,14 +83,3 @@ def test_a_folder_of_ours_that_others_can_write_is_closed_to_them(code: Path) ->
     code.parent.chmod(0o777)
     assert code_folder() == code.parent
     assert not mode(code.parent) & 0o022
-
-
-def test_without_a_home_there_is_still_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("EQPROP_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    assert tmp_path in cache_folder("data").parents

@@ -176,22 +176,6 @@ def test_the_term_at_t_0_is_needed() -> None:
         assert float((without - whole).abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_readout_learns_with_the_net_or_alone(frozen: bool) -> None:
-    net, cost = energy_based(2), Readout(5, 3)
-    x, y = batch(net)
-    labels = y.argmax(1)
-    if frozen:
-        net.requires_grad_(False)
-    expected = set(cost.parameters()) if frozen else {*net.parameters(), *cost.parameters()}
-    found = gradients(net, cost, x, labels)
-    for grads in found.values():
-        assert set(grads) == expected
-        for p, grad in grads.items():
-            assert_close(grad, found["RBP"][p], rtol=0.0, atol=SYMMETRIC_EP)
-    check_against_finite_differences(net, cost, x, labels, found["RBP"])
-
-
 def test_a_readout_and_its_net_are_trained_by_one_optimizer() -> None:
     net, cost = energy_based(2), Readout(5, 3)
     x, _ = batch(net, samples=6)

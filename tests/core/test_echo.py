@@ -102,14 +102,3 @@ def test_a_slope_written_by_hand_is_that_of_the_potential() -> None:
     net = ForcedOscillators(3, 8, seed=0, dtype=F64)
     y, u = random_like((4, 8), 1), random_like((4, 3), 2)
     torch.testing.assert_close(net.slope(y, u), Hamiltonian.slope(net, y, u))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [({"delta": 0.0}, "length of a step"), ({"at": "first"}, "expected 'last' or 'every'"), ({"eps": -1}, "kicks")],
-)
-def test_bad_settings_are_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Echo(**wrong)
-    with pytest.raises(ValueError, match="at least one step"):
-        Echo().gradient(Springs(), COST, torch.zeros(3, 2, dtype=F64), torch.zeros(3, 2, dtype=F64))

@@ -41,6 +41,7 @@ def test_the_library_gives_the_gradients_of_the_loop_by_hand(kind: str) -> None:
         torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow  # and alone: on a busy machine it says nothing
 @pytest.mark.parametrize("kind", LOOPS)
 def test_the_library_is_no_slower_than_the_loop_by_hand(kind: str) -> None:
     g = hand.given((10, 128, 128, 784), T=60, K=15, dtype=torch.float32)

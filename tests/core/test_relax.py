@@ -11,7 +11,7 @@ from helpers.tolerances import EXACT_LIMIT, SAME_FORMULA
 from torch import Tensor
 from torch.testing import assert_close
 
-from eqprop import BPTT, Dynamics, NotFiniteError, Nudge, Phase, SquaredError, from_transition, relax
+from eqprop import Dynamics, NotFiniteError, Nudge, Phase, SquaredError, from_transition, relax
 from eqprop.models import Layered
 from eqprop.relax import Schedule
 from eqprop.state import State
@@ -127,21 +127,6 @@ def test_the_trail_of_an_early_stop_joins_the_states_before_and_the_rest() -> No
     assert not torch.equal(first[0], early.state[0])
 
 
-def test_a_2_cycle_never_counts_as_settled() -> None:
-    net, x, start = two_cycle()
-    end = relax(net, x, Phase(300, stop="settled"), start)
-    assert end.steps == 300
-    assert not bool(end.settled.any())
-
-
-def test_a_looser_stillness_stops_earlier() -> None:
-    net = energy_based(3)
-    x, _ = batch(net)
-    loose, strict = (relax(net, x, Phase(2000, stop="settled", still=still)) for still in (1e-3, 1e-9))
-    assert loose.steps < strict.steps < 2000
-    assert float(strict.residual.max()) < 1e-9 < float(loose.residual.max()) < 1e-3
-
-
 def test_the_trail_holds_the_last_states() -> None:
     net = energy_based(2)
     x, _ = batch(net)
@@ -160,13 +145,6 @@ def test_half_updates_run_one_of_the_two_chains(net: Layered, T: int) -> None:
     exactly(half, tuple(now[n] if n % 2 == 0 else before[n] for n in range(len(half))))
 
 
-def test_half_updates_of_a_net_with_one_convolution_run_one_chain_too() -> None:
-    net = convolutional(channels=(3,), flat=(3, 4))
-    x, _ = batch(net)
-    half, now, before = relax(net, x, Phase(7, "alternating")).state, relax(net, x, 7).state, relax(net, x, 6).state
-    exactly(half, (now[0], before[1], now[2]))
-
-
 @pytest.mark.parametrize("depth", [2, 3, 4])
 @pytest.mark.parametrize("sigma", ["tanh", "sigmoid"])
 def test_both_schedules_reach_the_same_fixed_point(depth: int, sigma: str) -> None:
@@ -176,18 +154,6 @@ def test_both_schedules_reach_the_same_fixed_point(depth: int, sigma: str) -> No
     assert bool(synchronous.settled.all())
     assert bool(alternating.settled.all())
     assert_close(alternating.state, synchronous.state, rtol=0.0, atol=EXACT_LIMIT)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_with_two_convolutions_both_schedules_reach_a_fixed_point(seed: int) -> None:
-    """Not always the same one: the arg-max in the inverse pooling is that of the layer's own state (seed 0)."""
-    net = convolutional(activation="sigmoid", seed=seed)
-    x, _ = batch(net)
-    synchronous, alternating = relax(net, x, 400), relax(net, x, Phase(400, "alternating"))
-    assert float(synchronous.residual.max()) < EXACT_LIMIT
-    assert float(alternating.residual.max()) < EXACT_LIMIT
-    gap = max(float((a - b).abs().max()) for a, b in zip(alternating.state, synchronous.state, strict=True))
-    assert gap < EXACT_LIMIT if seed == 1 else gap > 1e-2
 
 
 def two_cycle() -> tuple[Layered, Tensor, State]:
@@ -205,19 +171,6 @@ def test_alternating_settles_where_synchronous_runs_in_a_2_cycle() -> None:
     assert_close(relax(net, x, 2, synchronous.state).state, synchronous.state, rtol=0.0, atol=SAME_FORMULA)
     alternating = relax(net, x, Phase(300, "alternating"), start)
     assert alternating.settled.tolist() == [True, True]
-
-
-@pytest.mark.parametrize("seed", [25, 38])
-def test_a_random_net_with_large_weights_cycles_only_synchronously(seed: int) -> None:
-    def wide(name: str, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
-        return 4.0 * torch.rand(shape, generator=source, dtype=F64) - 2.0
-
-    net = Layered((2, 4, 3), activation="tanh", init=wide, seed=seed, dtype=F64)
-    x = random_like((4, 3), 0, 0.0)
-    synchronous, alternating = relax(net, x, 400), relax(net, x, Phase(400, "alternating"))
-    assert float(synchronous.residual.max()) > 0.5
-    assert_close(relax(net, x, 2, synchronous.state).state, synchronous.state, rtol=0.0, atol=SAME_FORMULA)
-    assert bool(alternating.settled.all())
 
 
 def growing(rate: float) -> Dynamics:
@@ -238,22 +191,6 @@ def test_a_state_that_overflows_is_reported_with_its_first_step_and_layer(T: int
     relax(net, x, 16)
 
 
-def test_bptt_reports_the_step_of_the_whole_free_phase() -> None:
-    net, x, y = growing(1e20), torch.ones(1, 1, dtype=F64), torch.zeros(1, 1, dtype=F64)
-    with pytest.raises(NotFiniteError, match="Layer s1 .* after step 17"):
-        BPTT(T=20, K=10).gradient(net, SquaredError(), x, y)
-    with pytest.raises(NotFiniteError, match="Layer s1 .* after step 17"):
-        BPTT(T=20, K=20).gradient(net, SquaredError(), x, y)
-
-
-def test_a_nudged_phase_that_overflows_is_told_from_a_free_one() -> None:
-    """beta = 1e200 sends the output to 1e200, then to its square."""
-    net = energy_based(1, bias=False)
-    x, y = batch(net)
-    with pytest.raises(NotFiniteError, match="Layer s0 of Layered is not finite after nudged step 2.* beta"):
-        relax(net, x, 5, nudge=Nudge(SquaredError(), y, 1e200))
-
-
 def test_a_bad_start_is_told_from_a_bad_step() -> None:
     net = prototypical(2)
     x, _ = batch(net)
@@ -265,27 +202,6 @@ def test_a_bad_start_is_told_from_a_bad_step() -> None:
     x[1, 2] = torch.nan
     with pytest.raises(NotFiniteError, match="Layer s1 of Layered is not finite after step 1.* check x"):
         relax(net, x, 3)
-
-
-def test_without_the_check_a_nan_is_a_sample_that_has_not_settled() -> None:
-    net = prototypical(2)
-    x, _ = batch(net)
-    x[1, 2] = torch.nan
-    end = relax(net, x, Phase(100, checked=False))
-    assert end.settled.tolist() == [True, False, True]
-    assert end.residual.isnan().tolist() == [False, True, False]
-
-
-def test_a_transition_that_is_not_a_function_of_the_state_is_found_out() -> None:
-    calls = []
-
-    def once(x: Tensor, s: State, theta: Mapping[str, Tensor]) -> State:
-        calls.append(1)
-        return (s[0] + theta["one"] * (torch.inf if len(calls) == 3 else 0.0),)
-
-    net = from_transition(once, {"one": torch.ones(1, dtype=F64)}, layers=(1,))
-    with pytest.raises(NotFiniteError, match="but a second run did not"):
-        relax(net, torch.ones(1, 1, dtype=F64), 5)
 
 
 def test_the_input_drive_is_computed_once_a_phase() -> None:
@@ -307,16 +223,6 @@ def test_the_input_drive_is_computed_once_a_phase() -> None:
     end = relax(net, x, 100)
     assert net.drives == 1
     assert_close(end.state[0], 2 * x.exp(), rtol=0.0, atol=SAME_FORMULA)
-
-
-def test_a_given_state_is_not_written_to() -> None:
-    net = prototypical(2)
-    x, _ = batch(net)
-    start = tuple(random_like(tuple(v.shape), 1).requires_grad_() for v in net.init_state(x))
-    copies = tuple(v.detach().clone() for v in start)
-    end = relax(net, x, 5, start)
-    exactly(tuple(v.detach() for v in start), copies)
-    assert not any(v.requires_grad for v in end.state)
 
 
 def test_a_relaxation_says_which_layer_still_moves() -> None:

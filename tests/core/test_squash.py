@@ -10,9 +10,8 @@ from helpers.ailing_nets import F64, SAMPLES, Draw, Gained
 from torch import Tensor
 
 import eqprop
-from eqprop import BPTT, EP, RBP, ContinualEP, SquaredError
+from eqprop import BPTT, EP, ContinualEP, SquaredError
 from eqprop.estimators import base
-from eqprop.models import Convolutional, Layered
 
 
 def test_softmax_as_squash_with_the_nudge_inside_is_exact_without_a_clip() -> None:
@@ -78,40 +77,3 @@ def test_backward_warns_once_of_a_parameter_that_phi_does_not_read(estimator: eq
         warnings.simplefilter("error")
         estimator.backward(model, SquaredError(), x, y)
         estimator.backward(other, SquaredError(), x, y)
-
-
-@pytest.mark.usefixtures("forgetful")
-@pytest.mark.parametrize("estimator", [BPTT(50, 20), RBP(50, 20)])
-def test_estimators_that_train_it_do_not_warn(estimator: eqprop.Estimator) -> None:
-    model, x, y = problem()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        estimator.backward(model, SquaredError(), x, y)
-    assert bool(model.gain.grad.any())
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_what_phi_reads_or_is_frozen_is_not_warned_of() -> None:
-    frozen, x, y = problem()
-    frozen.gain.requires_grad_(False)
-    layered = Layered((2, 5, 4), seed=0, dtype=F64)
-    conv = Convolutional((1, 10, 10), channels=(3, 2), flat=(3,), kernel=3, seed=0, dtype=F64)
-    assert conv.outside_phi(torch.rand(2, 1, 10, 10, dtype=F64)) == []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for model in (frozen, layered):
-            EP(50, 20, beta=0.1).backward(model, SquaredError(), x, y)
-            assert model.outside_phi(x) == []
-
-
-def test_layers_that_share_a_graph_are_looked_at_together() -> None:
-    """A step made of one tensor that is split into layers."""
-
-    class Joint(Gained):
-        def step(self, drive: Tensor, s: eqprop.State, push: object = None) -> eqprop.State:
-            whole = torch.tanh(self.gain * torch.cat(self.gradient(drive, s), 1)).square()
-            return whole.split([layer.shape[1] for layer in s], 1)
-
-    draw = Draw(0)
-    model = Joint(draw)
-    assert model.outside_phi(draw.batch(4, 2)[0]) == ["gain"]

@@ -160,51 +160,6 @@ def test_nothing_asked_for_changes_nothing() -> None:
     assert all(setting.active for setting in SETTINGS.values())
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"padding": "edges"}, "Did you mean 'edge'"),
-        ({"crop": -1}, "crop is -1; expected a whole number, 0 or more"),
-        ({"crop": True}, "crop is True"),
-        ({"cutout": 2.0}, "cutout is 2.0"),
-        ({"flip": 1}, "flip is 1; expected true or false"),
-        ({"fill": 256}, "0 to 255"),
-    ],
-)
-def test_wrong_settings_are_refused(setting: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Augmentation(**setting)
-
-
-def test_settings_are_written_and_read() -> None:
-    for setting in SETTINGS.values():
-        assert Augmentation.from_dict(setting.to_dict()) == setting
-    assert Augmentation.from_dict({"crop": 4}) == Augmentation(crop=4)
-    with pytest.raises(ValueError, match="Did you mean 'cutout'"):
-        Augmentation.from_dict({"cut_out": 4})
-    norm = Normalisation((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 3.0)
-    assert Normalisation.from_dict(norm.to_dict()) == norm
-    assert Normalisation(0.5, 0.2) == Normalisation((0.5,), (0.2,))  # type: ignore[arg-type]
-
-
-def test_images_that_cannot_be_augmented_are_refused() -> None:
-    setting, x = Augmentation(flip=True, crop=4), torch.rand(5, 3 * 64)
-    setting.check(x, (3, 8, 8))
-    with pytest.raises(ValueError, match=r"from 0 to 1; the images hold 0 to 255\. Give them as uint8"):
-        setting.check((x > 0.5).float() * 255, (3, 8, 8))
-    with pytest.raises(ValueError, match="the images hold .* to nan"):
-        setting.check(x * math.nan, (3, 8, 8))
-    with pytest.raises(ValueError, match=r"the samples have shape \(192,\)"):
-        setting.check(x, (192,))
-    Augmentation().check(x * 300, (192,))
-    with pytest.raises(ValueError, match="lower crop to at most 7"):
-        Augmentation(crop=8, padding="reflect").check(x, (3, 8, 8))
-    with pytest.raises(ValueError, match=r"torch\.int64"):
-        setting(torch.zeros(2, 3, 8, 8, dtype=torch.int64), torch.arange(2), 0, 0)
-    with pytest.raises(ValueError, match=r"expected \(B, C, H, W\) and \(B,\)"):
-        setting(torch.zeros(2, 3, 8, 8), torch.arange(3), 0, 0)
-
-
 def test_normalisation_is_its_formula() -> None:
     norm = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), 3.0)
     images = pictures(4)

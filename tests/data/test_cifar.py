@@ -115,36 +115,6 @@ def test_files_and_archive_in_the_cache_give_the_set(chosen: BinarySet, form: st
     assert sorted(cache_of(chosen, tmp_path).iterdir()) == before, "nothing is unpacked"
 
 
-def test_published_training_images_with_another_test_file_are_not_the_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = small(CIFAR10)
-    place = folder_of(made, tmp_path / "mine")
-    published = replace(made, sha256=data.open_set(place).sha256)
-    monkeypatch.setitem(sources.CIFARS, made.name, published)
-    images = data.open_set(place)
-    assert (images.name, images.sha256) == (made.name, published.sha256)
-    (place / "test_batch.bin").write_bytes(rows(made, seed=9))
-    images = data.open_set(place)
-    assert images.name == "mine"
-    assert images.sha256 != published.sha256
-
-
-def test_floats_are_the_quotient_and_samples_are_floats(chosen: BinarySet, tmp_path: Path) -> None:
-    images = data.open_set(folder_of(chosen, tmp_path / "mine"))
-    exact = torch.from_numpy(images.train_x.numpy().astype(np.float32) / np.float32(255))
-    assert torch.equal(images.floats(images.train_x), exact)
-    assert torch.equal(data.as_floats(images.train_x, torch.float64), images.train_x.double() / 255)
-    x, y = images.sample(4, seed=1)
-    assert x.dtype == torch.float32
-    assert [int(y[n]) for n in range(4)] == [
-        int(images.train_y[(exact == x[n]).all(1).nonzero()[0, 0]]) for n in range(4)
-    ]
-    split = data.split_validation(images, 2)
-    assert split.class_names == images.class_names
-    assert split.test_x.dtype == torch.uint8
-
-
 def test_a_changed_byte_is_noticed(chosen: BinarySet, tmp_path: Path) -> None:
     place = cache_of(chosen, tmp_path)
     if chosen.files:
@@ -168,86 +138,8 @@ def test_every_kind_of_truncated_archive_is_reported(chosen: BinarySet, tmp_path
     whole = path.read_bytes()
     for length in (0, 1, 5, 100, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="damaged archive|not the published file"):
+        with pytest.raises(ValueError, match="not the published file"):
             cifar.read_published(chosen, path)
-        # What is inside is checked even if the archive's digest were right.
-        blind = replace(chosen, md5=hashlib.md5(whole[:length]).hexdigest())
-        with pytest.raises(ValueError, match=r"is a damaged archive \(.*\); expected the whole cifar"):
-            cifar.read_published(blind, path)
-
-
-def rebuilt(path: Path, change: object) -> None:
-    """The archive with every member passed through a function that returns (member, content) or None."""
-    with tarfile.open(path) as archive:
-        held = [(member, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
-    with tarfile.open(path, "w:gz") as archive:
-        for member, content in held:
-            for made, what in change(member, content):  # type: ignore[operator]
-                archive.addfile(made, io.BytesIO(what))
-
-
-def test_links_other_sizes_and_missing_members_are_refused(chosen: BinarySet, tmp_path: Path) -> None:
-    first = next(iter(chosen.rows))
-    outside = tmp_path / "outside.bin"
-    outside.write_bytes(contents(chosen)[first])
-
-    def as_link(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        if member.name.endswith(first):
-            member.type, member.linkname, member.size = tarfile.SYMTYPE, str(outside), 0
-        return [(member, content)]
-
-    def longer(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        if member.name.endswith(first):
-            member.size += 1
-        return [(member, content + b"\0")]
-
-    def moved(member: tarfile.TarInfo, content: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
-        member.name = f"../{member.name}"
-        return [(member, content)]
-
-    for change, words in ((as_link, "as a link"), (longer, "as a file of"), (moved, f"has no {chosen.inside}/{first}")):
-        path = archive_of(chosen, tmp_path)
-        rebuilt(path, change)
-        blind = replace(chosen, md5=hashlib.md5(path.read_bytes()).hexdigest())
-        with pytest.raises(ValueError, match=words):
-            cifar.read_published(blind, path)
-    assert {entry.name for entry in tmp_path.iterdir()} == {chosen.archive, "outside.bin"}
-
-
-def test_labels_out_of_range_and_images_of_another_shape(chosen: BinarySet, tmp_path: Path) -> None:
-    place = folder_of(chosen, tmp_path / "mine")
-    first = next(iter(chosen.rows))
-    good = (place / first).read_bytes()
-    row = chosen.labels + 3072
-    wrong = bytearray(good)
-    wrong[2 * row + chosen.labels - 1] = chosen.classes
-    (place / first).write_bytes(wrong)
-    with pytest.raises(ValueError, match=f"image 2 of {first} has the label {chosen.classes}; expected 0 to"):
-        data.open_set(place)
-    for content in (b"", good[:-1], good + b"\0"):
-        (place / first).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{first} has {len(content)} bytes; expected rows of {row}"):
-            data.open_set(place)
-
-
-def test_missing_files_are_named(chosen: BinarySet, tmp_path: Path) -> None:
-    place = folder_of(chosen, tmp_path / "mine")
-    last = list(chosen.rows)[-1]
-    (place / last).unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {last}; expected the binary files of {chosen.title}"):
-        sources._cifar(chosen, place, None)
-
-
-def test_without_files_the_archive_is_asked_for(
-    chosen: BinarySet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(source: sources.Source, folder: Path) -> None:
-        assert source.files == {chosen.archive: f"md5:{chosen.md5}"}
-        assert source.hosts == ("https://www.cs.toronto.edu/~kriz/",)
-        archive_of(chosen, folder)
-
-    monkeypatch.setattr(sources, "download", fetch)
-    check_content(chosen, data.open_set(chosen.name))
 
 
 REAL = Path(os.environ.get("EQPROP_CIFAR10", "no folder"))
@@ -269,24 +161,6 @@ def test_the_real_set_is_the_published_one(real: data.Images) -> None:
     x = real.train_x.view(-1, 3, 1024).double() / 255
     torch.testing.assert_close(x.mean((0, 2)).float(), torch.tensor([0.4914, 0.4822, 0.4465]), atol=1e-4, rtol=0.0)
     torch.testing.assert_close(x.std((0, 2)).float(), torch.tensor([0.2470, 0.2435, 0.2616]), atol=1e-4, rtol=0.0)
-
-
-@pytest.mark.realdata
-def test_the_real_set_from_a_folder_an_archive_and_by_path(
-    real: data.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not CIFAR10.there(REAL):
-        pytest.skip(f"{REAL} is not a folder of the six files")
-    cache = tmp_path / "eqprop" / "data" / "cifar10"
-    cache.mkdir(parents=True)
-    with tarfile.open(cache / CIFAR10.archive, "w:gz", compresslevel=0) as archive:
-        for name in CIFAR10.rows:
-            archive.add(REAL / name, f"{CIFAR10.inside}/{name}")
-    monkeypatch.setenv("EQPROP_CACHE", str(tmp_path))
-    for images in (data.open_set("cifar10"), data.open_set(REAL)):
-        assert (images.name, images.sha256) == ("cifar10", real.sha256)
-        assert torch.equal(images.train_x, real.train_x)
-        assert torch.equal(images.test_y, real.test_y)
 
 
 def test_bytes_train_and_evaluate_as_the_floats_they_stand_for(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from helpers.training_runs import call_main
 from PIL import Image
 
 from eqprop import data
-from eqprop.data import arrays
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -80,25 +79,6 @@ def test_one_level_has_no_test_set_of_its_own(
     assert call_main(monkeypatch, "evaluate", tmp_path / "run") == 0
 
 
-def test_kinds_of_files_that_mean_the_same_give_the_same(tmp_path: Path) -> None:
-    folder = write(tmp_path / "insects")
-    before = data.image_folder(folder)
-    path = folder / "train" / "bee" / "3.png"
-    opaque = picture(1003).convert("RGBA")
-    opaque.save(path)
-    (folder / "train" / "bee" / ".DS_Store").write_bytes(b"hidden")
-    assert torch.equal(data.image_folder(folder).train_x, before.train_x)
-    picture(1003).convert("L").save(path)
-    grey = data.image_folder(folder)
-    changed = (grey.train_x != before.train_x).any(1)
-    assert int(changed.sum()) == 1
-    red, green, blue = grey.train_x[changed].view(3, 30)
-    assert torch.equal(red, green)
-    assert torch.equal(red, blue)
-    picture(1003).quantize(4).save(path)
-    assert data.image_folder(folder).shape == (3, 5, 6)
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -131,24 +111,3 @@ def test_classes_of_the_test_set_are_those_of_training(tmp_path: Path) -> None:
     (folder / "test").rename(tmp_path / "away")
     with pytest.raises(ValueError, match="test has 0 folders; expected a folder with images for each"):
         data.open_set(folder)
-
-
-def test_a_folder_too_large_for_memory_is_sent_to_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "insects")
-    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"see eqprop\.data\.streamed"):
-        data.open_set(folder)
-
-
-def test_a_folder_without_images_is_asked_for_idx_files(tmp_path: Path) -> None:
-    (tmp_path / "empty" / "train").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="has no train-images-idx3-ubyte"):
-        data.open_set(tmp_path / "empty")
-
-
-def test_one_class_is_refused_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    place = tmp_path / "test" / "cat"
-    place.mkdir(parents=True)
-    Image.new("L", (4, 4)).save(place / "1.png")
-    with pytest.raises(ValueError, match="at least two classes"):
-        data.open_set(tmp_path / "test")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.training_runs import assert_same_bits, call_main, whole_mnist
-from PIL import Image
+from helpers.training_runs import assert_same_bits, call_main
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from eqprop import data, predict, train
 from eqprop.models.layered import LayeredNet
@@ -96,16 +95,6 @@ def test_shape_classes_and_checksum_are_computed() -> None:
     torch.testing.assert_close(bytes_.train_x, torch.full((4, 2), 0.2))
 
 
-def test_bytes_can_be_kept() -> None:
-    x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
-    kept = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
-    divided = data.from_arrays(x, [0, 1, 2, 0], x[:1], [1])
-    assert (kept.train_x.dtype, kept.dtype, kept.shape) == (torch.uint8, torch.float32, (2, 3))
-    assert torch.equal(kept.floats(kept.train_x), divided.train_x)
-    with pytest.raises(ValueError, match=r"x is torch\.float64, which dtype=torch\.uint8 would round"):
-        data.from_arrays(x / 2, [0, 1, 2, 0], x[:1], [1], dtype=torch.uint8)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -122,67 +111,6 @@ def test_data_that_does_not_fit_is_refused_in_words(changed: dict[str, Any], wor
     given = dict(zip(("x", "y", "x_test", "y_test"), arrays(), strict=True)) | changed
     with pytest.raises(ValueError, match=words):
         data.as_images(given)
-
-
-@pytest.mark.parametrize("given", [Pairs(*arrays()[:2]), arrays()[:3], 7])
-def test_half_of_the_data_is_refused_with_what_to_give(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"\(train, test\)"):
-        data.as_images(given)
-
-
-class Negative(TensorDataset):
-    def __getitem__(self, n: int) -> tuple[Tensor, ...]:
-        x, y = super().__getitem__(n)
-        return 1.0 - x, y
-
-
-def test_a_tensor_dataset_with_a_transform_of_its_own_is_read_through_it() -> None:
-    x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    made = data.as_images((Negative(x, y), TensorDataset(x, y)))
-    assert isinstance(made, data.Images)
-    assert torch.equal(made.train_x, 1.0 - x)
-    assert torch.equal(made.test_x, x)
-
-
-class Counted(IterableDataset[Any]):
-    """Samples without numbers, though their count is known."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        self.pairs = list(zip(x, y, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Any:
-        return iter(self.pairs)
-
-
-def test_an_iterable_dataset_that_knows_its_length_is_iterated() -> None:
-    x, y, x_test, y_test = arrays()
-    made = data.as_images((Counted(x, y), Counted(x_test, y_test)))
-    assert isinstance(made, data.Images)
-    assert made.sha256 == data.from_arrays(x, y, x_test, y_test).sha256
-
-
-@pytest.mark.parametrize("change", [Tensor.bfloat16, Tensor.requires_grad_], ids=["bfloat16", "gradients"])
-def test_samples_of_a_dataset_may_be_tensors_that_numpy_does_not_take(change: Any) -> None:
-    x, y = torch.arange(12.0).view(4, 3) / 16, [0, 1, 0, 1]
-    pairs = Pairs([change(row.clone()) for row in x], y)
-    made = data.as_images((pairs, pairs))
-    assert isinstance(made, data.Images)
-    assert torch.equal(made.train_x, x)
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_pictures_with_a_palette_are_read_as_their_colours(mode: str) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (4, 4) if mode == "L" else (4, 4, 3), dtype=np.uint8)
-    plain = Image.fromarray(pixels)
-    palette = plain.convert("RGB").quantize(256)
-    assert palette.mode == "P"
-    made = data.as_images((Pairs([palette] * 2, [0, 1]), Pairs([plain.convert("RGB")] * 2, [0, 1])))
-    assert isinstance(made, data.Images)
-    assert made.shape == (3, 4, 4)
-    assert float((made.train_x - made.test_x).abs().max()) < 0.1
 
 
 def test_a_damaged_npz_file_is_refused_in_words(tmp_path: Path) -> None:
@@ -202,13 +130,6 @@ def test_a_damaged_npz_file_is_refused_in_words(tmp_path: Path) -> None:
             data.open_set(tmp_path / f"{name}.npz")
 
 
-def test_a_path_that_is_no_directory_is_not_asked_for_the_files_of_mnist(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("1,2")
-    for name in ("mine.csv", "absent.npz"):
-        with pytest.raises(FileNotFoundError, match=r"no directory .*or an \.npz file with x, y"):
-            data.open_set(tmp_path / name)
-
-
 def stopped_run(folder: Path, given: Any) -> None:
     train(TINY, folder, data=given, estimators="ep,bptt", only=("ep",))
 
@@ -220,33 +141,6 @@ def test_a_run_is_not_resumed_with_other_data_whatever_its_checksum(digest: str,
     with pytest.raises(ValueError, match="trained on other data"):
         resume(tmp_path / "run", data=other)
     assert resume(tmp_path / "run", data=here).test_error("bptt") is not None
-
-
-def test_resuming_without_the_arrays_asks_for_them(tmp_path: Path) -> None:
-    stopped_run(tmp_path / "run", arrays())
-    with pytest.raises(ValueError, match="trained on arrays"):
-        resume(tmp_path / "run")
-    assert resume(tmp_path / "run", data=arrays()).test_error("bptt") is not None
-
-
-def test_changed_mnist_is_not_taken_for_mnist(tmp_path: Path) -> None:
-    whole = whole_mnist()
-    mirrored = replace(whole, train_x=whole.train_x.flip(1), test_x=whole.test_x.flip(1))
-    experiment = TINY.override(model=LayeredNet((10, 6, 784)), epochs=1)
-    options: dict[str, Any] = {"estimators": "ep,bptt", "samples": 50, "test_samples": 50}
-    run = tmp_path / "run"
-    result = train(experiment, run, data=mirrored, only=("ep",), **options)
-    for again in (resume, evaluate):
-        with pytest.raises(ValueError, match="trained on arrays"):
-            again(run)
-    with pytest.raises(ValueError, match="trained on other data"):
-        resume(run, data="mnist")
-    assert evaluate(run, data=mirrored)["ep"][0]["test_error"] == result.test_error("ep")
-    assert resume(run, data=mirrored).test_error("bptt") is not None
-    # MNIST itself is found again, given as tensors or by name.
-    train(experiment, tmp_path / "same", data=whole, only=("ep",), **options)
-    assert resume(tmp_path / "same", data="mnist").test_error("bptt") is not None
-    assert evaluate(tmp_path / "same")["ep"]
 
 
 def regression(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -141,13 +140,6 @@ def test_a_bad_sample_is_named_in_one_sentence(workers: int, instead: Any, words
     assert "Traceback" not in str(caught.value)
 
 
-def test_floats_for_augmentation_lie_in_the_unit_range() -> None:
-    streamed = open_with(1, Pictures())
-    assert len(list(streamed.batches(torch.arange(40).view(5, 8)))) == 5
-    with pytest.raises(ValueError, match="Sample 2 of .* holds numbers from 2 to 2; augmentation takes 0 to 1"):
-        list(streamed.in_unit_range().batches(torch.arange(40).view(5, 8)))
-
-
 def test_a_worker_that_is_killed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
 
@@ -191,75 +183,6 @@ def test_what_cannot_be_streamed_is_refused(train: Any, words: str) -> None:
         data.streamed(train, Pictures(), classes=4)
 
 
-def test_the_number_of_classes_is_given_or_named_by_the_data_set() -> None:
-    with pytest.raises(ValueError, match=r"streamed\(train, test, classes=10\)"):
-        data.streamed(Pictures(), Pictures())
-    named = Pictures()
-    named.classes = ["a", "b", "c", "d"]  # type: ignore[attr-defined]
-    streamed = data.streamed(named, Pictures())
-    assert (streamed.classes, streamed.class_names) == (4, ("a", "b", "c", "d"))
-    targets = [(np.ones(3), np.array([0.5, 1.5])), (np.zeros(3), np.array([0.0, 2.0]))]
-    regression = data.streamed(targets, targets)
-    assert (regression.labelled, regression.classes) == (False, 2)
-    (batch,) = regression.batches(torch.tensor([[1, 0]]))
-    assert regression.targets(batch.y, torch.float64).tolist() == [[0.0, 2.0], [0.5, 1.5]]
-
-
-def test_bytes_and_pictures_of_pillow_stay_bytes_with_channels_first() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
-    pairs = [(Image.fromarray(image), n % 2) for n, image in enumerate(pixels)]
-    streamed = data.streamed(pairs, pairs, classes=2)
-    assert streamed.shape == (3, 5, 4)
-    (batch,) = streamed.batches(torch.arange(6).unsqueeze(0))
-    assert np.array_equal(batch.x.view(6, 3, 5, 4).numpy(), pixels.transpose(0, 3, 1, 2))
-    assert streamed.floats(batch.x).dtype == torch.float32
-    whole = data.as_images((Listed(pairs), Listed(pairs)))
-    assert isinstance(whole, data.Images)
-    assert whole.shape == (3, 5, 4)
-    assert torch.equal(whole.train_x, streamed.floats(batch.x))
-
-
-class Listed(Dataset[Any]):
-    def __init__(self, pairs: list[Any]) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, n: int) -> Any:
-        return self.pairs[n]
-
-
-def test_identity_is_that_of_name_lengths_and_first_and_last_samples() -> None:
-    one = data.streamed(Pictures(), Pictures(), classes=4)
-    assert one.sha256 == open_with_same(Pictures()).sha256
-    digests = {one.sha256, *(open_with_same(other).sha256 for other in (Pictures(41), Pictures(noise=True)))}
-    assert len(digests) == 3
-    assert data.streamed(Pictures(), Pictures(), classes=5).sha256 not in digests
-
-
-def open_with_same(train: Dataset[Any]) -> data.Streamed:
-    return data.streamed(DataLoader(train, batch_size=2), Pictures(), classes=4)
-
-
-def test_the_loaders_settings_are_kept() -> None:
-    def prepare(worker: int) -> None:
-        Marked.worker = worker
-
-    loader = DataLoader(Marked(), num_workers=2, prefetch_factor=3, worker_init_fn=prepare)
-    streamed = data.streamed(loader, Pictures(), classes=4)
-    assert streamed.train.options["prefetch_factor"] == 3
-    x, _, _ = collect(streamed.batches(torch.arange(40).view(5, 8)))
-    assert x[..., 0].unique().tolist() == [0.0, 1.0], "worker_init_fn ran in both workers"
-
-
-class Marked(Pictures):
-    worker = -1
-
-    def __getitem__(self, n: int) -> tuple[Any, Any]:
-        return torch.full((1, 2, 3), float(self.worker)), 0
-
-
 @pytest.mark.gpu
 def test_batches_are_pinned_and_arrive_on_the_device() -> None:
     streamed = open_with(2, Pictures(noise=True))
@@ -268,33 +191,3 @@ def test_batches_are_pinned_and_arrive_on_the_device() -> None:
     there = collect(streamed.to("cuda").batches(order, 1, 0))
     assert all(part.is_cuda for part in there)
     assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
-
-
-class Named(Pictures):
-    """As torchvision's ImageFolder: classes are numbered in the order of the folders that are there."""
-
-    def __init__(self, *classes: str) -> None:
-        super().__init__()
-        self.classes = list(classes)
-
-
-@pytest.mark.parametrize("make", [data.streamed, lambda *sets: data.as_images(sets)], ids=["streamed", "read"])
-def test_classes_that_are_numbered_otherwise_in_the_test_set_are_refused(make: Any) -> None:
-    train = Named("cat", "dog", "fox", "owl")
-    with pytest.raises(ValueError, match="class 1 is 'dog' in the training data and 'fox' in the test data"):
-        make(train, Named("cat", "fox", "owl", "yak"))
-    for same in (Named("cat", "dog", "fox", "owl"), Named("cat", "dog", "fox"), Pictures()):
-        assert make(train, same).classes == 4
-
-
-class Ratios(Pictures):
-    def __getitem__(self, n: int) -> tuple[Any, Any]:
-        return super().__getitem__(n)[0], torch.tensor([n / 3, n / 7], dtype=torch.float64)
-
-
-def test_targets_have_the_type_of_the_samples() -> None:
-    streamed = data.streamed(Ratios(), Ratios(), dtype=torch.float64)
-    y = next(streamed.in_order("train", 40)).y
-    n = torch.arange(40, dtype=torch.float64)
-    assert torch.equal(y, torch.stack([n / 3, n / 7], 1))
-    assert next(data.streamed(Ratios(), Ratios()).in_order("train", 40)).y.dtype == torch.float32

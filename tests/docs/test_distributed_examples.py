@@ -67,33 +67,6 @@ def test_scripts_parse_and_leave_options_to_eqprop(name: str) -> None:
     assert '-m -- eqprop "${command[@]}"' in text
 
 
-def test_slurm_options_are_those_of_the_text() -> None:
-    text = (EXAMPLES / "slurm.sbatch").read_text()
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, re.MULTILINE))
-    assert options["ntasks-per-node"] == "1", "one torchrun per machine starts the others"
-    assert re.fullmatch(r"TERM@\d+", options["signal"])
-    assert {"nodes", "gpus-per-node", "time", "requeue"} <= options.keys()
-
-
-def test_the_pytorchjob_has_what_the_operator_needs() -> None:
-    job = yaml.safe_load((EXAMPLES / "pytorchjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert replicas.keys() == {"Master", "Worker"}
-    assert all(replica["replicas"] >= 1 for replica in replicas.values())
-    found = container()
-    assert found["name"] == "pytorch"
-    given = {variable["name"]: variable["value"] for variable in found["env"]}
-    assert int(given["PROCESSES"]) == found["resources"]["limits"]["nvidia.com/gpu"]
-    volumes = {volume["name"] for volume in replicas["Worker"]["template"]["spec"]["volumes"]}
-    assert {mount["name"] for mount in found["volumeMounts"]} == volumes
-    assert given["RUN"].startswith(found["volumeMounts"][0]["mountPath"])
-    (script,) = found["args"]
-    used = set(re.findall(r"\$\{?([A-Z_]+)", script))
-    assert used <= {*given, "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"}
-    run("bash", "-n", "-c", script)
-
-
 def ranks_of(folder: Path) -> int:
     session = last_session(folder)
     assert session is not None

@@ -12,7 +12,7 @@ import typer
 from helpers.pages import PAGES, ROOT, code_blocks, run_block
 
 from docs.build.__main__ import BLOCKS, PICTURES, makers, read_text, stale, svg
-from docs.build.text import filled, number, span, table
+from docs.build.text import filled
 from eqprop import papers
 from eqprop.cli import load_commands
 
@@ -56,11 +56,6 @@ def test_a_picture_is_the_same_each_time_it_is_drawn() -> None:
     assert first.startswith("<?xml")
 
 
-def test_a_picture_keeps_its_numbers_whole() -> None:
-    assert "β = 0.01" in read_text("docs/pictures/paper/fig-02-toy-model.svg")
-    assert "β = 0.01" in svg(PICTURES["paper/fig-02-toy-model"]())
-
-
 def test_no_text_of_a_picture_is_scaled_to_nothing() -> None:
     """Letters drawn as paths are small numbers times a scale, which has more than a digit."""
     pictures = sorted((ROOT / "docs" / "pictures").rglob("*.svg"))
@@ -94,12 +89,6 @@ def test_blocks_are_filled_and_the_text_is_kept() -> None:
 def test_a_wrong_block_is_noticed(page: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         filled(page, MAKERS)
-
-
-def test_numbers_and_tables_read_well() -> None:
-    assert [number(v) for v in (None, 0.0, 0.0123, 12.3, 1234.0, 1.2e-5)] == ["–", "0", "0.012", "12", "1e+03", "1e-5"]
-    assert span([0.011, 0.5]) == "0.011 … 0.5"
-    assert table(["a", "b"], [["x", 1]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
 def anchors(page: Path) -> set[str]:

@@ -17,7 +17,7 @@ import pytest
 from helpers.pages import ROOT, run_here
 
 from docs.build.claims.gallery import COMMAND, PLACE, file_name
-from docs.build.claims.pages import KINDS, SECTIONS, TABLE_1, every, pages, seconds, takes
+from docs.build.claims.pages import KINDS, SECTIONS, every, pages, seconds
 from docs.build.claims.rules import Leaf, Row, judge, leaves, rows, verdict
 from docs.build.results import documents
 from eqprop.report.paper import FIGURES
@@ -64,12 +64,6 @@ def test_the_labels_are_those_of_the_paper() -> None:
     assert text().count(r"\begin{table}") == 3
 
 
-def test_a_sentence_is_found_by_its_anchor() -> None:
-    found = [row for kind in ("claim", "figure") for row in of_kind(kind)]
-    assert [row.says for row in found if not row.anchor] == []
-    assert [row.anchor for row in found if row.anchor not in text()] == []
-
-
 def test_every_figure_is_drawn_and_has_its_sentence() -> None:
     found, gallery = of_kind("figure"), pages()["docs/figures.md"]
     assert [row.picture for row in found] == [figure.name for figure in FIGURES]
@@ -82,13 +76,6 @@ def test_every_figure_is_drawn_and_has_its_sentence() -> None:
         assert f"({PLACE}/{file_name(number)}.svg)" in gallery
     made = {row.makes for page in SECTIONS for row in every(page) if row.makes.startswith("figures/figures/fig")}
     assert made <= {row.makes for row in found}
-
-
-def test_claims_are_in_the_order_of_the_paper() -> None:
-    whole = text()
-    for page in SECTIONS:
-        places = [whole.index(row.anchor) for row in rows(page, "claim")]
-        assert places == sorted(places), [row.says for row in rows(page, "claim")]
 
 
 ABOUT = (
@@ -228,13 +215,6 @@ def test_a_rule_has_its_reason_its_command_and_its_number(row: Row) -> None:
 def commands(quick: bool) -> list[str]:
     shown = {row.show for page in SECTIONS for row in every(page) if row.show}
     return sorted(command for command in shown if (seconds().get(command, 1e9) <= QUICK) == quick)
-
-
-def test_every_command_has_its_time() -> None:
-    assert [c for c in commands(quick=False) if c not in seconds() and not c.startswith(TABLE_1)] == []
-    assert takes(f"{TABLE_1} --out table1 --rows P-1h --preset paper --estimator ep") == "7 s on one H200"
-    used = {row.show for page in SECTIONS for row in every(page)}
-    assert set(seconds()) <= used
 
 
 def module(command: str) -> list[str]:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import eqprop
-from docs.site.tutorial import WIDTH, cells, execute, scripts, wrapped
+from docs.site.tutorial import cells, execute, scripts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TUTORIALS = scripts(DOCS)
@@ -34,15 +34,6 @@ def test_cells_are_split_and_output_stands_below_its_cell(tmp_path: Path) -> Non
     page = execute(script)
     assert page.markdown == '# Title\n\nText.\n\n```python\nprint(hidden + 1)\n```\n\n```text title="Output"\n3\n```\n'
     assert [cell.markdown for cell in cells(script.read_text())] == [True, False]
-
-
-def test_long_sentences_are_wrapped_and_tables_are_not() -> None:
-    sentence = "  one: " + "word " * 40 + "end"
-    lines = wrapped(sentence).split("\n")
-    assert max(map(len, lines)) <= WIDTH
-    assert lines[1].startswith("    word")
-    assert " ".join(wrapped(sentence).split()) == " ".join(sentence.split())
-    assert wrapped("│" + "-" * 200 + "│") == "│" + "-" * 200 + "│"
 
 
 def test_a_wrong_number_stops_the_build(tmp_path: Path) -> None:

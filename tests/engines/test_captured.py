@@ -17,7 +17,7 @@ from eqprop import EP
 from eqprop.cost import Nudge
 from eqprop.engines import Job
 from eqprop.engines.compiled import CompiledGraphRunner, CompiledSteps
-from eqprop.engines.cuda.graph import GraphRunner, refuses_optimizer
+from eqprop.engines.cuda.graph import GraphRunner
 from eqprop.engines.eager import EagerRunner
 from eqprop.models import Conv, Dense, Network, stack
 from eqprop.starts import Carried
@@ -187,16 +187,6 @@ def test_phases_that_do_not_fit_side_by_side_run_one_after_the_other(monkeypatch
     EagerRunner(twin).run(order())
     for a, b in zip(twin.model.parameters(), ours.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_optimizers_that_a_graph_cannot_repeat_are_refused_in_words() -> None:
-    model = job().model
-    of = list(model.parameters())
-    assert refuses_optimizer(torch.optim.SGD(of, lr=0.1, momentum=0.9)) is None
-    assert "no dampening" in str(refuses_optimizer(torch.optim.SGD(of, lr=0.1, momentum=0.9, dampening=0.1)))
-    assert "capturable=True" in str(refuses_optimizer(torch.optim.Adam(of)))
-    assert refuses_optimizer(torch.optim.Adam(of, capturable=True)) is None
-    assert "cannot undo" in str(refuses_optimizer(torch.optim.NAdam(of, capturable=True)))
 
 
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {

@@ -6,12 +6,9 @@ The graphs run as torch's operators: inductor compiles them on a GPU alone.
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +20,10 @@ import eqprop
 from eqprop import EP, Phase, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Job
-from eqprop.engines.base import fixed_algorithms
 from eqprop.engines.compiled import (
     Compiled,
     StepInputs,
     all_inputs,
-    block_length,
     join,
     step_of,
     trace_step,
@@ -131,14 +126,6 @@ def test_what_does_not_depend_on_the_state_is_computed_once_per_phase() -> None:
         assert torch.allclose(a, b, rtol=0.0, atol=1e-14)
 
 
-def test_the_length_of_a_block_leaves_few_single_steps() -> None:
-    assert block_length(50) == 10
-    assert block_length(20) == 10
-    assert block_length(3) == 3 or block_length(3) == 1
-    assert all(T % block_length(T) <= 5 for T in range(6, 200))
-    assert all(block_length(T, 2) % 2 == 0 and block_length(T, 3) % 3 == 0 for T in range(12, 60))
-
-
 def test_a_step_that_looks_at_its_values_is_refused_in_words_or_falls_back_with_a_warning() -> None:
     def looking(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
         strength = 1.0 if bool(s[0].sum() > 0) else 0.5
@@ -153,34 +140,6 @@ def test_a_step_that_looks_at_its_values_is_refused_in_words_or_falls_back_with_
     assert torch.equal(found.state[0], relax(model, x, 4).state[0])
 
 
-def test_a_step_that_draws_random_numbers_is_refused() -> None:
-    def noisy(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
-        return (s[0] * (x @ theta["W"].T + torch.rand_like(s[0]))).sum(-1)
-
-    model = eqprop.from_primitive(noisy, {"W": torch.randn(3, 4)}, (3,), squash=torch.tanh)
-    with pytest.raises(ValueError, match="it draws random numbers"):
-        Compiled().relaxation(model, torch.rand(2, 4), Phase(4))
-
-
-def test_a_phi_may_change_its_own_tensors_in_place_but_not_those_that_outlive_it() -> None:
-    seen = torch.zeros(2, 3)
-
-    def changing(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
-        return ((s[0] @ theta["W"].T).tanh_() * x).sum(-1)
-
-    def noting(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
-        seen.add_(1.0)
-        return ((s[0] @ theta["W"].T).tanh() * x * seen).sum(-1)
-
-    x, theta = torch.rand(2, 3), {"W": torch.randn(3, 3)}
-    model = eqprop.from_primitive(changing, theta, (3,), squash=torch.tanh)
-    found, expected = Compiled().relaxation(model, x, Phase(4)).state[0], relax(model, x, 4).state[0]
-    assert torch.allclose(found, expected, rtol=0.0, atol=1e-6)
-    model = eqprop.from_primitive(noting, theta, (3,), squash=torch.tanh)
-    with pytest.raises(ValueError, match="cannot serve noting: it changes a tensor in place that outlives the step"):
-        Compiled().relaxation(model, x, Phase(4))
-
-
 def test_the_work_of_an_epoch_is_counted() -> None:
     pixels, labels = torch.zeros(5010, 3, 32, 32, dtype=torch.uint8), torch.arange(5010) % 10
     data = eqprop.data.from_arrays(pixels[:5000], labels[:5000], pixels[5000:], labels[5000:])
@@ -189,30 +148,6 @@ def test_the_work_of_an_epoch_is_counted() -> None:
     work = session.work(session.model, session.estimator)
     samples = 5000 // batch * batch
     assert samples / 5000 * 1.42e12 < work < 1.43e12
-
-
-def test_a_number_of_the_model_that_changes_is_not_baked_in() -> None:
-    class Gained(eqprop.PrimitiveDynamics):
-        input_shape = (4,)
-
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.gain = 1.0
-            self.W = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
-
-        def init_state(self, x: Tensor) -> tuple[Tensor, ...]:
-            return (x.new_zeros(len(x), 3),)
-
-        def primitive(self, x: Tensor, s: tuple[Tensor, ...]) -> Tensor:
-            return self.gain * (s[0] * (x @ self.W.T)).sum(-1)
-
-    model, engine = Gained(), Compiled()
-    x = torch.rand(2, 4, dtype=torch.float64)
-    for gain in (1.0, 2.0, 1.0):
-        model.gain = gain
-        found = engine.relaxation(model, x, Phase(2)).state[0]
-        assert torch.allclose(found, gain * (x @ model.W.T), rtol=0.0, atol=1e-12)
 
 
 def test_changed_rates_and_weights_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,20 +234,6 @@ def test_unpooling_by_comparison_puts_the_same_values_in_the_same_places(precisi
     assert all(torch.equal(a, b) for a, b in zip(traced(*values, *s), expected, strict=True))
 
 
-def test_a_rounded_image_is_rounded_before_it_is_unpooled() -> None:
-    def back(z: Tensor, h: Tensor) -> Tensor:
-        indices = torch.nn.functional.max_pool2d(z, 2, return_indices=True)[1]
-        return torch.nn.functional.max_unpool2d(h, indices, 2).half()
-
-    z, h = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 2, 3)
-    traced = make_fx(back)(z, h)
-    unpool_elementwise(traced)
-    traced.recompile()
-    (rounding,) = [n for n in traced.graph.nodes if n.target is torch.ops.aten._to_copy.default]
-    assert [n.name for n in rounding.all_input_nodes] == ["h_1"]
-    assert torch.equal(traced(z, h), back(z, h))
-
-
 @pytest.mark.parametrize("overlap", [{"kernel_size": 3, "stride": 2}, {"kernel_size": 2, "padding": 1}])
 def test_pools_that_overlap_or_reach_out_are_left_alone(overlap: dict[str, int]) -> None:
     def back(z: Tensor, h: Tensor) -> Tensor:
@@ -347,15 +268,6 @@ def test_images_are_laid_out_with_their_channels_last_unless_a_step_takes_views_
         torch.testing.assert_close(state, relax(model, x, 8).state, rtol=0, atol=1e-14)
         found[name] = state[1].is_contiguous(memory_format=torch.channels_last)
     assert found == {"reshape": True, "view": False}
-
-
-def test_the_notice_comes_once_before_compiling() -> None:
-    engine = Compiled()
-    said: list[str] = []
-    engine.notice = said.append
-    engine.relaxation(own_model((3, 4, 5, 6)), torch.rand(2, 6, dtype=torch.float64), Phase(2))
-    assert len(said) == 1
-    assert said[0].startswith("compiling")
 
 
 def test_blocks_reach_the_states_to_keep_and_the_fixed_point_of_single_steps() -> None:
@@ -422,27 +334,6 @@ def test_nudgings_and_nudge_sites_of_a_graph(nudging: Any, site: Any) -> None:
     assert apart(twin, ours) < 1e-12
 
 
-@pytest.mark.slow
-def test_cross_entropy_and_a_cost_of_ones_own() -> None:
-    model = own_model()
-    readout = eqprop.CrossEntropy(3, 3, seed=0, dtype=torch.float64)
-    quartic = eqprop.FunctionCost(lambda s, y: (s[0] - y).pow(4).sum(-1) + 0.1 * s[2].square().sum(-1))
-    for cost in (readout, quartic):
-        ep = EP(T=9, K=5, beta=0.3)
-        twin, ours = (trained(engine, model, ep, copy.deepcopy(cost)) for engine in (Eager(), Compiled()))
-        assert apart(twin, ours) < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "estimator", [eqprop.BPTT(T=13, K=4), eqprop.RBP(T=13, K=4), replace(EP(13, 4), stop="settled")]
-)
-def test_estimators_run_unchanged_on_compiled_steps(estimator: Any) -> None:
-    model = own_model()
-    twin, ours = (trained(engine, model, estimator) for engine in (Eager(), Compiled()))
-    assert apart(twin, ours) < 1e-12
-
-
 class Held(eqprop.PrimitiveDynamics):
     """Phi = <s, held (W x)> - 1/4 <held s, s>, with whatever it holds, read by `numbers`."""
 
@@ -465,16 +356,6 @@ class Held(eqprop.PrimitiveDynamics):
         return (s[0] * (x @ self.W.T) * held - 0.25 * held * s[0] * s[0]).sum(-1)
 
 
-class Listed(Held):
-    def numbers(self) -> Any:
-        return self.held[-1]["gain"]
-
-
-class Configured(Held):
-    def numbers(self) -> Any:
-        return self.held.gain
-
-
 class Called(Held):
     def numbers(self) -> Any:
         return self.held(self.W.mean())
@@ -483,57 +364,6 @@ class Called(Held):
 def same_as_the_reference(engine: Compiled, model: Dynamics, x: Tensor, T: int = 7) -> bool:
     found, expected = engine.relaxation(model, x, Phase(T)), relax(model, x, T)
     return all(torch.allclose(a, b, rtol=0.0, atol=1e-12) for a, b in zip(found.state, expected.state, strict=True))
-
-
-def _set_listed(model: Any) -> None:
-    model.held[-1]["gain"] = 0.5
-
-
-def _set_configured(model: Any) -> None:
-    model.held.gain = 0.5
-
-
-def _set_called(model: Any) -> None:
-    model.held = torch.cos
-
-
-def _set_tensor(model: Any) -> None:
-    model.held = torch.full((3,), 0.5, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("model", "change"),
-    [
-        (Listed([{"gain": 1.0}]), _set_listed),
-        (Configured(SimpleNamespace(gain=1.0)), _set_configured),
-        (Called(torch.sin), _set_called),
-        (Held(torch.ones(3, dtype=torch.float64)), _set_tensor),
-    ],
-    ids=["a number in a list", "a number in an object", "a function", "a tensor"],
-)
-def test_whatever_a_model_holds_may_change_between_phases(model: Any, change: Any) -> None:
-    engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
-    assert same_as_the_reference(engine, model, x)
-    before = engine.relaxation(model, x, Phase(7)).state[0]
-    change(model)
-    assert same_as_the_reference(engine, model, x)
-    assert not torch.allclose(before, engine.relaxation(model, x, Phase(7)).state[0])
-
-
-def test_a_change_that_the_watch_misses_is_found_by_comparing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqprop.engines.traced.Fingerprint.changed", lambda self: False)
-    gain = 1.0
-
-    def reading(x: Tensor, s: tuple[Tensor, ...], theta: Any) -> Tensor:
-        return gain * (s[0] * (x @ theta["W"].T)).sum(-1)
-
-    model = eqprop.from_primitive(reading, {"W": torch.randn(3, 4).double()}, (3,), squash=torch.tanh)
-    engine, x = Compiled(), torch.rand(2, 4, dtype=torch.float64)
-    assert all(same_as_the_reference(engine, model, x) for _ in range(3))
-    gain = 0.5
-    with pytest.warns(UserWarning, match="The step of reading had changed unseen; it was compiled again"):
-        found = [same_as_the_reference(engine, model, x) for _ in range(5)]
-    assert found[-1]
 
 
 def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,39 +385,6 @@ def test_a_model_that_holds_the_same_is_traced_once(monkeypatch: pytest.MonkeyPa
             for _ in range(3):
                 EP(T=9, K=5).gradient(model, cost, torch.rand_like(x), y)
         assert len(traced) == first
-
-
-def test_models_and_costs_that_are_gone_leave_nothing_behind() -> None:
-    """Their addresses are soon those of others."""
-    engine = Compiled()
-    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    for gain in (0.1, 0.3, 0.5, 0.7, 0.9):
-        assert same_as_the_reference(engine, Held(gain), x)
-    model = Held(0.5)
-    for weight in (0.1, 0.3, 0.5, 0.7, 0.9):
-        cost = eqprop.FunctionCost(lambda s, y, weight=weight: weight * (s[0] - y).square().sum(-1))
-        _, expected = EP(T=9, K=5).gradient(model, cost, x, y)
-        with engine.steps.stepping():
-            _, found = EP(T=9, K=5).gradient(model, cost, x, y)
-        assert torch.allclose(found[model.W], expected[model.W], rtol=0.0, atol=1e-10)
-        del cost
-
-
-def test_blocks_of_a_dead_model_do_not_serve_another() -> None:
-    """Blocks are kept by the addresses of their steps, which die with the model."""
-    steps = Compiled().steps
-    with steps.stepping():
-        relax(Held(0.5), torch.rand(2, 4, dtype=torch.float64), 7)
-    gc.collect()
-    assert not any(steps._blocks.values())
-
-
-def test_inputs_of_any_layout_follow_one_another() -> None:
-    model = Network((3, 4), {"out": 2, "h": 5}, [Dense("x", "h"), Dense("h", "out")], seed=0, dtype=torch.float64)
-    engine = Compiled()
-    x = torch.rand(12, 4, 4, dtype=torch.float64)
-    for part in (x[:6, :3].contiguous(), x[:6, :, :3].mT, x[::2, :3], x[:1, :3].expand(6, 3, 4)):
-        assert same_as_the_reference(engine, model, part)
 
 
 def test_a_cost_may_share_a_parameter_with_its_model() -> None:
@@ -613,42 +410,6 @@ def test_a_cost_may_share_a_parameter_with_its_model() -> None:
         for p, g in expected.items():
             assert torch.allclose(alone[p], g, rtol=0.0, atol=1e-12)
             assert torch.allclose(found[p], g, rtol=0.0, atol=1e-10)
-
-
-def test_a_branch_of_torch_is_refused_in_words() -> None:
-    class Branching(Held):
-        def step(self, drive: Any, s: Any, push: Any = None) -> Any:
-            moved = s[0] + drive @ self.W.T
-            return (torch.cond(drive.sum() > 0.0, torch.sin, torch.cos, (moved,)),)
-
-    with pytest.raises(ValueError, match=r"cannot serve Branching: its step .*Use 'eager'"):
-        Compiled().relaxation(Branching(1.0), torch.rand(2, 4, dtype=torch.float64), Phase(2))
-
-
-def test_one_engine_serves_one_precision_after_another() -> None:
-    model = own_model().float()
-    x = torch.rand(3, 11)
-    engine, eager = Compiled(), Eager()
-    for precision in ("float32", "float16", "float32"):
-        engine.precision = eager.precision = precision  # type: ignore[assignment]
-        found, expected = (e.relaxation(model, x, Phase(7)).state[0] for e in (engine, eager))
-        assert torch.allclose(found, expected, rtol=0.0, atol=1e-6)
-
-
-def test_fixed_algorithms_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[bool] = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        made.append(torch.are_deterministic_algorithms_enabled())
-        return graph
-
-    monkeypatch.setattr("eqprop.engines.compiled._compile", counted)
-    model, engine = own_model((3, 5, 6, 7)), Compiled()
-    for asked in (False, True, True):
-        with fixed_algorithms(asked):
-            engine.relaxation(model, torch.rand(3, 7, dtype=torch.float64), Phase(6))
-    assert set(made[: len(made) // 2]) == {False}
-    assert set(made[len(made) // 2 :]) == {True}
 
 
 def test_a_model_that_changes_at_every_phase_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

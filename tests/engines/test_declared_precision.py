@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from eqprop.engines.eager import (
 )
 from eqprop.models import Conv, Dense, Layered, Network
 from eqprop.relax import relax
-from eqprop.report.page import write_report
 from eqprop.run.log import read_metrics
 from eqprop.run.loop import GUARD
 from eqprop.run.watch import Watch
@@ -174,48 +170,6 @@ class Warned(Watch):
 
 
 OPTIONS: dict[str, Any] = {"T": 10, "K": 3, "epochs": 2, "samples": 60, "test_samples": 20, "threads": 1}
-
-
-def test_every_epoch_of_a_run_records_how_far_its_update_agrees(tmp_path: Path) -> None:
-    warned = Warned()
-    eqprop.train("P-1h", tmp_path / "run", precision="float16", watch=warned, beta=0.5, **OPTIONS)
-    lines = read_metrics(tmp_path / "run")
-    assert [line["precision"]["declared"] for line in lines] == ["float16", "float16"]
-    assert all(0.95 < line["precision"]["with_float32"]["whole"]["cosine"] < 1.0 for line in lines)
-    assert ["float32_with_float64" in line["precision"] for line in lines] == [True, False]
-    assert not [said for said in warned.said if "float16" in said]
-    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert described["experiment"]["run"]["precision"] == "float16"
-    page = write_report(tmp_path / "run", with_curves=False).page.read_text()
-    assert "cosine of float16 with float32, ep" in page
-    assert "cosine of float32 with float64, ep" in page
-    assert eqprop.evaluate(tmp_path / "run")["ep"][0]["test_error"] == lines[-1]["test_error"]
-
-
-def test_a_run_is_resumed_in_another_precision(tmp_path: Path) -> None:
-    """The epochs to come are in it, and the metrics and sessions say so; the experiment stays what it was."""
-
-    class Stop(Watch):
-        def epoch(self, *_: Any) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(eqprop.run.Stopped):
-        eqprop.train("P-1h", tmp_path / "run", beta=0.5, watch=Stop(), **OPTIONS)
-    with pytest.raises(ValueError, match="Unknown run.precision 'half'"):
-        eqprop.resume(tmp_path / "run", precision="half")
-    eqprop.resume(tmp_path / "run", precision="float16")
-    lines = read_metrics(tmp_path / "run")
-    assert [line.get("precision", {}).get("declared") for line in lines] == [None, "float16"]
-    described = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert described["experiment"]["run"]["precision"] == "float32"
-    last = json.loads((tmp_path / "run" / "environment.json").read_text())["sessions"][-1]
-    assert last["provenance"]["precision"] == "float16"
-    assert last["engines"] == {"ep": "eager"}
-
-
-def test_a_run_in_float32_has_no_guard_to_record(tmp_path: Path) -> None:
-    eqprop.train("P-1h", tmp_path / "run", engine="eager", **{**OPTIONS, "epochs": 1})
-    assert "precision" not in read_metrics(tmp_path / "run")[0]
 
 
 @pytest.mark.parametrize(

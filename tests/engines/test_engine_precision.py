@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from eqprop.engines.base import full_precision
 from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.eager import Eager, EagerRunner
@@ -62,10 +61,3 @@ def test_iterations_are_in_float32_also_when_one_fails(monkeypatch: pytest.Monke
         runner.run(torch.zeros(1, 2, dtype=torch.int64))
     assert seen == [(False, False)]
     assert torch.backends.cudnn.allow_tf32
-
-
-def test_it_leaves_what_the_caller_chose() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    with full_precision():
-        assert allowed() == (False, False)
-    assert allowed() == (True, True)

@@ -13,7 +13,7 @@ from eqprop import EP, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.engines import Task, choose
 from eqprop.engines.base import ENGINES, load_engine
-from eqprop.models import Convolutional, Layered, Toy
+from eqprop.models import Convolutional, Layered
 from eqprop.state import State
 
 WRITTEN_OUT = [name for name in ENGINES if load_engine(name).models]
@@ -83,11 +83,6 @@ def test_a_patched_class_is_refused_while_it_is_patched(hook: str, monkeypatch: 
     assert refusals(model)["cuda-deep"] == before
 
 
-def test_an_untouched_model_is_not_refused_for_its_methods() -> None:
-    assert "is not the class's own" not in str(refusals(untouched(Layered))["cuda-deep"])
-    assert refusals(Toy((3, 4, 2)))["cuda-deep"] is not None, "not written out there"
-
-
 def test_a_subclass_with_its_own_squash_is_trained_as_what_it_is() -> None:
     """The weights of the subclass, not those of its base, byte for byte."""
 
@@ -104,12 +99,3 @@ def test_a_subclass_with_its_own_squash_is_trained_as_what_it_is() -> None:
         free = estimator.backward(model, SquaredError(), x, y)
         assert torch.allclose(engine.relaxation(model, x, estimator.free_phase()).state[0], free.state[0], atol=1e-6)
     assert not torch.allclose(own.W01.grad, base.W01.grad, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [Layered, Convolutional, Toy])
-def test_a_primitive_without_its_formulas_is_refused_at_subclassing(kind: type[Dynamics]) -> None:
-    with (
-        pytest.warns(UserWarning, match="is final"),
-        pytest.raises(TypeError, match="Own overrides primitive, but gradient and contrast still follow another"),
-    ):
-        type("Own", (kind,), {"primitive": lambda self, x, s: s[0].sum(-1)})

@@ -13,7 +13,6 @@ from eqprop.cost import Problem
 from eqprop.engines import Job, choose
 from eqprop.engines.base import Precision
 from eqprop.engines.cuda.graph import GraphRunner
-from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import EagerRunner, agreements, update_in
 from eqprop.models import stack
 
@@ -98,25 +97,6 @@ def test_what_follows_a_step_sees_the_new_weights() -> None:
     assert len(seen) == len(ORDER)
     assert torch.equal(seen[-1], last["W01"])
     assert not torch.equal(seen[0], seen[1])
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ({"prepare": lambda stored, rows: stored}, "preparation of samples"),
-        ({"clip": 1.0}, "gradient clipping"),
-        ({"exchange": lambda grads, loss: loss}, "exchange between processes"),
-        ({"after": lambda: None}, "weight averaging"),
-    ],
-)
-def test_an_engine_with_iterations_of_its_own_refuses_extras(
-    extra: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OneHidden, "device", "cpu")
-    task = replace(job(), **extra).task  # type: ignore[arg-type]
-    assert choose("auto", task).name == "xla"
-    with pytest.raises(ValueError, match=words):
-        choose("cuda-one-hidden", task)
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ from helpers.nets import (
     toy,
 )
 from helpers.tolerances import HOLOMORPHIC, NOT_EQUAL, ORDER_IN_BETA, SAME_FORMULA, SETTLED_GRADIENT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import (
@@ -35,9 +35,7 @@ from eqprop import (
     Cost,
     Dynamics,
     Estimator,
-    FunctionCost,
     HolomorphicEP,
-    Phase,
     SquaredError,
     from_energy,
     from_primitive,
@@ -170,21 +168,6 @@ def test_the_mean_over_signs_is_the_symmetric_gradient(name: str) -> None:
     assert_close(plus, gradient(form.with_sign(1), net, x, y, state), rtol=0.0, atol=0.0)
 
 
-def test_an_own_loop_draws_its_signs_from_torch() -> None:
-    net = prototypical(2)
-    x, y = batch(net)
-    form = EP(10, 3, beta=0.3, nudging="random-sign")
-
-    def drawn(seed: int) -> list[float]:
-        torch.manual_seed(seed)
-        return [float(gradient(form, net, x, y, net.init_state(x))["W01"].sum()) for _ in range(20)]
-
-    one, again, other = drawn(0), drawn(0), drawn(1)
-    assert one == again != other
-    sides = {float(gradient(form.with_sign(s), net, x, y, net.init_state(x))["W01"].sum()) for s in (1, -1)}
-    assert set(one) == sides
-
-
 def test_stacked_networks_have_each_their_own_sign() -> None:
     nets = [prototypical(2, seed=seed) for seed in range(3)]
     pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
@@ -201,22 +184,6 @@ def test_stacked_networks_have_each_their_own_sign() -> None:
     assert_close(total, {n: p.grad for n, p in together.named_parameters()}, rtol=0.0, atol=SAME_FORMULA)
     torch.manual_seed(0)
     form.gradient(together, COST, x, y)  # one drawn for each
-
-
-@pytest.mark.parametrize(
-    "form",
-    [EP(20, 4, nudging="symmetric"), HolomorphicEP(20, 4, points=5), ContinualEP(20, 4, rates=0.05)],
-    ids=lambda form: type(form).__name__,
-)
-def test_stacked_networks_do_not_mix(form: Estimator) -> None:
-    nets = [energy_based(3, seed=seed) for seed in range(2)]
-    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
-    x, y = (torch.stack(v) for v in zip(*pairs, strict=True))
-    together = stack(nets)
-    stacked = named(together, form.gradient(together, COST, x, y)[1])
-    for r, net in enumerate(nets):
-        alone = named(net, form.gradient(net, COST, *pairs[r])[1])
-        assert_close({n: g[r] for n, g in stacked.items()}, alone, rtol=0.0, atol=SAME_FORMULA)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -271,39 +238,6 @@ def test_continual_ep_asks_for_a_rate_of_every_parameter_that_learns() -> None:
     assert net.b0.grad is None
 
 
-class Readout(Cost):
-    """l = 1/2 |A s0 - y|^2, A learnt too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.A = nn.Parameter(random_like((3, 3), 5))
-
-    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-        return 0.5 * (s[0] @ self.A.mT - y).square().sum(-1)
-
-
-def test_a_cost_with_parameters_of_its_own_or_of_the_model_may_be_analytic_too() -> None:
-    costs = [
-        Readout(),
-        FunctionCost(_decayed, parametric=True),
-        FunctionCost(lambda s, y: torch.cosh(s[0] - y).sum(-1)),
-    ]
-    for cost in costs:
-        net = energy_based(2, "sigmoid")
-        x, y = batch(net)
-        state = settle(net, x).state
-        true = RBP(0, 100).gradient(net, cost, x, y, state)[1]
-        found = HolomorphicEP(0, 100, beta=0.05, points=16).gradient(net, cost, x, y, state)[1]
-        assert found.keys() == true.keys()
-        assert len(true) == 4 + len(list(cost.parameters()))
-        for p, g in true.items():
-            assert_close(found[p], g, rtol=0.0, atol=SETTLED_GRADIENT)
-
-
-def _decayed(s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
-    return 0.5 * (s[0] @ theta["W01"] ** 2).sum(-1) + 0.5 * (s[0] - y).square().sum(-1)
-
-
 def conjugating() -> Dynamics:
     """|s|^2 by abs, as on the real axis s * s is."""
 
@@ -338,90 +272,6 @@ def test_a_model_that_is_not_analytic_is_refused_in_words(name: str) -> None:
     assert all(p.grad is None and p.dtype == F64 for p in net.parameters())
     EP(5, 3, nudging="symmetric").backward(net, COST, x, y)
     ContinualEP(5, 3, rates=0.1).backward(net, COST, x, y)
-
-
-def test_a_cost_that_is_not_analytic_is_refused_in_words() -> None:
-    net = prototypical(2)
-    x, y = batch(net)
-    cost = FunctionCost(lambda s, y: (s[0] - y).abs().pow(2).sum(-1))
-    with pytest.raises(ValueError, match=r"FunctionCost.*needs an analytic model and cost"):
-        HolomorphicEP(5, 3).backward(net, cost, x, y)
-
-
-def test_single_precision_stays_single() -> None:
-    net = prototypical(2).float()
-    x, y = (v.float() for v in batch(net.double()))
-    net = net.float()
-    forms: list[Estimator] = [HolomorphicEP(20, 4), EP(20, 4, nudging="symmetric"), ContinualEP(20, 4, rates=0.1)]
-    for form in forms:
-        rough = gradient(form, net, x, y, net.init_state(x))
-        exact = gradient(form, net.double(), x.double(), y.double(), net.double().init_state(x.double()))
-        net = net.float()
-        assert all(g.dtype == torch.float32 for g in rough.values())
-        assert_close({n: g.double() for n, g in rough.items()}, exact, rtol=1e-3, atol=1e-4)
-
-
-def test_a_state_that_explodes_is_told_with_its_step() -> None:
-    """s -> s^3 rests at 0 and runs away from wherever a strong nudge puts it."""
-    net = from_primitive(
-        lambda x, s, theta: (theta["a"] * s[0] ** 4).sum(-1) / 4 + 0.0 * x.sum(-1),
-        {"a": torch.ones(2, dtype=F64)},
-        layers=(2,),
-    )
-    x, y = torch.zeros(3, 2, dtype=F64), torch.ones(3, 2, dtype=F64)
-    forms = [HolomorphicEP(2, 20, beta=5.0), ContinualEP(2, 20, beta=5.0), EP(2, 20, beta=5.0, nudging="symmetric")]
-    for form in forms:
-        with pytest.raises(ArithmeticError, match=r"Layer s0 of own model is not finite after nudged step \d"):
-            form.backward(net, COST, x, y)
-        assert net.a.grad is None
-
-
-def test_the_forms_are_values() -> None:
-    assert EP(3, 2, nudging="symmetric") != EP(3, 2) == EP(3, 2, nudging="one-sided")
-    assert "points=6" in repr(HolomorphicEP(3, 2, points=6))
-    assert len({HolomorphicEP(3, 2), HolomorphicEP(3, 2), HolomorphicEP(3, 2, points=6)}) == 2
-    assert ContinualEP(3, 2, rates={"W": 0.1}) == ContinualEP(3, 2, rates={"W": 0.1}) != ContinualEP(3, 2, rates=0.1)
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: EP(3, 2, nudging="both"), "nudging is 'both'; expected 'one-sided', 'symmetric' or 'random-sign'"),
-        (lambda: EP(3, 2, nudging="symmetric", beta=0.0), "beta=0.0"),
-        (lambda: HolomorphicEP(3, 2, points=1), "points is 1; expected the number of points on the circle, 2 or more"),
-        (lambda: HolomorphicEP(3, 2, beta=-0.1), "beta is -0.1; expected the circle's radius"),
-        (lambda: HolomorphicEP(3, 2, beta=float("nan")), "beta is nan; expected the circle's radius"),
-        (lambda: ContinualEP(3, 2, beta=0.0), "beta=0.0"),
-        (lambda: ContinualEP(3, 2, rates=-0.1), "rate -0.1; expected a learning rate, 0 or more"),
-        (lambda: ContinualEP(3, 2, rates={"W": float("inf")}), "rate inf; expected a learning rate"),
-    ],
-)
-def test_bad_settings_are_told(make: Callable[[], Estimator], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem.replace("(", r"\(")):
-        make()
-
-
-def test_a_sign_is_for_random_sign_nudging_only() -> None:
-    with pytest.raises(ValueError, match="Got a sign of beta for symmetric nudging"):
-        EP(3, 2, nudging="symmetric").with_sign(-1.0)
-    with pytest.raises(ValueError, match="expected 1 or -1, or a tensor of them, one per network"):
-        EP(3, 2, nudging="random-sign").with_sign(0.5)
-    net = prototypical(2)
-    x, y = batch(net)
-    with pytest.raises(ValueError, match="one per network"):
-        EP(3, 2, nudging="random-sign").with_sign(torch.ones(2)).gradient(net, COST, x, y)
-
-
-def test_the_free_phase_is_that_of_the_estimator() -> None:
-    net = prototypical(3)
-    x, y = batch(net)
-    expected = relax(net, x, Phase(21, "alternating")).state
-    for form in (
-        HolomorphicEP(21, 2, schedule="alternating"),
-        ContinualEP(21, 2, schedule="alternating"),
-        EP(21, 2, schedule="alternating", nudging="symmetric"),
-    ):
-        assert_close(form.gradient(net, COST, x, y)[0].state, expected, rtol=0.0, atol=0.0)
 
 
 def test_holomorphic_ep_on_a_prototypical_net_is_not_the_true_gradient() -> None:

@@ -8,29 +8,21 @@ import pytest
 import torch
 from helpers.nets import convolutional, energy_based, prototypical
 from torch import Tensor
-from torch.nn.utils import parametrize, prune
-from torch.testing import assert_close
 
 from eqprop import (
     BPTT,
     EP,
     RBP,
     ContinualEP,
-    CrossEntropy,
     Estimator,
     HolomorphicEP,
     SquaredError,
     from_energy,
-    from_primitive,
-    gdu,
-    limit_steps,
     relax,
 )
 from eqprop.dynamics import Dynamics
-from eqprop.engines import Job, choose
 from eqprop.estimators import Backprop
 from eqprop.models import stack
-from eqprop.starts import Initialised
 
 COST = SquaredError()
 ALL: list[Estimator] = [
@@ -61,24 +53,6 @@ def test_inference_mode_is_refused(estimator: Estimator) -> None:
     with torch.no_grad():
         estimator.backward(model, COST, x, y)
     assert float(model.get_parameter("W01").grad.abs().max()) > 0  # type: ignore[union-attr]
-
-
-def test_a_phi_that_is_differentiated_says_what_forbids_it() -> None:
-    model = from_primitive(lambda x, s, theta: (s[0] * (x @ theta["W"])).sum(-1), {"W": torch.eye(2)}, (2,))
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="under torch.inference_mode.*torch.no_grad"):
-        relax(model, torch.rand(3, 2), 2)
-    with torch.no_grad():
-        relax(model, torch.rand(3, 2), 2)
-
-
-@pytest.mark.parametrize("estimator", ALL, ids=repr)
-def test_an_input_of_another_shape_or_type_is_refused(estimator: Estimator) -> None:
-    model = prototypical(2)
-    x, y = batch(model)
-    with pytest.raises(ValueError, match=r"The input x has shape .*; expected \(B, "):
-        estimator.gradient(model, COST, x.unsqueeze(1), y)
-    with pytest.raises(ValueError, match=r"The input x is torch.float32 .*expected torch.float64"):
-        estimator.gradient(model, COST, x.float(), y)
 
 
 @pytest.mark.parametrize("make", [EP, HolomorphicEP, ContinualEP])
@@ -119,78 +93,6 @@ def test_autocast_changes_no_bit(estimator: Estimator) -> None:
     assert all(torch.equal(expected[p], found[p]) for p in expected)
     assert torch.equal(relax(model, x, 6).state[0], alone.state[0])
     assert torch.equal(free.state[0], again.state[0])
-
-
-@pytest.mark.parametrize("estimator", [e for e in ALL if not isinstance(e, Backprop)], ids=repr)
-def test_autocast_changes_no_bit_of_a_process(estimator: Estimator) -> None:
-    model = convolutional().float()
-    x, y = batch(model)
-    free = relax(model, x, 6, keep=3)
-    expected, one = estimator.processes(model, COST, x, y, free), next(estimator.steps(model, COST, x, y, free))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = estimator.processes(model, COST, x, y, free)
-        steps = estimator.steps(model, COST, x, y, free)
-        again = next(steps)
-        assert torch.is_autocast_enabled("cpu")
-    assert_close(vars(found), vars(expected), rtol=0.0, atol=0.0)
-    assert_close(tuple(again), tuple(one), rtol=0.0, atol=0.0)
-
-
-def test_autocast_changes_no_bit_of_an_output_a_comparison_a_start_or_a_loss() -> None:
-    model = prototypical(2).float()
-    x, y = batch(model)
-    cost = CrossEntropy(3, 3, seed=1)
-    start = Initialised(model, x)
-    start.end(x, None, start.begin(x), relax(model, x, 5).state)
-
-    def all_of_it() -> list[Any]:
-        report = gdu.compare(model, COST, x, y, T=60, K=4, beta=0.01)
-        limit = [step.synapses for step in limit_steps(model, COST, x, y, relax(model, x, 9), 3)]
-        return [model(x, 9), report.neurons, limit, start.begin(x), cost(relax(model, x, 9).state, y).detach()]
-
-    expected = all_of_it()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = all_of_it()
-        raw = model.transition(x, relax(model, x, 9).state)
-    assert repr(found) == repr(expected)
-    # A single formula is the caller's own.
-    assert not torch.equal(raw[0].float(), model.transition(x, relax(model, x, 9).state)[0])
-
-
-def test_a_pruned_weight_of_a_hand_written_model_is_refused_and_of_a_primitive_is_right() -> None:
-    model = prototypical(2)
-    x, y = batch(model)
-    prune.random_unstructured(model, "W01", 0.3)
-    with pytest.raises(ValueError, match="a gradient for W01, which is no longer one of its parameters.*pruned"):
-        EP(6, 3).backward(model, COST, x, y)
-
-    class Double(torch.nn.Module):
-        def forward(self, W: Tensor) -> Tensor:
-            return 2.0 * W
-
-    def phi(x: Tensor, s: Any, theta: Any) -> Tensor:
-        return ((x @ theta["W"]) * s[0]).sum(-1)
-
-    own = from_primitive(phi, {"W": torch.rand(4, 3, dtype=torch.float64)}, (3,), squash=torch.tanh)
-    x, y = torch.rand(5, 4, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64)
-    grad = next(iter(EP(3, 2).gradient(own, COST, x, y)[1].values()))
-    with torch.no_grad():
-        own.get_parameter("W").div_(2.0)
-    parametrize.register_parametrization(own, "W", Double())
-    (found,) = EP(3, 2).gradient(own, COST, x, y)[1].values()
-    assert_close(found, 2.0 * grad)
-
-
-def test_a_runner_notices_a_converted_model() -> None:
-    model = prototypical(2).float()
-    x, y = batch(model, 12)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(model, COST, EP(6, 3), optimizer, x, y, torch.zeros(12, dtype=torch.int64))
-    runner = choose("auto", job.task).runner(job)
-    runner.run(torch.arange(12).view(3, 4))
-    model.double()
-    with pytest.raises((RuntimeError, ValueError), match="W|float"):
-        runner.run(torch.arange(12).view(3, 4))
 
 
 def test_a_model_of_a_function_is_not_stacked() -> None:

@@ -12,11 +12,15 @@ from torch.testing import assert_close
 
 from eqprop import EP, SquaredError
 from eqprop.cost import Problem
-from eqprop.estimators import AsymEP, Backprop, CoupledLearning, Dyadic, Estimator, VectorField
+from eqprop.estimators import Backprop, Estimator
+from eqprop.estimators.asymmetric import AsymEP, VectorField
+from eqprop.estimators.coupled import CoupledLearning
+from eqprop.estimators.dyadic import Dyadic
 from eqprop.gdu.doctor import doctor
 from eqprop.gdu.examination import Examination, sweeps
 from eqprop.gdu.nudging import compare_nudging
-from eqprop.models import Dense, Layered, Network, PredictiveCoding
+from eqprop.models import Dense, Layered, Network
+from eqprop.models.predictive import PredictiveCoding
 
 COST = SquaredError()
 

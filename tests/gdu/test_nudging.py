@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from helpers.nets import F64, asymmetric, batch, energy_based, gather, named, prototypical, settle, sums
+from helpers.nets import batch, energy_based, gather, named, prototypical, settle, sums
 from helpers.tolerances import NOT_EQUAL, ORDER_IN_BETA, SAME_FORMULA
 from torch import Tensor
 from torch.testing import assert_close
 
-from eqprop import EP, RBP, CrossEntropy, FunctionCost, Nudge, SquaredError, relax
-from eqprop.estimators import CoupledLearning
+from eqprop import RBP, FunctionCost, Nudge, SquaredError, relax
+from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.nudging import RULES
 from eqprop.gdu.nudging import compare_nudging
 from eqprop.models import Layered
@@ -112,14 +112,3 @@ def test_the_steps_of_coupled_learning_add_up() -> None:
         total = sums(gather(estimator.steps(net, COST, x, y, free)))
         grads = named(net, estimator.gradient(net, COST, x, y, free.state)[1])
         assert_close(grads, {name: -g for name, g in total.items()}, rtol=SAME_FORMULA, atol=SAME_FORMULA)
-
-
-def test_coupled_learning_refuses_what_it_does_not_serve() -> None:
-    net = hopfield()
-    x, _ = batch(net)
-    readout = CrossEntropy(3, 3, dtype=F64)
-    with pytest.raises(ValueError, match="squared error alone"):
-        CoupledLearning(1, 1).gradient(net, readout, x, torch.eye(3, dtype=F64))
-    with pytest.raises(ValueError, match="needs a primitive"):
-        CoupledLearning(1, 1).gradient(asymmetric(), COST, *batch(asymmetric()))
-    assert EP(1, 1, beta=-0.1) == RULES["negative"](1, 1, 0.1)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import torch
 from helpers.nets import batch, toy
 from helpers.tolerances import SAME_FORMULA
 from torch import Tensor
@@ -69,15 +66,3 @@ def test_a_gradient_that_is_missing_or_zero_is_named() -> None:
         eqprop.doctor(model, COST, x, y, Scaled(50, 5))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got a tuple for T.*model.transition\(x, s\)"):
         model(x, model.init_state(x))
-
-
-def test_objects_say_what_they_are_in_a_line_or_two(tmp_path: Any) -> None:
-    energy: Callable[..., Tensor] = lambda x, s, theta: (s[0] ** 2).sum(-1) - (s[0] * (x @ theta["W"].T)).sum(-1)  # noqa: E731
-    model = eqprop.from_energy(energy, {"W": torch.ones(2, 3)}, layers=(2,), eps=0.5, name="spring")
-    assert repr(model) == "spring: layers s0 (2,); parameters W (2, 3)"
-    found = eqprop.relax(model, torch.rand(4, 3), 60)
-    assert repr(found).startswith("Relaxation(s0 (4, 2); 60 steps, residual at most ")
-    assert repr(found).endswith("4 of 4 samples settled)")
-    result = eqprop.train("P-1h", tmp_path / "run", epochs=1, samples=40, test_samples=20, estimators="ep,bptt")
-    assert repr(result).startswith(f"Result({tmp_path / 'run'}: test error ep ")
-    assert repr(result).count("%") == 2

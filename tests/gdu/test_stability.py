@@ -15,7 +15,7 @@ import eqprop
 from eqprop import Dynamics, from_energy, from_transition, relax
 from eqprop.gdu.lockstep import Linearised, flat, krylov
 from eqprop.gdu.stability import DENSE, eigenvalues
-from eqprop.models import Dense, Layered, Network, stack
+from eqprop.models import Layered
 from eqprop.models.connections import Theta
 from eqprop.state import State
 
@@ -149,13 +149,3 @@ def test_looking_changes_nothing() -> None:
     assert all(p.grad is None for p in model.parameters())
     assert found.to_dict()["verdict"] == "settles"
     assert "settles" in str(found).lower()
-
-
-def test_bad_questions_are_refused() -> None:
-    nets = [healthy(0), healthy(2)]
-    with pytest.raises(ValueError, match="unstack"):
-        eqprop.stability(stack(nets), torch.stack([inputs(0), inputs(1)]))
-    with pytest.raises(ValueError, match="number of steps"):
-        eqprop.stability(nets[0], inputs(0), T=0)
-    wide = Network(N, {"s0": 3}, [Dense("x", "s0")], "tanh", seed=0, dtype=torch.float64)
-    assert eqprop.stability(wide, inputs(0)).steps == 1.0  # nothing comes back: at rest after one step

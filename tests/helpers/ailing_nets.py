@@ -6,8 +6,9 @@ of them is benchmarks/doctor_campaign.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +36,13 @@ SAMPLES = 8
 
 @dataclass
 class Case:
-    """What the doctor is asked about; `cause` is the key it should answer with, None for a healthy net."""
+    """What the doctor is asked about.
+
+    cause       the key it should answer with, None for a healthy net
+    rewritten   by cause, the same net where only its author can follow the remedy, by writing other code; a cause that
+                is not the net's own has none
+    twin        the net as it was before it was broken; None where remedies bring back the gradient itself
+    """
 
     cause: str | None
     model: Dynamics
@@ -45,6 +52,12 @@ class Case:
     cost: Cost = field(default_factory=SquaredError)
     state: State | None = None
     rates: Any = None
+    rewritten: Mapping[str, Callable[[], Case]] = field(default_factory=dict)
+    twin: Callable[[], Case] | None = None
+
+    def but(self, **changes: Any) -> Case:
+        """The same with other fields, and with neither cause nor twin."""
+        return replace(self, **{"cause": None, "rewritten": {}, "twin": None, **changes})
 
 
 class Draw:
@@ -157,7 +170,20 @@ def inhibition_oscillates(seed: int) -> Case:
 
     parameters = {"A": 0.3 * draw.normal(outputs, n), "B": 0.3 * draw.normal(n, 4)}
     model = from_primitive(phi, parameters, (outputs, n), squash=lambda v: torch.sigmoid(4 * v - 2))
-    return Case("two-cycle", model, *draw.batch(4, outputs), EP(T=300, K=30, beta=0.05))
+    case = Case("two-cycle", model, *draw.batch(4, outputs), EP(T=300, K=30, beta=0.05))
+
+    def smaller_steps() -> Case:
+        """s + a (F(s) - s) with a of a quarter."""
+
+        def transition(x: Tensor, s: State, theta: Theta) -> State:
+            lateral = -c * (s[1].sum(-1, keepdim=True) - s[1])
+            slopes = s[1] @ theta["A"].T, lateral + s[0] @ theta["A"] + x @ theta["B"].T + 1.0
+            return tuple(v + 0.25 * (torch.sigmoid(4 * w - 2) - v) for v, w in zip(s, slopes, strict=True))
+
+        damped = from_transition(transition, parameters, (outputs, n))
+        return case.but(model=damped, ep=replace(case.ep, K=120))
+
+    return replace(case, rewritten={"two-cycle": smaller_steps}, twin=smaller_steps)
 
 
 def chains_disagree(seed: int) -> Case:
@@ -186,7 +212,16 @@ def untied(seed: int) -> Case:
     A, B = (0.9 * W / torch.linalg.matrix_norm(W, 2) for W in (draw.normal(outputs, n), draw.normal(n, outputs)))
     parameters = {"A": A, "B": B, "V": draw.glorot(n, 4)}
     model = from_transition(transition, parameters, (outputs, n))
-    return Case("asymmetric", model, *draw.batch(4, outputs), EP(T=500, K=100, beta=0.01))
+    case = Case("asymmetric", model, *draw.batch(4, outputs), EP(T=500, K=100, beta=0.01))
+
+    def tied() -> Case:
+        def transition(x: Tensor, s: State, theta: Theta) -> State:
+            return torch.tanh(s[1] @ theta["A"].T), torch.tanh(s[0] @ theta["A"] + x @ theta["V"].T)
+
+        forward = {"A": A, "V": parameters["V"]}
+        return case.but(model=from_transition(transition, forward, (outputs, n)))
+
+    return replace(case, rewritten={"asymmetric": tied}, twin=tied)
 
 
 def beta_too_large(seed: int) -> Case:
@@ -234,7 +269,8 @@ def inputs_unscaled(seed: int) -> Case:
     draw = Draw(seed)
     model = prototypical(draw, init="glorot")
     x, y = batch_of(draw, model)
-    return Case("silent", model, 255.0 * x, y, EP(T=100, K=30, beta=0.05))
+    case = Case("silent", model, 255.0 * x, y, EP(T=100, K=30, beta=0.05))
+    return replace(case, twin=lambda: case.but(x=x))
 
 
 def start_carried_over(seed: int) -> Case:
@@ -252,7 +288,8 @@ def start_carried_over(seed: int) -> Case:
     model = from_primitive(phi, parameters, (outputs, n), squash=torch.tanh)
     x, y = draw.batch(4, outputs, low=-1.0)
     other = relax(model, -x, 300).state
-    return Case("start", model, x, y, EP(T=300, K=60, beta=0.005), state=other)
+    case = Case("start", model, x, y, EP(T=300, K=60, beta=0.005), state=other)
+    return replace(case, twin=lambda: case.but(state=None))
 
 
 def float32_rounding(seed: int) -> Case:
@@ -283,23 +320,41 @@ class Gained(PrimitiveDynamics):
         return tuple(torch.tanh(self.gain * layer) for layer in s)
 
 
+class GainInPhi(Gained):
+    """The same F with the gain where Phi reads it."""
+
+    def primitive(self, x: Tensor, s: State) -> Tensor:
+        return self.gain * super().primitive(x, s)
+
+    def squash(self, s: State) -> State:
+        return tuple(torch.tanh(layer) for layer in s)
+
+
 def parameter_outside_phi(seed: int) -> Case:
     draw = Draw(seed)
     model = Gained(draw)
-    return Case("outside-phi", model, *draw.batch(4, 2), EP(T=300, K=60, beta=0.01))
+    case = Case("outside-phi", model, *draw.batch(4, 2), EP(T=300, K=60, beta=0.01))
+
+    def moved() -> Case:
+        other = copy.deepcopy(model)
+        other.__class__ = GainInPhi
+        return case.but(model=other)
+
+    return replace(case, rewritten={"outside-phi": moved}, twin=moved)
 
 
 def rate_too_large(seed: int) -> Case:
     draw = Draw(seed)
     model = energy_net(draw, eps=0.5)
-    ep = EP(T=100, K=30, beta=0.05)
-    return Case("rate-large", model, *batch_of(draw, model), ep, rates=draw.log(30.0, 300.0))
+    case = Case("rate-large", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.05), rates=draw.log(30.0, 300.0))
+    return replace(case, twin=lambda: case.but(rates=0.1))
 
 
 def rate_too_small(seed: int) -> Case:
     draw = Draw(seed)
     model = energy_net(draw, eps=0.5)
-    return Case("rate-small", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.05), rates=draw.log(1e-9, 1e-7))
+    case = Case("rate-small", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.05), rates=draw.log(1e-9, 1e-7))
+    return replace(case, twin=lambda: case.but(rates=0.1))
 
 
 def targets_out_of_range(seed: int) -> Case:
@@ -307,7 +362,8 @@ def targets_out_of_range(seed: int) -> Case:
     draw = Draw(seed)
     model = prototypical(draw)
     x, y = batch_of(draw, model)
-    return Case("targets", model, x, draw.number(4.0, 100.0) * y, EP(T=100, K=30, beta=0.02))
+    case = Case("targets", model, x, draw.number(4.0, 100.0) * y, EP(T=100, K=30, beta=0.02))
+    return replace(case, twin=lambda: case.but(y=y))
 
 
 def dropout_left_on(seed: int) -> Case:
@@ -319,7 +375,14 @@ def dropout_left_on(seed: int) -> Case:
 
     n = draw.whole(5, 8)
     model = from_primitive(phi, {"A": draw.glorot(2, n), "B": draw.glorot(n, 4)}, (2, n), squash=torch.tanh)
-    return Case("random", model, *draw.batch(4, 2), EP(T=100, K=30, beta=0.02))
+    case = Case("random", model, *draw.batch(4, 2), EP(T=100, K=30, beta=0.02))
+
+    def turned_off() -> Case:
+        """Where the function holds it, which is not where model.eval() looks."""
+        drop.eval()
+        return case.but()
+
+    return replace(case, rewritten={"random": turned_off}, twin=turned_off)
 
 
 class HandWritten(PrimitiveDynamics):
@@ -351,22 +414,29 @@ class HandWritten(PrimitiveDynamics):
         return {"A": -A, "B": -B} if self.mistake == "sign" else {"A": A, "B": B}
 
 
+def hand_written(draw: Draw, mistake: str) -> Case:
+    model = HandWritten(draw, mistake)
+    right = copy.deepcopy(model)
+    right.mistake = ""
+    case = Case("formula", model, *draw.batch(4, 3), EP(T=200, K=50, beta=0.02))
+    return replace(case, twin=lambda: case.but(model=right))
+
+
 def contrast_with_wrong_sign(seed: int) -> Case:
     draw = Draw(seed)
-    model = HandWritten(draw, "sign")
-    return Case("formula", model, *draw.batch(4, 3), EP(T=200, K=50, beta=0.02))
+    return hand_written(draw, "sign")
 
 
 def gradient_without_feedback(seed: int) -> Case:
     draw = Draw(seed)
-    model = HandWritten(draw, "no feedback")
-    return Case("formula", model, *draw.batch(4, 3), EP(T=200, K=50, beta=0.02))
+    return hand_written(draw, "no feedback")
 
 
 def weights_of_zero(seed: int) -> Case:
     draw = Draw(seed)
     model = prototypical(draw, init=lambda name, shape, source: torch.zeros(shape, dtype=F64))
-    return Case("zero-weights", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.02))
+    case = Case("zero-weights", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.02))
+    return replace(case, twin=lambda: case.but(model=prototypical(Draw(seed))))
 
 
 def cost_of_rounded_outputs(seed: int) -> Case:
@@ -374,7 +444,8 @@ def cost_of_rounded_outputs(seed: int) -> Case:
     draw = Draw(seed)
     model = prototypical(draw)
     cost = FunctionCost(lambda s, y: (s[0].round() - y.round()).square().sum(-1) + 0.0 * s[0].sum(-1) + 1.0)
-    return Case("no-pull", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.02), cost=cost)
+    case = Case("no-pull", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.02), cost=cost)
+    return replace(case, twin=lambda: case.but(cost=SquaredError()))
 
 
 def optimizer_of_another_model(seed: int) -> Case:
@@ -382,7 +453,8 @@ def optimizer_of_another_model(seed: int) -> Case:
     draw = Draw(seed)
     old, model = energy_net(draw, eps=0.5), energy_net(draw, eps=0.5)
     rates = torch.optim.SGD(old.parameters(), lr=0.1)
-    return Case("optimizer", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.05), rates=rates)
+    case = Case("optimizer", model, *batch_of(draw, model), EP(T=100, K=30, beta=0.05), rates=rates)
+    return replace(case, twin=lambda: case.but(rates=0.1))
 
 
 def samples_mixed(seed: int) -> Case:
@@ -394,8 +466,17 @@ def samples_mixed(seed: int) -> Case:
         centred = s[1] - s[1].mean(0)
         return (s[0] * (centred @ theta["A"].T)).sum(-1) + (s[1] * (x @ theta["B"].T)).sum(-1)
 
-    model = from_primitive(phi, {"A": draw.glorot(2, n), "B": draw.glorot(n, 4)}, (2, n), squash=torch.tanh)
-    return Case("mixing", model, *draw.batch(4, 2), EP(T=100, K=30, beta=0.02))
+    parameters = {"A": draw.glorot(2, n), "B": draw.glorot(n, 4)}
+    model = from_primitive(phi, parameters, (2, n), squash=torch.tanh)
+    case = Case("mixing", model, *draw.batch(4, 2), EP(T=100, K=30, beta=0.02))
+
+    def each_alone() -> Case:
+        def phi(x: Tensor, s: State, theta: Theta) -> Tensor:
+            return (s[0] * (s[1] @ theta["A"].T)).sum(-1) + (s[1] * (x @ theta["B"].T)).sum(-1)
+
+        return case.but(model=from_primitive(phi, parameters, (2, n), squash=torch.tanh))
+
+    return replace(case, rewritten={"mixing": each_alone}, twin=each_alone)
 
 
 def energy_without_minimum(seed: int) -> Case:
@@ -418,7 +499,12 @@ def inputs_all_alike(seed: int) -> Case:
     draw = Draw(seed)
     model = energy_net(draw, eps=0.5)
     x, y = batch_of(draw, model)
-    return Case("inputs", model, x[:1].repeat(SAMPLES, 1), y, EP(T=100, K=30, beta=0.05))
+    case = Case("inputs", model, x[:1].repeat(SAMPLES, 1), y, EP(T=100, K=30, beta=0.05))
+
+    def as_drawn() -> Case:
+        return case.but(x=x)
+
+    return replace(case, rewritten={"inputs": as_drawn}, twin=as_drawn)
 
 
 def signal_fades(seed: int) -> Case:
@@ -429,7 +515,9 @@ def signal_fades(seed: int) -> Case:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.mul_(draw.number(0.1, 0.3) if name.startswith("W") else 1.0)
-    return Case("fades", model, *batch_of(draw, model), EP(T=100, K=3 * layers, beta=0.02))
+    case = Case("fades", model, *batch_of(draw, model), EP(T=100, K=3 * layers, beta=0.02))
+    other = Layered(model.sizes, "prototypical", activation, init="glorot", seed=seed, dtype=F64)
+    return replace(case, twin=lambda: case.but(model=other))
 
 
 def healthy_deep(seed: int) -> Case:

@@ -31,8 +31,9 @@ from eqprop import (
     limit_steps,
     relax,
 )
-from eqprop.estimators import AsymEP, Dyadic, VectorField
+from eqprop.estimators.asymmetric import AsymEP, VectorField
 from eqprop.estimators.base import transition_vjp
+from eqprop.estimators.dyadic import Dyadic
 from eqprop.state import State, add
 from helpers.nets import F64, at_rest, gather, named, sums
 from helpers.tolerances import FLOAT32, HOLOMORPHIC, SAME_FORMULA

@@ -10,7 +10,6 @@ from contextlib import redirect_stdout
 from contextvars import Context
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,11 +44,3 @@ def run_block(folder: Path, code: str) -> str:
         patch.setattr(plugins, "_registered", {kind: {} for kind in plugins.KINDS})
         Context().run(exec, compile(code, "block", "exec"), {"__name__": "__main__"})
     return out.getvalue()
-
-
-def table1_row(preset: str, name: str, test: float, epochs: int, **more: Any) -> dict[str, Any]:
-    """A row by EP as `eqprop reproduce table1` writes it."""
-    trials = [{"seed": s, "test_error": [9.0] * (epochs - 1) + [test], "train_error": [0.5] * epochs} for s in range(5)]
-    found = {"trials": [t | {"diverged": False} for t in trials], "test_error_mean": test, "test_error_std": 0.1}
-    row = {"name": name, "preset": preset, "schedule": "synchronous", "engine": "an engine", "seconds": 90.0}
-    return {**row, "estimators": {"ep": found | {"train_error_mean": 0.5}}, **more}

@@ -39,7 +39,7 @@ from helpers import ranks
 from helpers.training_runs import few_images, whole_mnist, write_idx, write_small_toml
 
 BATCH = 20
-EPOCHS, SAMPLES = 2, 400  # 40 iterations
+EPOCHS, SAMPLES = 2, 200  # 20 iterations
 
 
 def energy(x: Tensor, s: tuple[Tensor, ...], theta: dict[str, Tensor]) -> Tensor:
@@ -103,7 +103,7 @@ def gradients(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     y = eqprop.data.one_hot(data.train_y, 10, dtype)
     cost: Cost = eqprop.SquaredError()
     estimator = make_estimator(experiment, "ep", model)
-    estimator.backward(model, cost, group.share(x), group.share(y))
+    estimator.backward(model, cost, group.share(x), group.share(y), engine="eager")
     distributed.average_gradients(model)
     return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -347,7 +347,7 @@ HANGS = 3.0
 
 
 def again(folder: Path) -> dict[str, Any]:
-    """A run begun by 2 ranks, stopped, and finished by 1, 2 or 4; or restarted by torchrun."""
+    """A run begun by 2 ranks, stopped, and finished by 1 or 2; or restarted by torchrun."""
     found: dict[str, Any] = {}
     experiment, _, _ = CASES["conv"]
 
@@ -370,7 +370,7 @@ def again(folder: Path) -> dict[str, Any]:
     ranks.check(ranks.run(2, partial(begin, out=folder / "whole", stopped=False), folder / "log-whole"))
     stopped = ranks.run(2, partial(begin, out=folder / "stopped", stopped=True), folder / "log-stopped")
     assert [e.code for e in stopped] == [143, 143], stopped
-    for size in (1, 2, 4):
+    for size in (1, 2):
         out = shutil.copytree(folder / "stopped", folder / f"by-{size}")
         ranks.check(ranks.run(size, partial(finish, out=out), folder / f"log-{size}"))
         found[f"by {size}"] = differences(folder / "whole", out)

@@ -23,7 +23,7 @@ from helpers.nets import (
     toy,
 )
 from helpers.tolerances import EXACT_LIMIT, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
-from helpers.training_runs import SMALL, assert_same_bits, few_images, finish, summary, write_idx, write_small_toml
+from helpers.training_runs import SMALL, few_images
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -38,7 +38,6 @@ from eqprop import (
     FunctionCost,
     HolomorphicEP,
     from_primitive,
-    gdu,
     limit_steps,
     load,
     papers,
@@ -46,15 +45,11 @@ from eqprop import (
     train,
 )
 from eqprop.data import one_hot
-from eqprop.engines import Task
-from eqprop.engines.cuda.deep import Deep
-from eqprop.models import Convolutional, Layered, stack, stack_readouts, unstack_readout
+from eqprop.models import stack, stack_readouts, unstack_readout
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
-from eqprop.run import evaluate, resume
-from eqprop.run.laboratory import BoundProblem, compare, find_problem, is_same
+from eqprop.run import evaluate
 from eqprop.run.own import OwnNet
-from eqprop.run.session import bind, build_model
 from eqprop.run.spec import Spec
 from eqprop.state import State
 
@@ -188,26 +183,6 @@ def test_every_estimator_gives_the_readout_the_same_gradient() -> None:
             assert_close(grads[p], found[0][p], rtol=0.0, atol=1e-10)
 
 
-def test_holomorphic_ep_is_nearer_to_the_gradient_than_one_sided() -> None:
-    net = energy_based(2, "sigmoid")
-    cost, x, y = problem(net)
-    state = settle(net, x).state
-    true = RBP(T=0, K=200).gradient(net, cost, x, y, state)[1]
-
-    def error(estimator: EP | HolomorphicEP) -> float:
-        grads = estimator.gradient(net, cost, x, y, state)[1]
-        return max(float((grads[p] - true[p]).abs().max()) for p in net.parameters())
-
-    assert error(HolomorphicEP(T=0, K=200, beta=0.1)) < 1e-2 * error(EP(T=0, K=200, beta=0.1))
-
-
-def test_the_laboratory_takes_it() -> None:
-    net = prototypical(3, "sigmoid", nudge_site="inside")
-    report = gdu.compare(net, *problem(net), T=LONG, K=K, beta=1e-4)
-    assert report.budget.outcome == "holds"
-    assert report.budget.synapses.output_slope == 0.0
-
-
 def test_stacked_readouts_are_the_single_ones() -> None:
     nets = [prototypical(2, seed=n) for n in range(2)]
     costs = [readout(net, seed=n) for n, net in enumerate(nets)]
@@ -219,38 +194,6 @@ def test_stacked_readouts_are_the_single_ones() -> None:
         for p in (*net.parameters(), *cost.parameters()):
             assert_close(shapes[(2, *p.shape)][r], singles[r][p], rtol=0.0, atol=SAME_FORMULA)
     assert torch.equal(unstack_readout(stack_readouts(costs), 1).Wout, costs[1].Wout)
-
-
-def test_a_frozen_readout_stays_frozen_when_stacked() -> None:
-    costs = [readout(prototypical(2), seed=n) for n in range(2)]
-    for cost in costs:
-        cost.Wout.requires_grad_(False)
-    both = stack_readouts(costs)
-    for cost in (both, unstack_readout(both, 1)):
-        assert (cost.Wout.requires_grad, cost.bout.requires_grad) == (False, True)
-    costs[1].Wout.requires_grad_(True)
-    with pytest.raises(ValueError, match="The readouts differ in what they read or in what is trained"):
-        stack_readouts(costs)
-    with pytest.raises(ValueError, match="The readouts differ in what they read"):
-        stack_readouts([readout(prototypical(3), layer) for layer in (1, 2)])
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: CrossEntropy(0, 3), "at least one input"),
-        (lambda: CrossEntropy(3, 1), "two classes"),
-        (
-            lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(9, 3, dtype=F64), *batch(toy())),
-            "expects 9 neurons in layer",
-        ),
-        (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(3, 3, 5, dtype=F64), *batch(toy())), "in layer 5"),
-        (lambda: EP(T=2, K=1).gradient(toy(), CrossEntropy(3, 4, dtype=F64), *batch(toy())), "one-hot rows"),
-    ],
-)
-def test_what_does_not_fit_is_told(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call()
 
 
 def test_the_readout_takes_the_place_of_the_output_layer() -> None:
@@ -269,12 +212,6 @@ def test_the_readout_takes_the_place_of_the_output_layer() -> None:
     assert mine.model == OwnNet()
     with pytest.raises(ValueError, match="Unknown cost 'entropy'"):
         papers.find("P-1h").override(cost="entropy")
-
-
-def test_an_experiment_of_ones_own_says_it_too(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('base = "P-1h"\ncost = "cross-entropy"\n')
-    assert papers.find(path).model == LayeredNet((512, 784))
 
 
 def small(**options: Any) -> Any:
@@ -296,84 +233,3 @@ def test_a_run_learns_and_is_measured_through_its_readout(tmp_path: Path) -> Non
     assert evaluate(tmp_path / "run", data=images)["ep"][0]["test_error"] == pytest.approx(errors[-1])
     plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
     assert plain["experiment"]["cost"] == {"kind": "cross-entropy"}
-
-
-def test_a_stopped_run_goes_on_with_its_readout_bit_for_bit(tmp_path: Path) -> None:
-    images = few_images()
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    train(small(epochs=2), whole, data=images, estimators="ep,bptt", trials=2)
-    train(small(epochs=2), halves, data=images, estimators="ep,bptt", trials=2, only=("ep",))
-    resume(halves, data=images)
-    assert_same_bits(whole, halves, ("ep", "bptt"))
-
-
-def test_the_conv_net_is_trained_by_it(tmp_path: Path) -> None:
-    images = few_images(60, 20)
-    experiment = papers.find("P-conv").override(cost="cross-entropy", epochs=1, T=4, K=2)
-    summary = train(experiment, tmp_path / "run", data=images, engine="eager").summary
-    assert summary["estimators"]["ep"]["trials"][0]["test_error"][0] <= 100.0
-
-
-def test_the_engines_that_do_not_know_it_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Deep, "device", "cpu")
-    cost = CrossEntropy(5, 3, dtype=F64)
-    assert "SquaredError" in str(Deep().refuses(Task(prototypical(2), cost, EP(T=2, K=1))))
-
-
-def test_one_network_built_with_and_without_the_option() -> None:
-    """Beside the readout the network is what a smaller experiment would give."""
-    experiment = papers.find("P-1h").override(cost="cross-entropy")
-    model = build_model(experiment, 0)
-    assert isinstance(model, Layered)
-    assert model.sizes == (512, 784)
-    conv = build_model(papers.find("P-conv").override(cost="cross-entropy"), 0)
-    assert isinstance(conv, Convolutional)
-    assert conv.layer_names == ("h0", "h1")
-
-
-def test_a_gdu_record_takes_a_readout_and_its_document_says_so() -> None:
-    experiment = papers.find("toy", "gdu").override(cost="cross-entropy", T=300, K=5, batch=4)
-    session = bind(experiment, dtype=F64, trains=False)
-    document, _ = compare(BoundProblem(session, session.problem()))
-    assert document["cost"] == "cross-entropy"
-    assert document["budget"]["outcome"] == "holds"
-    assert is_same(document, session.spec, F64)
-    assert not is_same(document, session.spec.override(cost="squared-error"), F64)
-    assert build_model(papers.find("P-2h", "gdu").override(cost="cross-entropy"), 0, F64).layer_names == ("s0", "s1")
-    assert build_model(papers.find("P-conv", "gdu").override(cost="cross-entropy"), 0, F64).layer_names == ("h0", "h1")
-
-
-def test_the_command_line_compares_with_readout_and_nudge_inside(tmp_path: Path) -> None:
-    done = finish(
-        "gdu", "P-1h", "--T", 60, "--batch", 2, "--nudge-site", "inside", "--cost", "cross-entropy", "--json", "-"
-    )
-    assert done.returncode == 0, done.stderr
-    found = summary(done.stdout)
-    assert (found["nudge_site"], found["cost"]) == ("inside", "cross-entropy")
-    wrong = finish("gdu", "P-1h", "--cost", "entropy")
-    assert wrong.returncode == 2
-    assert "Did you mean 'cross-entropy'?" in wrong.stderr
-
-
-def test_trained_weights_are_compared_with_the_readout_they_were_trained_with(tmp_path: Path) -> None:
-    images = write_idx(tmp_path / "data", few_images())
-    train(small(epochs=1), tmp_path / "run", data=images)
-    found = find_problem(str(tmp_path / "run"), settings={"batch": 4}, trains=False)
-    cost, saved = found.problem.cost, load(tmp_path / "run").cost
-    assert isinstance(cost, CrossEntropy)
-    assert isinstance(saved, CrossEntropy)
-    assert torch.equal(cost.Wout.float(), saved.Wout)
-
-
-def test_the_command_line_trains_with_it(tmp_path: Path) -> None:
-    data = write_idx(tmp_path / "data", few_images())
-    toml = write_small_toml(tmp_path / "small.toml", epochs=1)
-    options = ("--cost", "cross-entropy", "--nudge-site", "inside", "--lr", "Wout=0.2", "--data", data, "--json", "-")
-    done = finish("train", toml, *options, "--out", tmp_path / "run", "-q")
-    assert done.returncode == 0, done.stderr
-    assert summary(done.stdout)["engine"] == "eager"
-    experiment = json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]
-    assert experiment["optimizer"]["rates"] == {"W01": 0.1, "Wout": 0.2}
-    wrong = finish("train", toml, "--cost", "entropy", "--data", data, "--out", tmp_path / "other")
-    assert wrong.returncode == 2
-    assert "Did you mean 'cross-entropy'?" in wrong.stderr

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.nets import F64, batch, energy_based, gap, prototypical, random_like
+from helpers.nets import F64, batch, gap, prototypical, random_like
 from helpers.tolerances import FIRST_ORDER, GDU_AT_SMALL_BETA, SAME_FORMULA
-from torch import Tensor
 from torch.testing import assert_close
 
-import eqprop
 from eqprop import (
     BPTT,
     EP,
-    CrossEntropy,
-    FunctionCost,
-    HolomorphicEP,
     Nudge,
     Phase,
     SquaredError,
-    from_transition,
     relax,
 )
 from eqprop.dynamics import PrimitiveDynamics, set_nudge_site, solve_implicit
-from eqprop.engines.base import Task, choose
 from eqprop.models import Dense, Network
 from eqprop.models.activations import ACTIVATIONS, Activation
 
@@ -107,48 +99,3 @@ def test_it_settles_at_a_beta_at_which_the_nudge_inside_grows() -> None:
     assert float(relax(net, x, 60, nudge=nudge).residual.max()) < 1e-9
     set_nudge_site(net, "inside")
     assert float(relax(net, x, 60, nudge=nudge).residual.max()) > 1e3
-
-
-def test_what_has_no_unique_solution_is_refused() -> None:
-    net = linear_output()
-    x, y = batch(net)
-    with pytest.raises(ValueError, match=r"no unique solution at beta = -1: 1 \+ beta must be positive"):
-        relax(net, x, 1, nudge=Nudge(COST, y, -1.0))
-    with pytest.raises(ValueError, match="with symmetric nudging it is also taken negative"):
-        EP(3, 2, beta=1.0, nudging="symmetric").gradient(net, COST, x, y)
-    with pytest.raises(TypeError, match="FunctionCost has no implicit nudge.*nudge_site='inside'"):
-        relax(net, x, 1, nudge=Nudge(FunctionCost(lambda s, y: (s[0] - y).abs().sum(-1)), y, 0.1))
-    with pytest.raises(TypeError, match="CrossEntropy has no implicit nudge"):
-        relax(net, x, 1, nudge=Nudge(CrossEntropy(3, 3, dtype=F64), y, 0.1))
-    with pytest.raises(TypeError, match="not analytic, so beta must be real"):
-        HolomorphicEP(3, 2, checked=False).gradient(net, COST, x, y)
-    steep = linear_output(activation={"out": lambda v: torch.sin(9.0 * v), "h": "tanh"})
-    with pytest.raises(ArithmeticError, match="no unique solution here.*slopes up to 1"):
-        relax(steep, x, 1, nudge=Nudge(COST, y, 0.9))
-
-
-def test_a_model_without_phi_has_none() -> None:
-    def transition(x: Tensor, s: Any, theta: Any) -> Any:
-        return (s[0] * theta["a"] + x,)
-
-    model = from_transition(transition, {"a": torch.tensor([0.5])}, layers=(2,))
-    with pytest.raises(TypeError, match="no sigma to put the nudge inside"):
-        set_nudge_site(model, "implicit")
-    with pytest.raises(ValueError, match="'outside'.*'inside'.*'implicit'"):
-        set_nudge_site(model, "within")  # type: ignore[arg-type]
-
-
-def test_the_cpu_engine_relaxes_in_sweeps_by_the_reference() -> None:
-    model = energy_based(3)
-    x, _ = batch(model)
-    engine = choose("auto", Task(model, COST, EP(3, 2)))
-    assert_close(engine.relaxation(model, x, Phase(7, "sweeps")).state, relax(model, x, Phase(7, "sweeps")).state)
-
-
-@pytest.mark.parametrize("estimator", ["ep", "ep-symmetric", "ep-continual"])
-def test_a_run_with_another_cost_is_refused_before_it_has_a_folder(tmp_path: Path, estimator: str) -> None:
-    options: dict[str, Any] = {"nudge_site": "implicit", "cost": "cross-entropy", "epochs": 1, "samples": 40}
-    with pytest.raises(TypeError, match="CrossEntropy has no implicit nudge.*nudge_site='inside'"):
-        eqprop.train("P-1h", tmp_path / "run", estimators=estimator, **options)
-    assert not (tmp_path / "run").exists()
-    eqprop.train("P-1h", tmp_path / "inside", estimators=estimator, **{**options, "nudge_site": "inside"})

@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import EP, HolomorphicEP, PrimitiveDynamics, SquaredError
-from eqprop.models import Activation, Connection, Conv, Dense, Lateral, Network, Skip, Transposed, stack
+from eqprop.models import Activation, Connection, Conv, Dense, Lateral, Network, Skip, Transposed
 from eqprop.models.connections import CONNECTIONS, Theta, register
 from eqprop.models.graph import colouring
 
 EXACT = 1e-10
-WRONG = 1e-2
 
 
 def close(actual: object, expected: object) -> None:
@@ -114,18 +113,6 @@ def test_holomorphic_ep_serves_convolutions_that_are_analytic() -> None:
     assert_close(exact, near, rtol=1e-4, atol=1e-6)
 
 
-def test_stacked_networks_are_those_networks_side_by_side() -> None:
-    nets = [mixed(seed=seed) for seed in range(2)]
-    pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]
-    case = Case(stack(nets), torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
-    check_model(case)
-    one, two = case.state(), case.state(1)
-    found = case.model.contrast(case.x, one, two)  # type: ignore[attr-defined]
-    for r, (net, (x, _)) in enumerate(zip(nets, pairs, strict=True)):
-        alone = net.contrast(x, *(tuple(v[r] for v in s) for s in (one, two)))
-        close({name: g[r] for name, g in found.items()}, alone)
-
-
 def as_graph(model: str) -> Network:
     """The shipped nets of `helpers.nets` written as graphs."""
     if model == "toy":
@@ -210,31 +197,6 @@ def test_a_wrong_feedback_is_noticed_by_a_wide_margin() -> None:
         pieces_agree(net, x)
 
 
-def test_a_contrast_keeps_small_differences_in_single_precision() -> None:
-    """Of two states 1e-6 apart, where a difference of sums keeps about one digit in float32.
-
-    Connections that are not piecewise linear are left out: there the slopes themselves differ by rounding.
-    """
-    net = mixed(dtype=torch.float32, activation="tanh")
-    x = random_like((64, 2, 6, 6), 0, 0.0).float()
-    wide = mixed(activation="tanh")
-    wide.load_state_dict({name: p.double() for name, p in net.state_dict().items()})
-    s = tuple(v.float() for v in states(wide, x.double(), 1)[0])
-    moved = tuple(v + 1e-6 * random_like(tuple(v.shape), n).float() for n, v in enumerate(s))
-    with torch.no_grad():
-        rough = net.contrast(x, moved, s)
-        exact = wide.contrast(x.double(), *(tuple(v.double() for v in state) for state in (moved, s)))
-        sums = [net.contrast(x, state, tuple(torch.zeros_like(v) for v in s)) for state in (moved, s)]
-    errors, naive = {}, {}
-    for name, g in exact.items():
-        if not name.startswith(("W_out_h3", "tilt", "W_soft")):
-            size = g.abs().max()
-            errors[name] = float((rough[name].double() - g).abs().max() / size)
-            naive[name] = float(((sums[0][name] - sums[1][name]).double() - g).abs().max() / size)
-    assert max(errors.values()) < 1e-3
-    assert max(naive.values()) > 1e-1
-
-
 def test_a_connection_registered_by_name_is_known_to_files() -> None:
     try:
         assert register("own")(Own) is Own
@@ -253,16 +215,6 @@ def test_colours() -> None:
     assert len(groups) == 3
     assert groups[-1] == ("a",)
     assert mixed().groups[-1][0] == "out"
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks())
-def test_no_neighbours_share_a_colour(net: Network) -> None:
-    for c in net.connections:
-        if "x" != c.pre != c.post:
-            assert not any(c.pre in group and c.post in group for group in net.groups), str(c)
-    assert sorted(n for group in net.sweep(len(net.names)) for n in group) == list(range(len(net.names)))
-    assert "out" in net.groups[-1]
 
 
 def small(layers: dict[str, Any] | None = None, connections: Any = None, **options: Any) -> Network:

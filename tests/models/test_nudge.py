@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.nets import (
-    F64,
-    LONG,
-    asymmetric,
     batch,
     bptt_processes,
     convolutional,
-    energy_based,
     ep_processes,
     gap,
     limit_processes,
@@ -25,16 +19,12 @@ from helpers.nets import (
     random_like,
     relative_gap,
     settle,
-    toy,
 )
 from helpers.tolerances import FIRST_ORDER, NOT_EQUAL, SAME_FORMULA, SYMMETRIC_EP
-from helpers.training_runs import SMALL, few_images
 from torch import Tensor
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, Dynamics, PrimitiveDynamics, Processes, SquaredError, from_primitive, gdu, load, train
-from eqprop.dynamics import set_nudge_site
-from eqprop.models import Layered, stack
+from eqprop import BPTT, EP, PrimitiveDynamics, Processes, SquaredError, from_primitive
 from eqprop.state import State
 
 K = 12
@@ -135,95 +125,3 @@ def test_the_free_phase_and_bptt_do_not_see_where_the_nudge_is() -> None:
             net = prototypical(3, nudge_site=nudge)
             found.append(named(net, estimator.gradient(net, SquaredError(), *batch(net))[1]))
         assert_close(found[0], found[1], rtol=0.0, atol=0.0)
-
-
-def test_the_laboratory_says_what_is_gone() -> None:
-    reports = {}
-    for nudge in ("outside", "inside"):
-        net = prototypical(3, nudge_site=nudge)
-        reports[nudge] = gdu.compare(net, SquaredError(), *batch(net), T=LONG, K=K, beta=1e-4)
-    outside, inside = reports["outside"].budget.synapses, reports["inside"].budget.synapses
-    assert outside.output_slope > NOT_EQUAL
-    assert inside.output_slope == 0.0
-    assert inside.asymmetry < 1e-9
-    assert inside.rmse < 1e-3 < NOT_EQUAL < outside.rmse
-    assert reports["inside"].budget.outcome == "holds"
-
-
-def test_networks_built_alike_are_stacked_and_others_not() -> None:
-    a, b = prototypical(2, nudge_site="inside"), prototypical(2, nudge_site="inside", seed=1)
-    assert stack([a, b]).nudge_site == "inside"
-    with pytest.raises(ValueError, match="differ in nudge"):
-        stack([a, prototypical(2)])
-
-
-class Own(PrimitiveDynamics):
-    """A user's model that steps by itself."""
-
-    def step(self, drive: Any, s: State, push: Any = None) -> State:
-        return s
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: set_nudge_site(toy(), "inside"), "Toy has no sigma around dPhi/ds"),
-        (lambda: energy_based(2, nudge_site="inside"), "Layered has no sigma around dPhi/ds"),
-        (
-            lambda: from_primitive(lambda x, s, t: s[0].sum(-1), {"w": torch.ones(1)}, (1,), nudge_site="inside"),
-            "no sigma",
-        ),
-        (lambda: set_nudge_site(asymmetric(), "inside"), "defined by its transition only"),
-        (lambda: set_nudge_site(Own(), "inside"), "no sigma|overrides step"),
-        (lambda: prototypical(2, nudge_site="within"), "expected 'outside'"),
-        (lambda: convolutional(nudge_site="within"), "expected 'outside'"),
-    ],
-)
-def test_what_has_no_inside_says_so(build: Callable[[], object], words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        build()
-
-
-def test_outside_is_always_possible() -> None:
-    for model in (toy(), energy_based(2), asymmetric(), convolutional(), Own()):
-        set_nudge_site(model, "outside")
-
-
-def test_a_model_of_ones_own_may_say_it_as_a_class() -> None:
-    class Squashed(PrimitiveDynamics):
-        nudge_site = "inside"
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.W = torch.nn.Parameter(random_like((2, 2), 0))
-
-        def init_state(self, x: Tensor) -> State:
-            return (torch.zeros(len(x), 2, dtype=F64),)
-
-        def primitive(self, x: Tensor, s: State) -> Tensor:
-            return (s[0] @ self.W * x).sum(-1)
-
-        def squash(self, s: State) -> State:
-            return (torch.tanh(s[0]),)
-
-    net: Dynamics = Squashed()
-    x, y = random_like((3, 2), 1), random_like((3, 2), 2)
-    free = settle(net, x, keep=K)
-    gaps = gap(limit_processes(net, x, y, free, K), bptt_processes(net, x, y, free, K))
-    assert gaps["W"] < SAME_FORMULA
-
-
-def test_a_run_says_where_its_nudge_was(tmp_path: Path) -> None:
-    train(SMALL.override(nudge_site="inside", epochs=1), tmp_path / "run", data=few_images())
-    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["model"]["nudge_site"] == "inside"
-    assert load(tmp_path / "run").model.nudge_site == "inside"
-
-
-def test_a_run_of_ones_own_model_takes_its_word_for_it(tmp_path: Path) -> None:
-    def own(seed: int) -> Dynamics:
-        return Layered((10, 24, 784), seed=seed, nudge_site="inside")
-
-    train(SMALL.override(epochs=1), tmp_path / "run", data=few_images(), model=own)
-    plain = json.loads((tmp_path / "run" / "experiment.json").read_text())
-    assert plain["experiment"]["model"]["nudge_site"] == "inside"

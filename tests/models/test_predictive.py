@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from eqprop import EP, Phase, SquaredError, relax
 from eqprop.estimators import Backprop
-from eqprop.models import Conv, Dense, Network, PredictiveCoding, Skip
+from eqprop.models import Conv, Dense, Network, Skip
+from eqprop.models.predictive import PredictiveCoding
 
 COST = SquaredError()
 
@@ -107,8 +108,3 @@ def test_with_relu_around_the_state_the_forward_pass_is_not_at_rest() -> None:
     x, _ = batch(net)
     assert_close(other.feedforward(x), net.feedforward(x))
     assert float(relax(other, x, 0, other.feedforward(x)).residual.max()) > NOT_EQUAL
-
-
-def test_a_loop_is_refused() -> None:
-    with pytest.raises(ValueError, match="make a loop"):
-        PredictiveCoding(3, {"a": 2, "b": 2}, [Dense("x", "a"), Dense("a", "b"), Dense("b", "a", name="V")])

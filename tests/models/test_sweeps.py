@@ -17,9 +17,6 @@ from eqprop import (
     BPTT,
     EP,
     RBP,
-    ContinualEP,
-    Estimator,
-    HolomorphicEP,
     Phase,
     SquaredError,
     from_transition,
@@ -149,24 +146,6 @@ def test_either_order_adds_up_to_the_gradient(schedule: Schedule) -> None:
     total = sums(gather(limit_steps(net, COST, x, y, free, 400, schedule)))
     _, grads = RBP(0, 400).gradient(net, COST, x, y, free.state)
     assert_close({name: -g for name, g in total.items()}, named(net, grads), rtol=0.0, atol=SETTLED_GRADIENT)
-
-
-@pytest.mark.parametrize("schedule", ["sweeps", "sweeps-same"])
-@pytest.mark.parametrize("build", [ring, deep, lambda: energy_based(3)], ids=["ring", "deep", "chain"])
-def test_estimators_are_the_sums_of_their_steps(build: Callable[[], Dynamics], schedule: Schedule) -> None:
-    net = build()
-    x, y = batch(net)
-    free = relax(net, x, Phase(11, schedule), keep=K - 4)
-    forms: list[Estimator] = [EP(11, 5, schedule=schedule)]
-    forms += [EP(11, 5, schedule=schedule, nudging="symmetric"), ContinualEP(11, 5, schedule=schedule, rates=0.02)]
-    forms += (
-        [] if build is deep else [HolomorphicEP(11, 5, schedule=schedule, points=3)]
-    )  # no complex convolutions on the CPU
-    for estimator in (*forms, BPTT(11, 5, schedule=schedule)):
-        end, grads = estimator.gradient(net, COST, x, y)
-        same(end.state, free.state)
-        total = sums(gather(estimator.steps(net, COST, x, y, free)))
-        same(named(net, grads), {name: estimator.orientation * value for name, value in total.items()})
 
 
 def test_bptt_goes_through_steps_that_differentiate_by_their_inputs() -> None:

@@ -11,8 +11,9 @@ import torch
 
 from eqprop import EP, SquaredError, relax
 from eqprop.models import Layered
-from eqprop.physical import Imperfections, Recorded, Resistive, Simulated
+from eqprop.physical import Imperfections, Simulated
 from eqprop.physical.oscillators import Oscillators
+from eqprop.physical.resistive import Resistive
 
 X = torch.rand(50, 30, generator=torch.Generator().manual_seed(1))
 Y = torch.eye(10)[torch.arange(50) % 10]
@@ -157,32 +158,3 @@ def test_on_the_grid_small_updates_are_lost_and_outside_they_add_up() -> None:
     assert torch.equal(held(grid), starts[0])
     moved = (held(outside) - starts[1])[inside]
     assert float((moved / step).mean()) == pytest.approx(2.0, abs=0.1)
-
-
-def test_a_machine_takes_more_imperfections_but_not_of_steps() -> None:
-    inner = Recorded(device())
-    outer = Simulated(inner, Imperfections(weight_limit=0.1, read_noise=0.01))
-    EP(20, 5, 0.3, "symmetric").backward(outer, SquaredError(), X, Y)
-    assert torch.equal(inner.get_parameter("W12").detach(), outer.W12.detach().clamp(-0.1, 0.1))
-    with pytest.raises(ValueError, match="no state_noise"):
-        Simulated(inner, Imperfections(state_noise=0.1))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"read_noise": math.nan}, "read_noise is nan; expected a number from 0 on"),
-        ({"state_noise": -0.1}, "state_noise is -0.1; expected a number from 0 on"),
-        ({"missing": 1.5}, "missing is 1.5; expected a number from 0 to 1"),
-        ({"weight_bits": 0}, "weight_bits is 0; expected a whole number of bits from 1 to 24"),
-        ({"read_bits": 2.5}, "read_bits is 2.5; expected a whole number"),
-        ({"weight_range": (1.0, 0.0)}, "weight_range is (1.0, 0.0); expected two numbers, the least and the most"),
-        ({"weight_limit": -1.0}, "weight_limit is -1.0; expected a positive number"),
-        ({"on_grid": True}, "expected the bits of the grid"),
-    ],
-)
-def test_bad_imperfections_are_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError) as error:
-        Imperfections(**wrong)
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 import eqprop
-from eqprop import EP, SquaredError, papers, relax
-from eqprop.cost import Nudge, SpinError
-from eqprop.physical import Ising, Spins
-from eqprop.physical.spins import SpinNet
+from eqprop import EP, relax
+from eqprop.cost import Nudge
+from eqprop.physical.ising import Ising
+from eqprop.physical.spins import SpinError, SpinNet, Spins
 from eqprop.relax import Phase
 
 needs_dwave = pytest.mark.skipif(
@@ -133,31 +132,6 @@ def test_the_same_class_takes_a_sampler_of_d_wave() -> None:
     assert last["anneal_schedule"] == [[0.0, 1.0], [10.0, 0.3], [20.0, 1.0]]
     assert list(last["initial_state"].values()) == torch.cat([v[-1] for v in wrong]).tolist()
     assert not Ising(model, Chip()).abilities.continues
-
-
-@needs_dwave
-def test_what_an_ising_machine_cannot_take_is_refused() -> None:
-    model, x, _ = made()
-    with pytest.raises(ValueError, match="reads is 0; expected a whole number"):
-        Ising(model, reads=0)
-    with pytest.raises(ValueError, match="fraction is 1.0; expected a share"):
-        Ising(model, fraction=1.0)
-    with pytest.raises(ValueError, match="expected an eqprop.cost.SpinError"):
-        relax(Ising(model), x, 1, nudge=Nudge(SquaredError(), torch.ones(3, 6, dtype=torch.float64), 1.0))
-
-
-def test_a_missing_annealer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dwave.samplers", None)
-    with pytest.raises(ImportError, match=r"eqprop\[ising\]"):
-        Ising(made()[0])
-
-
-def test_the_net_of_the_literature_is_found() -> None:
-    spec = papers.find("ising-1h")
-    net = spec.model.build(0, torch.float32)
-    assert [float(net.weight(n).detach().abs().max()) * k**0.5 for n, k in ((0, 120), (1, 784))] == pytest.approx(
-        [0.25, 0.5], abs=0.01
-    )
 
 
 def test_a_trained_spin_net_answers_with_as_many_classes_as_its_data(tmp_path: Path) -> None:

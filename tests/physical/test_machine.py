@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from eqprop import BPTT, EP, Nudge, SquaredError, doctor, relax
+from eqprop import EP, Nudge, SquaredError, doctor, relax
 from eqprop.models import Layered
-from eqprop.physical import Abilities, Imperfections, Machine, Reading, Recorded, Replay, Resistive, Simulated
+from eqprop.physical import Abilities, Imperfections, Machine, Reading, Recorded, Replay, Simulated
+from eqprop.physical.resistive import Resistive
 from eqprop.state import State
 
 
@@ -119,25 +120,6 @@ def test_a_recorded_session_is_replayed(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="is no recorded session"):
         Replay(model, tmp_path / "broken.npz")
-
-
-def test_what_a_machine_cannot_do_is_refused() -> None:
-    model, cost, x, y = problem()
-
-    class OneSign(Bench):
-        abilities = Abilities(signs=(1,))
-
-    class Short(Bench):
-        def settle(self, x: Tensor, nudge: Nudge | None = None, start: State | None = None) -> Reading:
-            return Reading(super().settle(x, nudge, start).state[:1])
-
-    with pytest.raises(ValueError, match=r"declares the signs \(1,\). Use nudging='one-sided'"):
-        EP(1, 1, 0.1, "symmetric").backward(OneSign(model), cost, x, y)
-    EP(1, 1, 0.1).backward(OneSign(model), cost, x, y)
-    with pytest.raises(ValueError, match="expected a Reading with layers of shapes"):
-        relax(Short(model), x, 1)
-    with pytest.raises(TypeError, match="can only be read at rest"):
-        BPTT(5, 5).backward(Bench(model), cost, x, y)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from eqprop import EP, papers, relax
-from eqprop.cost import PhaseError
-from eqprop.physical import Imperfections, Oscillators, Simulated
+from eqprop import EP, relax
+from eqprop.physical import Imperfections, Simulated
+from eqprop.physical.oscillators import Oscillators, PhaseError
 from eqprop.relax import Phase
 
 
@@ -76,9 +76,3 @@ def test_phases_are_kept_on_a_grid_at_every_step() -> None:
     for layer in relax(coarse, x, 30).state:
         found = (layer + math.pi) / step
         assert float((found - found.round()).abs().max()) < 1e-9
-
-
-def test_the_net_of_the_literature_is_found() -> None:
-    spec = papers.find("oscillators-1h")
-    assert isinstance(spec.model.build(0, torch.float32), Oscillators)
-    assert spec.cost.kind == "phase"

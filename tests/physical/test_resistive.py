@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eqprop import EP, SquaredError, papers, relax
+from eqprop import EP, SquaredError, doctor, relax
 from eqprop.cost import Nudge
+from eqprop.data import one_hot
 from eqprop.physical.resistive import Resistive
 from eqprop.relax import Phase
 
@@ -103,18 +104,12 @@ def test_conductances_stay_at_zero_or_above() -> None:
     assert all(float(model.weight(n).detach().min()) >= 0.0 for n in range(2))
 
 
-def test_beta_at_the_least_conductance_is_refused() -> None:
-    model, x, y = made((3, 7, 5))
-    least = model.least_conductance
-    EP(10, 10, 0.99 * least, "symmetric", schedule="sweeps").backward(model, SquaredError(), x, y)
-    with pytest.raises(ValueError, match="no minimum"):
-        EP(10, 10, least, "symmetric", schedule="sweeps").backward(model, SquaredError(), x, y)
-    # A phase run all the same ends in what is not a number, which training stops at.
-    over = relax(model, x, Phase(4, "sweeps", checked=False), nudge=Nudge(SquaredError(), y, -1.01 * least))
-    assert bool(over.state[0].isnan().any())
-
-
-def test_nets_of_the_literature_are_found() -> None:
-    spec = papers.find("drn-xs")
-    assert isinstance(spec.model.build(0, torch.float32), Resistive)
-    assert [spec.optimizer.rate_in(n, 1.0) for n in (0, 1, 2)] == [1.0, 0.99, 0.99**2]
+@pytest.mark.parametrize(("rate", "healthy"), [(0.01, True), (1e4, False)])
+def test_the_doctor_tries_rates_on_a_circuit_that_stays_one(rate: float, healthy: bool) -> None:
+    """Its steps are projected as those of training: no conductance goes below 0, whatever the rates."""
+    net = Resistive((3, 12, 16), gain=10.0, seed=0)
+    x = torch.rand(20, 16, generator=torch.Generator().manual_seed(0))
+    y = one_hot(torch.arange(20) % 3, 3)
+    found = doctor(net, SquaredError(), x, y, EP(20, 20, 0.01, "symmetric", schedule="sweeps"), rates=rate)
+    assert found.healthy is healthy, found.verdict
+    assert healthy or "loss" in found.verdict

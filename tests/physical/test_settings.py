@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import eqprop
@@ -50,30 +49,3 @@ def test_imperfections_are_merged_and_kept_in_files(tmp_path: Path) -> None:
     assert isinstance(first, Simulated)
     assert isinstance(second, Simulated)
     assert (first.imperfections.seed, second.imperfections.seed) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"machine": "isng"}, "Unknown machine 'isng'; expected one of none, simulated, spice, ising"),
-        (
-            {"machine": "spice"},
-            "machine: spice cannot be made: Spice got a Layered; expected an eqprop.physical.Resistive",
-        ),
-        ({"machine": "board.py:Board"}, "The machine board.py:Board is your own code; give it again: --machine"),
-        ({"imperfections": {"weight_bits": 0}}, "weight_bits is 0; expected a whole number of bits"),
-        ({"imperfections": {"read_noise": float("nan")}}, "read_noise is nan; expected a number from 0 on"),
-        (
-            {"imperfections": {"noise": 0.1}},
-            "Unknown field of machine.imperfections 'noise'; expected one of state_noise",
-        ),
-        ({"augmentation": {"filp": True}}, "Unknown field of data.augmentation 'filp'"),
-        ({"machine_options": {"reads": 3}}, "machine.options sets reads, and there is no machine. Name one."),
-        ({"machine": "simulated", "trials": 2, "stacked": True}, "a machine runs one network at a time"),
-    ],
-)
-def test_what_is_no_machine_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises((ValueError, TypeError)) as error:
-        eqprop.bind(SMALL, DATA, **options)
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import stat
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,45 +53,3 @@ def test_training_with_ngspice_as_the_network() -> None:
 def test_a_divider_divides_and_sources_can_be_changed() -> None:
     found = spice.run(DIVIDER.format(ground=0), ["b"], [{}, {"V1": 6.0}])
     assert [round(point["b"], 9) for point in found] == [2.0, 4.0]
-
-
-def test_a_netlist_without_ground_is_refused() -> None:
-    with pytest.raises(ValueError, match="no ground"):
-        spice.run("* divider\nV1 a c 3\nR1 a b 1000\nR2 b c 2000\n.end\n", ["b"])
-
-
-def test_a_negative_conductance_is_refused() -> None:
-    model, x, _ = random_net(0)
-    model.W01.data[0, 0] = -0.1
-    with pytest.raises(ValueError, match=r"W01 holds a conductance of -0\.1; expected 0 or more"):
-        spice.netlist(model, x[0])
-
-
-def stub(folder: Path, script: str) -> None:
-    path = folder / "ngspice"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IEXEC)
-
-
-@pytest.mark.parametrize(
-    ("script", "sentence"),
-    [
-        ("kill -SEGV $$", "ngspice ended by signal 11; nothing was changed"),
-        ("echo 'Error: singular matrix'; exit 1", "with exit code 1; nothing was changed. It said: Error: singular"),
-        ("exec sleep 30", "ngspice did not end within 0.5 s and was stopped"),
-        ("echo Hello", "the voltages of 0 of 1 operating points; nothing was changed. It said: Hello."),
-    ],
-)
-def test_an_ngspice_that_fails(script: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub(tmp_path, script)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(spice.SpiceError) as error:
-        spice.run(DIVIDER.format(ground=0), ["b"], seconds=0.5)
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_ngspice_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(spice.SpiceError, match="apt install ngspice"):
-        spice.Spice(random_net(0)[0])

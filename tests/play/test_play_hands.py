@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 from helpers.browser import Browser
 
@@ -99,17 +98,6 @@ def test_a_digit_drawn_with_the_mouse_is_read(browser: Browser, page: Path) -> N
     assert browser.run("document.querySelectorAll('#examples [aria-pressed=true]').length") == 0
     wait(browser, "/reads 7/.test(document.getElementById('settled').innerText)")
     assert browser.run("Play.view.digit") == 7, "its own reading is the answer until another is chosen"
-
-
-def test_a_drawing_is_centred_as_the_training_digits_are(browser: Browser, page: Path) -> None:
-    open_page(browser, page)
-    left, top, size = paper(browser)
-    for x, y in ((2, 3), (3, 9)):
-        browser.click(left + x * size, top + y * size)
-    image = numpy.array(browser.run("[...Play.input()]")).reshape(28, 28)
-    rows, columns = numpy.mgrid[:28, :28]
-    middle = [float((image * place).sum() / image.sum()) for place in (rows, columns)]
-    assert middle == pytest.approx([13.5, 13.5], abs=0.3)
 
 
 def test_a_finger_draws_and_the_page_does_not_scroll(browser: Browser, page: Path) -> None:
@@ -235,33 +223,6 @@ def test_sliders_move_the_curves_and_the_verdict(browser: Browser, page: Path) -
     assert browser.run("Play.study().ep.length") == 60
 
 
-def test_the_prototypical_nets_are_judged_by_their_nudge(browser: Browser, page: Path) -> None:
-    open_page(browser, page)
-    slide(browser, "beta", "Home")
-    said = {}
-    for kind in ("prototypical outside", "prototypical inside", "energy-based"):
-        change = f"k.value = '{kind}'; k.dispatchEvent(new Event('change'))"
-        browser.run(f"(k => {{ {change} }})(document.getElementById('kind')); Play.judgeNow()")
-        said[kind] = text(browser, "verdict")
-    assert "The nudge bypasses the activation" in said["prototypical outside"]
-    assert said["prototypical inside"].startswith("Holds:")
-    assert said["energy-based"].startswith("Holds:")
-
-
-def test_it_holds_approximately_only_below_a_tenth(browser: Browser, page: Path) -> None:
-    """Between the theorem and nothing: the words follow the RMSE on the page."""
-    open_page(browser, page)
-    said = set()
-    for beta in range(0, 301, 20):
-        change = f"b.value = {beta}; b.dispatchEvent(new Event('input'))"
-        browser.run(f"(b => {{ {change} }})(document.getElementById('beta')); Play.judgeNow()")
-        verdict, rmse = text(browser, "verdict"), browser.run("Play.study().rmse")
-        if verdict.startswith(("Holds approximately.", "Does not hold.")):
-            assert verdict.startswith("Holds approximately.") <= (rmse < 0.1), (verdict, rmse)
-            said.add(verdict.split(".")[0])
-    assert said == {"Holds approximately", "Does not hold"}
-
-
 def test_the_python_computes_what_is_on_screen(
     browser: Browser, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,21 +242,6 @@ def test_the_python_computes_what_is_on_screen(
     assert browser.run("document.getElementById('python').hidden")
 
 
-def test_chosen_neurons_are_those_that_are_drawn(browser: Browser, page: Path) -> None:
-    open_page(browser, page)
-    browser.run("(e => { e.value = 5; e.dispatchEvent(new Event('input')) })(document.getElementById('j'))")
-    assert "hidden neuron 5" in browser.run("document.getElementById('chart-s1').textContent")
-    for name, given, kept in (("i", "99", "9"), ("p-row", "", "0"), ("j", "-4", "0")):
-        place = f"document.getElementById('{name}')"
-        browser.run(f"(e => {{ e.value = '{given}'; e.dispatchEvent(new Event('change')) }})({place})")
-        assert browser.run(f"{place}.value") == kept, "what is out of range goes back to what is drawn"
-    browser.run("document.getElementById('hidden').scrollIntoView({block: 'center'})")
-    box = "document.getElementById('hidden').getBoundingClientRect()"
-    left, top, width = browser.run(f"(b => [b.left, b.top, b.width])({box})")
-    browser.click(left + width * 2.5 / 8, top + width * 1.5 / 8)
-    assert browser.run("[Play.view.j, document.getElementById('j').value]") == [10, "10"]
-
-
 def test_learning_changes_the_answer_and_reset_takes_it_back(browser: Browser, page: Path) -> None:
     open_page(browser, page)
     weights = "[...Play.net().W01, ...Play.net().b1]"
@@ -313,16 +259,6 @@ def test_learning_changes_the_answer_and_reset_takes_it_back(browser: Browser, p
     assert browser.run(weights) == before
     assert text(browser, "learned") == "The weights are as trained."
     assert browser.run("document.activeElement.id") == "learn-step", "the focus is not lost with the disabled button"
-
-
-def test_all_at_once_goes_back_and_forth_and_turns_come_to_rest(browser: Browser, page: Path) -> None:
-    open_page(browser, page)
-    said = {}
-    for schedule in ("alternating", "synchronous"):
-        browser.run(f"document.querySelector('#schedules input[value={schedule}]').click()")
-        said[schedule] = text(browser, "turns-said")
-    assert "at rest" in said["alternating"]
-    assert "back and forth for good" in said["synchronous"]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +12,12 @@ import torch
 from helpers.nets import batch, prototypical, toy
 from matplotlib import image
 
-import eqprop
 from eqprop import SquaredError, gdu, papers
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.report.figures import COLOURS, Panel, error_curves, save
-from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, symbol
-from eqprop.report.paper import FIGURES, curves
+from eqprop.report.gdu import processes, rmse_single, shown_rmse, symbol
 from eqprop.report.runs import Point
-from eqprop.report.schematics import saw_teeth
-from eqprop.run.laboratory import FORMAT, find_problem, is_same
-from eqprop.run.spec import Spec
+from eqprop.run.laboratory import FORMAT, is_same
 
 K = 6
 
@@ -83,29 +74,6 @@ def test_a_group_without_a_signal_is_not_drawn_as_a_match(compared: Any) -> None
     assert "0" not in texts
 
 
-def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
-    found = compared["P-1h"][0]
-    nets = [{**found, "name": f"net {n}"} for n in range(6)]
-    settled = copy.deepcopy({kind: found[kind] for kind in ("neurons", "synapses")})
-    settled["neurons"]["s0"]["rmse"] = 0.123
-    nets[5]["settled"] = settled
-    figure = rmse_panels(nets)
-    assert [ax.get_title().split(":")[0] for ax in figure.axes] == [n["name"] for n in nets]
-    plain, both = bar_heights(figure.axes[0]), bar_heights(figure.axes[5])
-    assert both[0::2] == plain
-    assert both[1] == 0.123
-
-
-def test_saw_teeth_draws_what_was_measured(compared: Any) -> None:
-    figure = saw_teeth(compared["P-1h"][1], compared["toy"][1])
-    _, saw, smooth, *_ = figure.axes
-    teeth, leak = ([line.get_ydata() for line in ax.get_lines()] for ax in (saw, smooth))
-    # BPTT of s0, on the prototypical net zero at every odd t; the leak of the energy-based one leaves no zero.
-    assert not any(teeth[0][1::2])
-    assert all(v > 0 for v in teeth[0][0::2])
-    assert all(v > 0 for v in leak[0])
-
-
 def test_files_are_a_picture_and_a_document(compared: Any) -> None:
     files = save(rmse_single(compared["toy"][0]))
     assert set(files) == {"png", "pdf"}
@@ -115,28 +83,6 @@ def test_files_are_a_picture_and_a_document(compared: Any) -> None:
     assert pixels.shape[0] > 400
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 2
     assert files == save(rmse_single(compared["toy"][0])), "equal figures are equal files"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("s0", "s^{0}"),
-        ("h1", "h^{1}"),
-        ("W01", "W_{01}"),
-        ("W1x", "W_{1x}"),
-        ("Wfc01", r"W^{\rm fc}_{01}"),
-        ("bconv0", r"b^{\rm conv}_{0}"),
-        ("my_$weights", r"{\rm my  weights}"),
-    ],
-)
-def test_names_become_symbols(name: str, expected: str) -> None:
-    assert symbol(name) == expected
-
-
-def test_an_own_name_can_be_drawn(compared: Any) -> None:
-    found = copy.deepcopy(compared["toy"][0])
-    found["synapses"]["a $strange\\name_{"] = found["synapses"].pop("W01")
-    assert save(rmse_single(found))["png"]
 
 
 def test_colours_can_be_told_apart_in_grey_and_by_the_colour_blind() -> None:
@@ -151,59 +97,6 @@ def test_curves_of_every_estimator_have_a_colour_or_a_mark_of_their_own() -> Non
     assert len({(line.get_color(), line.get_marker()) for line in ax.get_lines()}) == len(ESTIMATORS)
 
 
-def test_modules_that_draw_load_matplotlib_late() -> None:
-    code = "import sys, eqprop.report.gdu, eqprop.cli as c; c.load_commands(); print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def test_presets_are_the_rows_of_the_table() -> None:
-    table = {
-        "toy": ("tanh", 5000, 80, 0.01, 0.08),
-        "EB-1h": ("tanh", 800, 80, 0.001, 0.08),
-        "EB-2h": ("tanh", 5000, 150, 0.01, 0.08),
-        "EB-3h": ("tanh", 30000, 200, 0.02, 0.08),
-        "P-1h": ("tanh", 150, 10, 0.01, None),
-        "P-2h": ("tanh", 1500, 40, 0.01, None),
-        "P-3h": ("tanh", 5000, 40, 0.015, None),
-        "P-conv": ("hard-sigmoid", 5000, 10, 0.02, None),
-    }
-    for preset in papers.COMPARED:
-        specs = papers.specs(preset)
-        found = {n: (e.model.activation, e.phases.T, e.phases.K, e.phases.beta, eps(e)) for n, e in specs.items()}
-        assert found == table
-        assert all(e.model.init == "default" for e in specs.values())
-    paper, authors = papers.specs("gdu"), papers.specs("gdu-authors")
-    assert {n: e.optimizer.batch for n, e in paper.items() if e.optimizer.batch != 20} == {"toy": 1}
-    assert [n for n, e in paper.items() if not getattr(e.model, "output_slope", True)] == []
-    assert {n for n in paper if authors[n].optimizer.batch != paper[n].optimizer.batch} == {"P-2h", "P-3h"}
-    assert {n for n in paper if not getattr(authors[n].model, "output_slope", True)} == {"EB-1h", "EB-2h", "EB-3h"}
-
-
-def eps(spec: Spec) -> float | None:
-    """The step of an energy-based net's flow; a prototypical one has none."""
-    return None if getattr(spec.model, "setting", "") == "prototypical" else getattr(spec.model, "eps", None)
-
-
-def test_a_preset_of_comparisons_and_one_of_training_share_the_name_and_nothing_else() -> None:
-    ours, theirs = (papers.find("P-1h", preset).phases for preset in ("gdu", "paper"))
-    assert (ours.T, ours.K, ours.beta) != (theirs.T, theirs.K, theirs.beta)
-
-
-def test_a_comparison_is_of_what_the_preset_says() -> None:
-    problem = find_problem("eb-2h", "gdu", {"batch": 3}, dtype=torch.float64, trains=False).problem
-    assert [tuple(p.shape) for n, p in problem.model.named_parameters() if n[0] == "W"] == [
-        *((10, 512), (512, 512), (512, 784))
-    ]
-    assert float(problem.model.get_parameter("W01").detach().abs().max()) <= 512**-0.5
-    assert problem.x.shape == (3, 784)
-    assert problem.y.sum() == 3
-    glorot = find_problem("eb-2h", "gdu", {"init": "glorot"}, trains=False).problem
-    assert not glorot.model.get_parameter("b0").any()
-    conv = find_problem("P-conv", "gdu", {"batch": 2}, trains=False).problem
-    assert conv.x.shape == (2, 1, 28, 28)
-
-
 def test_a_comparison_is_used_again_only_with_every_setting_the_same() -> None:
     spec = papers.find("toy", "gdu")
     base = {"spec": spec.to_dict(), "dtype": "float64", "drop_unsettled": False, "format": FORMAT}
@@ -213,41 +106,3 @@ def test_a_comparison_is_used_again_only_with_every_setting_the_same() -> None:
     for name, other in (("format", 0), ("drop_unsettled", True)):
         assert not is_same({**base, name: other}, spec, torch.float64)
     assert not is_same(base, spec, torch.float32)
-
-
-@pytest.mark.parametrize("fields", [{"init": "zeros"}, {"batch": 0}, {"seed": -1}])
-def test_a_field_that_cannot_be_is_named(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=re.escape(next(iter(fields)))):
-        papers.find("toy", "gdu").override(**fields)
-
-
-def test_a_comparison_made_in_python_is_written_like_that_of_the_command(tmp_path: Path) -> None:
-    model = eqprop.models.Toy((3, 6, 4), seed=0, dtype=torch.float64)
-    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    found = eqprop.gdu.compare(model, eqprop.SquaredError(), x, y, T=20, K=3, beta=0.01)
-    folder = eqprop.report(found, tmp_path / "mine")
-    assert {p.name for p in (folder / "figures").iterdir()} == {
-        f"{name}.{suffix}" for name in ("processes", "rmse") for suffix in ("pdf", "png")
-    }
-    assert json.loads((folder / "gdu.json").read_text())["budget"] == found.budget.to_dict()
-    assert "mine" in eqprop.report(tmp_path, tmp_path / "page").page.read_text()
-    with pytest.raises(ValueError, match="Say where to write"):
-        eqprop.report(found)  # type: ignore[call-overload]
-
-
-def test_the_train_error_has_a_band_too() -> None:
-    points = [Point(n, 5.0 - n, 0.5, 5) for n in (1, 2, 3)]
-    (ax,) = error_curves([Panel("one", {("ep", "test"): points, ("ep", "train"): points}, {})]).axes
-    assert len(ax.collections) == 2
-    (ax,) = error_curves([Panel("one", {("ep", "train"): [Point(1, 5.0, None, 1)]}, {})]).axes
-    assert not ax.collections
-
-
-def test_training_curves_are_drawn_as_stored() -> None:
-    (figure,) = (f for f in FIGURES if f.name == "curves-p-conv")
-    (ax,) = figure.draw({}).axes
-    stored = curves()["P-conv"]["errors"]
-    drawn = [list(line.get_ydata()) for line in ax.get_lines()]
-    for estimator, kind in (("ep", "test"), ("ep", "train"), ("bptt", "test"), ("bptt", "train")):
-        assert [mean for mean, _ in stored[estimator][kind]] in drawn
-    assert "stored: NVIDIA H200" in ax.get_xlabel()

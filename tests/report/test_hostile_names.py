@@ -16,8 +16,6 @@ import pytest
 from helpers.commands import Call
 from helpers.training_runs import SMALL, few_images
 
-from eqprop.report.figures import as_text, error_curves, panel_of
-from eqprop.report.gdu import _heading
 from eqprop.report.page import render
 from eqprop.report.runs import RunFolder, collect, rows, to_csv, to_latex
 from eqprop.run import train
@@ -103,14 +101,6 @@ def test_latex_has_no_command_of_the_name(run: RunFolder) -> None:
         assert not set(bare) & set("\\#$%&_{}^~"), name
 
 
-def test_figures_draw_a_name_as_it_is(run: RunFolder) -> None:
-    for name in names(3, seed=4):
-        figure = error_curves([panel_of(named(run, name))])
-        assert figure.axes[0].get_title().startswith(as_text(name))
-        _, mathematics = figure.axes[0].title._preprocess_math(as_text(name))
-        assert not mathematics, name
-
-
 def test_show_train_and_report_with_a_hostile_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,7 +121,3 @@ def test_names_that_no_output_can_show_are_refused(name: Any) -> None:
         Spec(**{**values, "name": name})
     with pytest.raises(ValueError, match="name|printable"):
         SMALL.override(**{"name": name} if name is not None else {"name": 5})
-
-
-def test_headings_of_gdu_figures_escape_names() -> None:
-    assert _heading({"name": "a$b$", "T": 1, "K": 1, "beta": 0.1}, 6.0).startswith(r"a\$b\$")

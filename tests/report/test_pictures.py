@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from eqprop.report.figures import Panel, decisions, error_curves, percent_ticks
+from eqprop.report.figures import Panel, decisions, error_curves
 from eqprop.report.gdu import processes, rmse_single
-from eqprop.report.page import ErrorCurve, axes, draw, write_report
+from eqprop.report.page import write_report
 from eqprop.report.paper import FIGURES
 from eqprop.report.runs import Point
 from eqprop.run import train
@@ -83,26 +83,6 @@ def test_the_figure_of_tuning_keeps_its_text_inside(name: str) -> None:
     assert outside(decisions({**document, "name": name})) == []
 
 
-def test_epochs_are_whole_numbers_and_no_error_axis_exceeds_a_hundred_percent() -> None:
-    figure = error_curves([panel("small", ("ep",))])
-    FigureCanvasAgg(figure).draw()
-    (ax,) = figure.axes
-    low, high = ax.get_xlim()
-    assert [t for t in ax.get_xticks() if low <= t <= high] == [1, 2, 3]
-    assert ax.get_ylim()[1] <= 100.0
-    frame = axes([ErrorCurve("ep", "test", [Point(1, 90.0, 15.0, 2), Point(2, 60.0, 5.0, 2)])], 2)
-    assert frame.high == 100.0
-    assert all(len(percent_ticks(low, high)) >= 3 for low, high in ((40, 96), (1, 100), (20, 100), (0.2, 5)))
-
-
-def test_the_papers_line_is_drawn_where_it_is_given_and_only_there() -> None:
-    curves = [ErrorCurve("ep", "test", [Point(1, 9.0, None, 1), Point(2, 6.0, None, 1)])]
-    frame = axes(curves, 2, [1.95])
-    assert frame.low <= 1.95
-    assert f'y1="{frame.y(1.95):.1f}"' in draw(curves, 2, "P-1h", {"ep": 1.95}).partition('class="paper ep"')[2]
-    assert "paper" not in draw(curves, 2, "own", {})
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with all kinds of curves under a long name, and the comparison of the toy model."""
@@ -148,16 +128,6 @@ def test_the_theorem_stands_above_the_tables_with_its_verdict(browser: Browser, 
     assert tops[0] < tops[1]
     shown, whole = browser.run("['#gdu img', '#gdu'].map(q => document.querySelector(q).getBoundingClientRect().width)")
     assert shown > 0.55 * whole
-
-
-@pytest.mark.browser
-def test_estimators_have_colours_of_their_own_in_light_and_dark(browser: Browser, page: Path) -> None:
-    for dark in (False, True):
-        browser.dark(dark)
-        browser.open(page)
-        strokes = browser.run("[...document.querySelectorAll('.curve.test path')].map(p => getComputedStyle(p).stroke)")
-        assert len(set(strokes)) == len(strokes) == 3
-    browser.dark(False)
 
 
 @pytest.mark.parametrize("figure", [f for f in FIGURES if not f.needs], ids=lambda figure: figure.name)

@@ -6,7 +6,6 @@ import base64
 import csv
 import io
 import json
-import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,21 +14,17 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import torch
 from helpers.browser import Browser
-from helpers.training_runs import SMALL, few_images, whole_mnist
+from helpers.training_runs import SMALL, few_images
 
-from eqprop import Dynamics, papers
-from eqprop.cli.common import show_result
+from eqprop import papers
 from eqprop.data import Images
 from eqprop.data.images import MNIST_DIGEST
-from eqprop.models import Layered
 from eqprop.models.layered import LayeredNet
 from eqprop.report.figures import error_curves, panel_of
-from eqprop.report.page import Axes, _epoch_ticks, axes, render, series, write_report
-from eqprop.report.runs import RunFolder, collect, read_run, rows, to_csv, to_latex
+from eqprop.report.page import write_report
+from eqprop.report.runs import RunFolder, collect, read_run, rows
 from eqprop.run import train
-from eqprop.run.dataset import given_data, where_from
 from eqprop.run.log import read_metrics
 
 
@@ -177,27 +172,6 @@ def test_the_papers_number_and_the_changes_of_a_preset_stand_beside_a_whole_run(
     assert dotted == [papers.find("P-1h").results["ep"].test]
 
 
-def dots(n: int) -> Images:
-    """n images of one dot each, which any net tells apart."""
-    labels = torch.arange(n) % 10
-    pixels = torch.nn.functional.one_hot(labels * 70, 784).float()
-    return Images(pixels, labels, pixels, labels, (28, 28), 10, "dots", MNIST_DIGEST)
-
-
-def test_the_word_is_not_given_for_a_perfect_error_on_other_data(tmp_path: Path) -> None:
-    result = train("P-1h", tmp_path / "fake", data=dots(200), epochs=1, T=2, K=1)
-    (row,) = rows([read_run(tmp_path / "fake")])
-    assert (row.verdict, row.paper_result) == ("other data", None)
-    # Nor where the rest is as printed: the checksum came with the tensors.
-    fake = described_as(whole_run(tmp_path, 0.0), name="dots", set=None)
-    assert verdict(fake) == ("other data", False)
-    assert fake.title == "P-1h (paper, dots)"
-    assert "data dots instead of mnist" in fake.changes
-    assert result.summary["data"]["name"] == "dots"
-    assert (result.summary["data"]["training_samples"], result.summary["model"]) == (200, "784-512-10")
-    assert "T 2 instead of 30" in result.summary["changes_from_paper"]
-
-
 def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp_path: Path) -> None:
     whole = whole_run(tmp_path, 1.9)
     assert verdict(whole) == ("yes", True)
@@ -213,37 +187,6 @@ def test_data_counts_epochs_architecture_and_settings_must_all_be_the_papers(tmp
 
 def replace_experiment(run: RunFolder, **fields: Any) -> RunFolder:
     return replace(run, described=replace(run.described, spec=run.spec.override(**fields)))
-
-
-def test_a_network_of_ones_own_has_the_name_of_its_function(tmp_path: Path) -> None:
-    def wide_net(seed: int) -> Dynamics:
-        return Layered((10, 30, 784), seed=seed)
-
-    result = train("P-1h", tmp_path / "run", data=few_images(40, 10), model=wide_net, epochs=1, T=2, K=1)
-    run = read_run(tmp_path / "run")
-    assert (run.spec.name, run.spec.preset) == ("wide_net", "own")
-    assert run.title == "wide_net (own, few)"
-    assert verdict(run) == ("none", False)
-    assert (result.summary["name"], result.summary["preset"]) == ("wide_net", "own")
-    assert "wide_net" in result.summary["model"]
-    page = write_report(tmp_path / "run").page.read_text(encoding="utf-8")
-    assert "P-1h" not in page.partition('<section id="settings">')[0]
-
-
-def test_the_terminal_names_data_model_and_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = train("P-1h", tmp_path / "run", data=few_images(40, 10), epochs=1, T=2, K=1)
-    show_result(result.summary, result.folder)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "P-1h (paper, changed) on few" in told
-    assert "Model: 784-512-10; T 2 instead of 30; K 1 instead of 10; epochs 1 instead of 30" in told
-    assert "2.00" not in told
-
-
-def test_mnist_is_known_by_its_content() -> None:
-    whole = whole_mnist()
-    assert where_from(given_data(whole)) == "mnist"
-    assert where_from(given_data(replace(whole, train_x=whole.train_x * 0.5))) is None
-    assert where_from(given_data(as_mnist(few_images()))) is None
 
 
 def test_the_table_as_csv_and_latex(folder: Path) -> None:
@@ -302,38 +245,6 @@ def test_the_page_needs_nothing_from_elsewhere(folder: Path) -> None:
             assert value.startswith("data:") or value in ("", "table.csv", "table.tex"), (tag, name, value)
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)|fetch\(|XMLHttpRequest", text)
     assert "processes, &lt;toy&gt;" in text, "what comes from files is escaped"
-
-
-def test_a_page_from_figures_alone_and_from_nothing(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "rmse.png").write_bytes(PIXEL)
-    assert "No training runs" in render(collect(tmp_path))
-    with pytest.raises(FileNotFoundError, match="neither runs nor figures"):
-        collect(folder / "toy" / "figures")
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
-        collect(tmp_path / "missing")
-
-
-def test_axes_hold_every_value_and_zero_lies_at_the_edge(folder: Path) -> None:
-    run = next(r for r in collect(folder).runs if r.spec.name == "small")
-    frame = axes(series(run), 4)
-    for one in series(run):
-        for p in one.points:
-            assert frame.low <= p.mean <= frame.high
-    assert frame.y(frame.low) == frame.y(0.0) > frame.y(frame.high)
-    assert frame.ticks()[0] == pytest.approx(frame.low)
-    assert frame.ticks()[-1] == pytest.approx(frame.high)
-    assert math.isclose(Axes(1, 0.1, 1.0).x(1), Axes(9, 0.1, 1.0).x(1))
-    assert _epoch_ticks(1) == [1]
-    assert _epoch_ticks(30) == [1, 5, 10, 15, 20, 25, 30]
-    assert all(len(_epoch_ticks(n)) <= 9 for n in range(1, 2000))
-
-
-def test_rows_come_in_the_order_of_the_paper(folder: Path) -> None:
-    names = [r.spec.name for r in collect(folder).runs]
-    assert names == sorted(names, key=lambda n: list(papers.of_paper()).index(n) if n in papers.of_paper() else 99)
-    assert to_csv([]).startswith("name,preset,estimator")
-    assert r"\bottomrule" in to_latex([])
 
 
 def place_of(browser: Browser, selector: str) -> tuple[float, float, float, float]:
@@ -405,42 +316,3 @@ def test_in_a_browser_it_renders_without_errors_or_requests_on_every_screen(brow
     assert browser.print_pdf().startswith(b"%PDF")
     assert browser.errors == []
     assert [r for r in browser.requests if not r.startswith(("file:", "data:"))] == []
-
-
-def test_every_run_has_its_curves_as_files_for_a_paper(folder: Path) -> None:
-    found = sorted(path.name for path in (folder / "curves").iterdir())
-    assert found == ["own.pdf", "own.png", "p-1h.pdf", "p-1h.png"]
-    assert (folder / "curves" / "own.pdf").read_bytes().startswith(b"%PDF")
-    before = (folder / "curves" / "p-1h.pdf").read_bytes()
-    write_report(folder)
-    assert (folder / "curves" / "p-1h.pdf").read_bytes() == before
-
-
-def test_a_single_run_has_its_curves_under_its_own_name(folder: Path, tmp_path: Path) -> None:
-    written = write_report(folder / "own", tmp_path)
-    assert sorted(path.name for path in written.curves.iterdir()) == ["own.pdf", "own.png"]
-
-
-def test_the_curves_of_a_figure_are_those_of_the_metrics(folder: Path) -> None:
-    panels = [panel_of(run) for run in collect(folder).runs]
-    assert [panel.title.split()[0] for panel in panels] == ["P-1h", SMALL.name]
-    figure = error_curves(panels)
-    row, own = figure.axes
-    lines = read_metrics(folder / "own")
-    for drawn, (estimator, field) in zip(
-        own.get_lines(), [(m, k) for m in ("ep", "bptt") for k in ("test_error", "train_error")], strict=True
-    ):
-        expected = [
-            mean(x[field] for x in lines if x["estimator"] == estimator and x["epoch"] == e) for e in range(1, 5)
-        ]
-        assert list(drawn.get_ydata()) == pytest.approx(expected)
-    assert len(own.collections) == 4, "a band for each curve"
-    assert not [line for line in row.get_lines() if line.get_linestyle() == ":"], "its settings are not the paper's"
-    assert "784-512-10 on few; T 8 instead of 30" in " ".join(row.get_xlabel().split())
-    assert len(row.collections) == 0, "one trial has no deviation"
-
-
-def test_panels_that_do_not_fill_the_last_line_leave_it_empty(folder: Path) -> None:
-    panels = [panel_of(run) for run in collect(folder).runs]
-    figure = error_curves([*panels, panels[0]], columns=2)
-    assert [ax.axison for ax in figure.axes] == [True, True, True, False]

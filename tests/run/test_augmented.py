@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import pytest
 import torch
 from helpers.training_runs import assert_same_bits, finish, kill, start, wait_for, weights, write_cifar
@@ -95,19 +94,6 @@ def test_inputs_are_the_augmented_images_of_seed_and_epoch(images: Images) -> No
     ), "without chance"
 
 
-def test_a_run_resumed_at_the_end_of_an_epoch_compares_precision_on_its_own_images(images: Images) -> None:
-    plan = bind(COLOUR.override(precision="bfloat16"), images, engine="eager")
-    (leg,) = plan.legs()
-    whole = Trainer(plan, leg)
-    whole.advance(plan.iterations)
-    (first,) = whole.end_epoch(lambda: None)
-    whole.advance(plan.iterations)
-    resumed = Trainer(plan, leg, checkpoint=whole.checkpoint())
-    (expected,), (found,) = whole.end_epoch(lambda: None), resumed.end_epoch(lambda: None)
-    assert found["precision"] == expected["precision"]
-    assert found["precision"]["with_float32"] != first["precision"]["with_float32"]
-
-
 def test_stacked_trials_draw_as_they_do_alone(tmp_path: Path, images: Images) -> None:
     short = COLOUR.override(epochs=1)
     train(short, tmp_path / "both", data=images, trials=2, stacked=True, engine="eager")
@@ -167,18 +153,6 @@ def test_evaluation_and_prediction_normalise_as_training_did(tmp_path: Path, ima
         assert 100 * wrong.double().mean() == pytest.approx(line["test_error"])
 
 
-def test_a_picture_of_ones_own_is_read_in_colour(tmp_path: Path, images: Images) -> None:
-    from PIL import Image
-
-    run = tmp_path / "run"
-    train(COLOUR.override(epochs=1), run, data=images)
-    image = images.test_x[0].view(3, 32, 32)
-    Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "mine.png")
-    trained = eqprop.load(run)
-    assert eqprop.predict(trained, tmp_path / "mine.png").tolist() == eqprop.predict(trained, image).tolist()
-    assert trained.class_names[2] == "bird"
-
-
 def test_the_report_shows_augmented_images(tmp_path: Path, images: Images) -> None:
     train(COLOUR.override(epochs=1), tmp_path / "run", data=images)
     page = write_report(tmp_path / "run", with_curves=False).page.read_text()
@@ -192,7 +166,9 @@ def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
     path.write_text(to_toml(COLOUR))
     assert papers.find(path) == COLOUR
     assert Spec(**COLOUR.to_dict()) == COLOUR
-    assert COLOUR.override(augmentation={"crop": 2}).data.augmentation == replace(COLOUR.data.augmentation, crop=2)  # type: ignore[type-var]
+    assert COLOUR.data.augmentation is not None
+    cropped = msgspec.structs.replace(COLOUR.data.augmentation, crop=2)
+    assert COLOUR.override(augmentation={"crop": 2}).data.augmentation == cropped
     with pytest.raises(ValueError, match="data.augmentation.*'flop'.*flip"):
         Spec(**{**COLOUR.to_dict(), "data": {"augmentation": {"flop": True}}})
     with pytest.raises(ValueError, match="mean has 2 numbers; the images have 3 channels"):
@@ -201,19 +177,6 @@ def test_files_hold_augmentation_and_normalisation(tmp_path: Path) -> None:
 
 def images_of(tmp_path: Path) -> Images:
     return open_set(write_cifar(tmp_path / "few", 20, 10))
-
-
-def test_images_that_do_not_fit_are_refused_before_training(images: Images) -> None:
-    floats = replace(images, train_x=images.floats(images.train_x), test_x=images.floats(images.test_x))
-    bind(COLOUR, floats)
-    for half in ("train_x", "test_x"):
-        with pytest.raises(ValueError, match="grey levels from 0 to 1; the images hold 0 to 2"):
-            bind(COLOUR, replace(floats, **{half: 255 * getattr(floats, half)}))
-    with pytest.raises(ValueError, match=r"have shape \(32, 32, 3\), channels last\. Give them channels first"):
-        bind(COLOUR, replace(floats, shape=(32, 32, 3)))
-    cut = replace(floats, shape=(3, 28, 28), train_x=floats.train_x[:, :2352], test_x=floats.test_x[:, :2352])
-    with pytest.raises(ValueError, match=r"inputs of shape \(3, 32, 32\); the images .* have shape \(3, 28, 28\)"):
-        bind(COLOUR, cut)
 
 
 def test_a_net_and_its_feed_forward_twin_train_in_one_run(tmp_path: Path, images: Images) -> None:
@@ -282,15 +245,6 @@ def test_the_trained_net_in_the_examples_reaches_its_recorded_errors(estimator: 
     assert found["test_error_top5"] == pytest.approx(last["test_error_top5"], abs=0.1)
 
 
-@pytest.mark.realdata
-def test_the_small_net_learns_on_the_real_images(tmp_path: Path) -> None:
-    place = os.environ.get("EQPROP_CIFAR10", "cifar10")
-    options = {"samples": 2000, "test_samples": 500, "validation": 5000, "epochs": 2}
-    result = train("cifar10-small", tmp_path / "run", data=place, **options)
-    errors = result.summary["estimators"]["ep-symmetric"]["trials"][0]["test_error"]
-    assert errors[-1] < 84.0, "by chance 90"
-
-
 def test_pictures_and_arrays_with_channels_last_are_not_scrambled() -> None:
     from PIL import Image
 
@@ -307,24 +261,3 @@ def test_pictures_and_arrays_with_channels_last_are_not_scrambled() -> None:
     for x in (last, last[0]):
         with pytest.raises(ValueError, match="channels last"):
             eqprop.predict(net, x)
-
-
-def test_a_picture_of_16_bits_is_refused(tmp_path: Path) -> None:
-    from PIL import Image
-
-    deep = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
-    Image.fromarray(deep).save(tmp_path / "deep.png")
-    with pytest.raises(ValueError, match=r"deep\.png has the mode I;16; expected 8 bits"):
-        eqprop.predict(eqprop.load(EXAMPLE, "backprop"), tmp_path / "deep.png")
-
-
-def test_predict_with_other_steps_keeps_the_schedule() -> None:
-    net = eqprop.load(EXAMPLE, "ep-symmetric")
-    short = replace(net, spec=net.spec.override(T=8))
-    drawn = torch.Generator().manual_seed(0)
-    x = torch.rand(200, 3, 1, 1, generator=drawn) * (0.5 + 0.5 * torch.rand(200, 3, 32, 32, generator=drawn))
-    x[:, :, 16:] /= 3
-    answers = eqprop.predict(short, x)
-    assert torch.equal(eqprop.predict(net, x, T=8), answers)
-    at_once = replace(short, spec=short.spec.override(schedule="synchronous"))
-    assert not torch.equal(eqprop.predict(at_once, x), answers)

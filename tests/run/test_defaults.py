@@ -78,7 +78,7 @@ def test_a_default_is_the_same_everywhere(
     default = value_of(Spec(name="mine"), field)
     told, page = helped
     assert field.flag in page
-    mentioned = told[field.flag].partition("[default: ")[2].removesuffix("]")
+    mentioned = told[field.flag].partition("[default: ")[2].removesuffix("]").removesuffix(" in layered nets")
     assert mentioned == written(default)
     assert referred[field.place] == (field.flag, written(default))
     printed = shown.get(field.section, {}).get(field.leaf)

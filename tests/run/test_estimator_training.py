@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.tolerances import SAME_FORMULA
-from helpers.training_runs import SMALL, assert_same_bits, call_main, few_images, weights, write_idx, write_small_toml
+from helpers.training_runs import SMALL, assert_same_bits, few_images, weights
 from torch.testing import assert_close
 
 from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, papers, random_sign
@@ -27,7 +27,10 @@ from eqprop.engines.cuda.graph import CapturedEngine
 from eqprop.engines.cuda.one_hidden import OneHidden
 from eqprop.engines.eager import Eager
 from eqprop.engines.xla import Xla
-from eqprop.estimators import AsymEP, Backprop, CoupledLearning, Dyadic, Signs, VectorField
+from eqprop.estimators import Backprop, Signs
+from eqprop.estimators.asymmetric import AsymEP, VectorField
+from eqprop.estimators.coupled import CoupledLearning
+from eqprop.estimators.dyadic import Dyadic
 from eqprop.estimators.named import ESTIMATORS, label
 from eqprop.models import Convolutional, Layered, stack
 from eqprop.models.layered import LayeredNet
@@ -96,26 +99,6 @@ class StopAfter(Watch):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-class Told(Watch):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-
-def test_rates_beyond_what_is_known_to_work_are_warned_of_before_training(tmp_path: Path, images: Images) -> None:
-    fast, slow = Told(), Told()
-    phases = {"estimator": "ep-continual", "T": 20, "K": 10}
-    options: dict[str, Any] = {"data": images, "epochs": 1, "samples": 40, **phases}
-    train(SMALL, tmp_path / "fast", watch=fast, **options)
-    train(SMALL, tmp_path / "slow", watch=slow, rates={"*": 1e-4}, **options)
-    assert any(
-        "times the largest known to work" in text and "divide the learning rates by" in text for text in fast.warnings
-    )
-    assert not any("known to work" in text for text in slow.warnings)
-
-
 @pytest.mark.parametrize(
     ("name", "preset", "factor"),
     [
@@ -133,29 +116,6 @@ def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_d
     assert (warning is None) if factor is None else (warning is not None and factor in warning), warning
 
 
-def test_the_experiments_of_continual_ep_have_the_published_settings() -> None:
-    one, two = papers.find("continual-ep-1h"), papers.find("continual-ep-2h")
-    assert (one.phases.T, one.phases.K, one.phases.beta, one.optimizer.epochs, one.optimizer.batch) == (
-        40,
-        15,
-        0.2,
-        100,
-        20,
-    )
-    assert (two.phases.T, two.phases.K, two.phases.beta, two.optimizer.epochs, two.optimizer.batch) == (
-        100,
-        20,
-        0.5,
-        150,
-        20,
-    )
-    assert dict(one.optimizer.rates) == {"W12": 0.0056, "W01": 0.0028}
-    assert dict(two.optimizer.rates) == {"W23": 0.01, "W12": 0.0018, "W01": 0.00018}
-    assert (str(one.model), str(two.model)) == ("784-512-10", "784-512-512-10")
-    assert one.estimator.kind == two.estimator.kind == "ep-continual"
-    assert not one.published, "no error is known that could be set beside a run"
-
-
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
     runs: Path, tmp_path: Path, images: Images, form: str
@@ -167,18 +127,8 @@ def test_a_stopped_run_goes_on_with_its_form_and_its_signs(
     assert_same_bits(runs / form, tmp_path / "run", (form,))
 
 
-def test_a_run_goes_on_only_with_the_form_it_has(runs: Path, images: Images) -> None:
-    with pytest.raises(ValueError, match="estimator cannot be changed on resume"):
-        resume(runs / "ep-symmetric", data=images, estimator="ep")
-
-
 def test_records_make_each_form() -> None:
-    made = {}
-    for form in FORMS:
-        points = {"points": 6} if form == "ep-holomorphic" else {}
-        experiment = SMALL.override(estimator=form, **points)
-        made[form] = make_estimator(experiment, form, build_model(experiment, 0))
-    assert made == {
+    expected: dict[str, Estimator] = {
         "ep": EP(8, 4, beta=0.2),
         "ep-symmetric": EP(8, 4, beta=0.2, nudging="symmetric"),
         "ep-random-sign": EP(8, 4, beta=0.2, nudging="random-sign"),
@@ -192,21 +142,12 @@ def test_records_make_each_form() -> None:
         "dyadic": Dyadic(8, 4),
         "coupled-learning": CoupledLearning(8, 4, beta=0.2),
     }
+    for form, estimator in expected.items():
+        points = {"points": 6} if form == "ep-holomorphic" else {}
+        experiment = SMALL.override(estimator=form, **points)
+        assert make_estimator(experiment, form, build_model(experiment, 0)) == estimator
     changed = [str(c) for c in SMALL.override(estimator="ep-holomorphic", points=6).changes(SMALL)]
     assert changed == ["estimator ep-holomorphic instead of ep", "points 6"]
-
-
-def test_trials_side_by_side_draw_the_signs_they_draw_alone(tmp_path: Path, images: Images) -> None:
-    options: dict[str, Any] = {"data": images, "estimator": "ep-random-sign", "engine": "eager", "epochs": 1}
-    train(SMALL, tmp_path / "both", trials=2, stacked=True, **options)
-    for trial in range(2):
-        train(SMALL, tmp_path / str(trial), seed=trial, **options)
-        for name in ("W01", "W12", "b0"):
-            together, alone = (
-                weights(tmp_path / place, "ep-random-sign")[f"{number}.{name}"]
-                for place, number in (("both", trial), (str(trial), 0))
-            )
-            assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def small_job(networks: int | None, signs: Signs | None, form: Estimator, device: str = "cpu") -> Job:
@@ -307,15 +248,6 @@ def test_signs_are_bits_of_a_hash() -> None:
     assert abs(float(many.mean())) < 5 / 200  # five standard deviations of the mean of 40,000 fair signs
 
 
-def test_written_out_engines_refuse_the_forms_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Deep, "device", "cpu")
-    net = Layered((3, 6, 4), dtype=torch.float64)
-    for form in (HolomorphicEP(3, 2), ContinualEP(3, 2)):
-        reason = Deep().refuses(Task(net, SquaredError(), form))
-        assert reason is not None
-        assert Eager().refuses(Task(net, SquaredError(), form)) is None
-
-
 ENERGY_BASED = SMALL.override(name="eb", model=LayeredNet((10, 24, 784), "energy-based", "sigmoid", eps=0.2, clip=True))
 
 
@@ -355,17 +287,3 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     with pytest.raises(ValueError, match=problem):
         train(experiment, tmp_path / "run", data=images, **options)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_command_line_takes_and_refuses_forms(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = write_idx(tmp_path / "data", images)
-    small = write_small_toml(tmp_path / "small.toml", 1)
-    words = ("train", small, "--data", data, "--threads", 1, "--estimator")
-    assert call_main(monkeypatch, *words, "ep-holomorphic", "--points", 6, "--out", tmp_path / "run") == 0
-    assert "EP holomorphic, trial 0, engine " in capsys.readouterr().err
-    assert json.loads((tmp_path / "run" / "experiment.json").read_text())["experiment"]["estimator"]["points"] == 6
-    assert call_main(monkeypatch, *words, "holomorfic", "--out", tmp_path / "other") == 2
-    assert "Did you mean 'ep-holomorphic'?" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()

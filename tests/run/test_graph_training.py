@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.nets import F64, batch, prototypical
-from helpers.pages import ROOT, code_blocks
 from helpers.training_runs import Asking, assert_same_bits, few_images, write_idx
 from torch.testing import assert_close
 
-from eqprop import EP, SquaredError, load, papers, relax
+from eqprop import load, papers, relax
 from eqprop.data import Images
-from eqprop.engines import Task, choose
 from eqprop.models import Network
 from eqprop.models.network import GraphNet
 from eqprop.report.page import write_report
@@ -25,7 +22,6 @@ from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.laboratory import compare, find_problem
 from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
-from eqprop.run.toml import to_toml
 from eqprop.run.watch import Lines
 from eqprop.starts import Carried
 
@@ -99,30 +95,6 @@ def test_a_run_counts_updates_and_sweeps(file: Path, images: Images, tmp_path: P
     assert "sweeps" not in said.getvalue()
 
 
-def test_a_graph_is_nudged_symmetrically_unless_its_file_says_otherwise(file: Path) -> None:
-    for line, estimator in (("", "ep-symmetric"), ('estimator = "ep"', "ep")):
-        file.write_text(TOML.replace('estimator = "ep-symmetric"', line), encoding="utf-8")
-        assert papers.find(file).estimator.kind == estimator
-
-
-def test_it_is_written_back_as_it_was_read(file: Path, tmp_path: Path) -> None:
-    experiment = papers.find(file)
-    again = tmp_path / "again" / "my_net.toml"
-    again.parent.mkdir()
-    again.write_text(to_toml(experiment), encoding="utf-8")
-    assert papers.find(again) == experiment
-    sorted_json = json.dumps(experiment.to_dict(), sort_keys=True)
-    assert Spec(**json.loads(sorted_json)) == experiment
-
-
-def test_a_readout_takes_the_place_of_the_output(file: Path) -> None:
-    read_out = papers.find(file).override(cost="cross-entropy", nudge_site="inside")
-    net = build_model(read_out, 0, F64)
-    assert isinstance(net, Network)
-    assert net.names == ("h2", "h1")
-    assert read_out.optimizer.rates["Wout"] == 0.02
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -183,18 +155,6 @@ def test_states_are_carried_by_place_in_the_mini_batch() -> None:
     assert_close(start.begin(x[:3], rows[:3]), mixed)
 
 
-def test_more_samples_than_are_carried_are_refused() -> None:
-    net = prototypical(2)
-    x, _ = batch(net, 7)
-    with pytest.raises(ValueError, match="4 samples.*states of 3.*batch=4"):
-        Carried(net, x, batch=3).begin(x[:4], torch.arange(4))
-
-
-def test_engines_that_know_the_start_are_asked() -> None:
-    net = prototypical(2)
-    assert choose("auto", Task(net, SquaredError(), EP(3, 2), start="carried")).name == "xla"
-
-
 def test_an_experiment_in_python(images: Images, tmp_path: Path) -> None:
     net = GraphNet(
         input_shape=(1, 28, 28),
@@ -223,12 +183,3 @@ def test_gdu_takes_the_file(file: Path, images: Images, tmp_path: Path) -> None:
     assert document["nudge_site"] == "implicit"
     assert max(group["rmse"] for group in document["synapses"].values()) < 1e-2
     assert document["budget"]["outcome"] == "holds"
-
-
-def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
-    (text,) = code_blocks(ROOT / "docs" / "graphs.md", "toml")
-    path = tmp_path / "my_net.toml"
-    path.write_text(text, encoding="utf-8")
-    net = build_model(papers.find(path), 0, F64)
-    assert isinstance(net, Network)
-    assert net.groups == (("h2",), ("out", "h1"))

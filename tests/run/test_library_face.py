@@ -14,12 +14,9 @@ import pytest
 import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images
 from PIL import Image
-from torch.utils.data import TensorDataset
 
 import eqprop
-from eqprop.data import streamed
-from eqprop.run import Stopped, loop
-from eqprop.run.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.log import read_metrics
 from eqprop.run.watch import Several
 
@@ -64,15 +61,6 @@ def test_a_watch_is_handed_the_network_and_its_metrics_are_kept(trials: int, tmp
     for trial in range(trials):
         last = [line for line in lines if line["trial"] == trial][-1]
         assert last["norm"] == pytest.approx(_norm(eqprop.load(tmp_path / "run", trial=trial).model))
-
-
-def test_a_metric_that_every_run_has_is_refused(tmp_path: Path) -> None:
-    class Clash(eqprop.Watch):
-        def measure(self, network: Any, cost: Any, line: Any) -> Mapping[str, float]:
-            return {"loss": 0.0}
-
-    with pytest.raises(ValueError, match="'loss', a name that runs use"):
-        eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Clash())
 
 
 def test_a_run_ended_early_is_finished(tmp_path: Path) -> None:
@@ -122,40 +110,6 @@ def test_keeping_more_changes_no_bit(tmp_path: Path) -> None:
     assert torch.equal(last, eqprop.load(tmp_path / "kept").model.W01)
 
 
-def test_what_is_kept_survives_a_kill_at_any_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"data": few_images(100, 50), "epochs": 2, "keep_best": True, "keep_every": 1}
-    eqprop.train(SMALL, tmp_path / "whole", **options)
-    places = ("best", "epoch-0001", "epoch-0002")
-    expected = [read_checkpoint(tmp_path / "whole" / "ep", place).weights for place in places]
-
-    class Killed(BaseException):
-        pass
-
-    calls = 0
-
-    def dying(folder: Path, checkpoint: Checkpoint, *name: str) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == last:
-            raise Killed
-        write_checkpoint(folder, checkpoint, *name)
-
-    for last in range(2, 9):
-        calls, run = 0, tmp_path / f"killed-{last}"
-        with monkeypatch.context() as patched:
-            patched.setattr(loop, "write_checkpoint", dying)
-            try:
-                eqprop.train(SMALL, run, **options)
-                break
-            except Killed:
-                pass
-        eqprop.resume(run, data=options["data"])
-        for place, weights in zip(places, expected, strict=True):
-            found = read_checkpoint(run / "ep", place).weights
-            assert all(torch.equal(found[name], weight) for name, weight in weights.items()), (last, place)
-    assert last > 5, "there are that many checkpoints"
-
-
 class Torn(eqprop.Watch):
     """Writes to a pipe that nobody reads any more."""
 
@@ -176,19 +130,6 @@ def test_a_closed_pipe_ends_neither_the_run_nor_what_others_measure_and_stop(tmp
     assert all("norm" in entry for entry in lines)
 
 
-def test_early_stopping_refuses_what_it_cannot_follow() -> None:
-    lines = [
-        {"epoch": n, "test_error": 10.0 - n, "mine": value} for n, value in ((1, float("nan")), (2, 2.0), (3, 1.0))
-    ]
-    with pytest.raises(ValueError, match="Unknown metric 'tset_error'.*Did you mean 'test_error'"):
-        eqprop.EarlyStopping(2, "tset_error").stop(lines)
-    for patience in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match="patience is .*; expected a whole number above 0"):
-            eqprop.EarlyStopping(patience)  # type: ignore[arg-type]
-    # An epoch without a number is neither the best nor the last one that fell.
-    assert eqprop.EarlyStopping(2, "mine").stop(lines) is None
-
-
 def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -> None:
     images = few_images()
     eqprop.train(SMALL, tmp_path / "run", data=images, epochs=3)
@@ -207,35 +148,6 @@ def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -
     with pytest.raises(ValueError, match="784 numbers per sample"):
         eqprop.predict(tmp_path / "run", np.zeros((3, 3)))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "small"
-
-
-def test_a_watch_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch="lines")
-    assert "ep epoch 1/1: test " in capsys.readouterr().err
-    eqprop.resume(tmp_path / "run", data=few_images(), epochs=2)
-    assert capsys.readouterr().err == ""
-    with pytest.raises(ValueError, match=r"Unknown logger 'line'.*Did you mean 'lines'"):
-        eqprop.train(SMALL, tmp_path / "other", data=few_images(), epochs=1, watch="line")
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_notebook_shows_that_a_run_was_stopped_and_no_traceback() -> None:
-    assert Stopped("saved.", 130)._render_traceback_() == ["Stopped: saved."]
-
-
-def test_a_comparison_and_a_net_show_themselves() -> None:
-    model = eqprop.models.Toy((3, 6, 4), seed=0, dtype=torch.float64)
-    assert repr(model) == str(model)
-    x, y = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
-    found = eqprop.gdu.compare(model, eqprop.SquaredError(), x, y, T=20, K=3, beta=0.01)
-    assert repr(found) == str(found)
-
-
-def test_evaluate_refuses_samples_of_another_shape(tmp_path: Path) -> None:
-    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1)
-    x, y = np.zeros((4, 5), dtype=np.float32), [0, 1, 2, 3]
-    with pytest.raises(ValueError, match=r"takes inputs of shape \(784,\); the images of own data have shape \(5,\)"):
-        eqprop.evaluate(tmp_path / "run", data=(x, y, x, y))
 
 
 def test_only_names_estimators_of_the_run(tmp_path: Path) -> None:
@@ -270,23 +182,6 @@ def test_a_metric_of_ones_own_does_not_take_the_name_of_another(name: str, tmp_p
     assert eqprop.resume(tmp_path / "run", data=few_images(100, 50)).test_error("ep") is not None
 
 
-def test_weights_kept_under_no_such_name_are_refused_in_words(tmp_path: Path) -> None:
-    eqprop.train(SMALL, tmp_path / "run", data=few_images(100, 50), epochs=1, keep_best=True)
-    for at in ("first", 1.5, True):
-        with pytest.raises(ValueError, match="at is .*; expected 'best' or the number of an epoch"):
-            eqprop.load(tmp_path / "run", at=at)  # type: ignore[arg-type]
-
-
-def test_a_device_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
-    for given in (
-        few_images(),
-        streamed(*[TensorDataset(torch.rand(20, 784), torch.zeros(20).long())] * 2, classes=10),
-    ):
-        with pytest.raises(ValueError, match="Cannot use device 'cuda:77'"):
-            eqprop.train(SMALL, tmp_path / "run", data=given, device="cuda:77")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_watch_measures_the_averaged_weights_that_are_evaluated_and_loaded(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": few_images(), "epochs": 2, "average": 0.99}
     eqprop.train(SMALL, tmp_path / "run", watch=Norms(), **options)
@@ -295,8 +190,3 @@ def test_a_watch_measures_the_averaged_weights_that_are_evaluated_and_loaded(tmp
     eqprop.train(SMALL, tmp_path / "bare", **options)
     saved = [read_checkpoint(tmp_path / run / "ep").weights for run in ("run", "bare")]
     assert all(torch.equal(saved[0][name], weight) for name, weight in saved[1].items())
-
-
-def test_two_watches_do_not_measure_under_one_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Two watches measure 'norm'. Rename one"):
-        eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch=Several(Norms(), Norms()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +12,20 @@ import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images, metrics
 from torch import Tensor
 
-from eqprop import SquaredError, papers, relax
-from eqprop.data import Images, mnist
+from eqprop import papers, relax
+from eqprop.data import Images, mnist, one_hot
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.engines.base import full_precision
 from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
-from eqprop.models import CrossEntropy, stack
+from eqprop.models import stack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.run import evaluate, train
 from eqprop.run.evaluate import Measure, evaluation_phase
-from eqprop.run.session import build_model
+from eqprop.run.session import Session, build_model
 from eqprop.run.spec import Spec
-from eqprop.starts import Persistent
 
 EXPERIMENTS = {
     "layered": SMALL.override(init="default"),
@@ -66,8 +64,7 @@ def images() -> Images:
 def measure(engine: Engine, experiment: Spec, images: Images, networks: int | None, **options: Any) -> Measure:
     models = [build_model(experiment, seed) for seed in range(networks or 1)]
     model = models[0] if networks is None else stack(models)
-    x = images.test_x.view(-1, *model.input_shape)
-    return Measure(engine, model, experiment, x, images.test_y, networks, **options)
+    return Measure(engine, model, Session(experiment, images), networks=networks, **options)
 
 
 def bits(of: Measure) -> list[Tensor]:
@@ -105,55 +102,6 @@ def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Imag
     assert len({second for _, second in rates}) == 1
 
 
-def test_a_network_that_is_not_finite_stays_as_it_is_beside_the_others(images: Images) -> None:
-    ours = measure(Counting(), EXPERIMENTS["layered"], images, 2)
-    expected = ours.error_rates()
-    with torch.no_grad():
-        for p in ours.model.parameters():
-            p[0].view(-1)[0] = -0.0
-            p[0].view(-1)[1] = float("nan")
-    before = bits(ours)
-    assert ours.error_rates()[1] == expected[1]
-    assert all(torch.equal(a, b) for a, b in zip(bits(ours), before, strict=True))
-
-
-def test_it_can_be_put_off_and_begun_again(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["eqprop.run.evaluate"], "BATCH", 4)
-    ours = measure(Counting(), EXPERIMENTS["layered"], images, None)
-    expected = ours.error_rates()
-    left = 2
-
-    def between() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        ours.error_rates(between)
-    assert ours.error_rates() == expected
-
-
-def test_a_label_that_no_output_stands_for_is_an_error(images: Images) -> None:
-    other = replace(images, test_y=images.test_y + 10)
-    assert measure(Counting(), EXPERIMENTS["layered"], other, None).error_rates() == [100.0]
-
-
-def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
-    class OnlySquared(Counting):
-        def refuses(self, model: Any, cost: Any = None, estimator: Any = None, optimizer: Any = None) -> str | None:
-            return None if type(cost) is SquaredError else "it has one cost."
-
-    experiment = EXPERIMENTS["layered"]
-    model = build_model(experiment, 0)
-    start = Persistent(model, images.train_x)
-    for options in ({"cost": CrossEntropy(10, 10)}, {"start": start}):
-        engine = OnlySquared()
-        ours = measure(engine, experiment, images, None, **options)
-        assert ours.error_rates() == replace(ours, engine=Eager()).error_rates()
-        assert engine.runners == []
-
-
 def test_a_run_evaluated_by_iterations_is_the_same_run(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,14 +119,6 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
     assert found == evaluate(tmp_path / "relaxed", data=images, engine="eager")
 
 
-def test_few_samples_at_a_time_are_relaxed() -> None:
-    for engine in (ConvEngine(), Deep()):
-        assert engine.evaluated_from is not None
-        assert engine.evaluates(engine.evaluated_from)
-        assert not engine.evaluates(engine.evaluated_from - 1)
-    assert not Eager().evaluates(1000)
-
-
 @pytest.fixture(scope="module", params=["P-conv", "P-2h"])
 def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
     """Four of the paper's nets whose outputs all win now and then; the labels are what the first of them answers.
@@ -188,7 +128,8 @@ def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
     experiment = papers.find(request.param).override(init="default", T=40)
     model = stack([build_model(experiment, seed) for seed in range(4)]).cuda()
     assert model.input_shape is not None
-    x = mnist("cuda").test_x[:2011].view(-1, *model.input_shape)
+    digits = mnist("cuda")
+    x = digits.test_x[:2011].view(-1, *model.input_shape)
     with torch.no_grad():
         for _ in range(4):
             outputs = relax(model, x.expand(4, *x.shape), experiment.phases.T).state[0]
@@ -196,7 +137,8 @@ def on_the_gpu(request: pytest.FixtureRequest) -> Measure:
     outputs = relax(model, x.expand(4, *x.shape), experiment.phases.T).state[0]
     engine = choose("auto", Task(model))
     assert isinstance(engine, ConvEngine if request.param == "P-conv" else Deep)
-    return Measure(engine, model, experiment, x, outputs[0].argmax(-1), 4)
+    images = replace(digits, test_x=digits.test_x[:2011], test_y=outputs[0].argmax(-1))
+    return Measure(engine, model, Session(experiment, images), networks=4)
 
 
 def assert_evaluates_as_eager(ours: Measure) -> None:
@@ -205,13 +147,16 @@ def assert_evaluates_as_eager(ours: Measure) -> None:
     found, expected = ours.error_rates(), replace(ours, engine=Eager()).error_rates()
     assert all(torch.equal(a, b) for a, b in zip(bits(ours), before, strict=True))
     for a, b in zip(found, expected, strict=True):
-        assert abs(a - b) * len(ours.x) / 100.0 <= 4.5
+        assert abs(a - b) * ours.samples / 100.0 <= 4.5
     runner = ours._runner
     assert isinstance(runner, CapturedRunner)
     assert runner.substitute is None
     counted = runner.tally.read()
-    x, y = (t[:2000].expand(4, *t[:2000].shape) for t in (ours.x, torch.nn.functional.one_hot(ours.y, 10).float()))
-    free = relax(ours.model, x, evaluation_phase(ours.spec))
+    images = ours.session.images
+    assert isinstance(images, Images)
+    inputs, targets = ours.session.inputs(images.test_x, ours.model), one_hot(images.test_y, 10)
+    x, y = (t[:2000].expand(4, *t[:2000].shape) for t in (inputs, targets))
+    free = relax(ours.model, x, evaluation_phase(ours.session.spec))
     loss = ours.cost(free.state, y, {})
     assert counted["samples"] == [2000.0] * 4
     assert counted["loss"] == pytest.approx(loss.double().sum(1).tolist(), rel=1e-4)

@@ -26,22 +26,17 @@ from helpers.training_runs import (
     wait_for,
     write_idx,
 )
-from safetensors.torch import load_file
 from torch import Tensor
 
-from eqprop import EP, Dynamics, SquaredError, papers, relax
+from eqprop import Dynamics, relax
 from eqprop.data import Images
-from eqprop.engines import Task, choose
-from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.eager import Eager
 from eqprop.engines.xla import Xla
 from eqprop.estimators import Signs
 from eqprop.models.layered import LayeredNet
 from eqprop.run import Stopped, resume, train
-from eqprop.run.api import begin_or_resume
-from eqprop.run.checkpoint import checkpoint_file, read_checkpoint
-from eqprop.run.session import build_model, make_estimator
-from eqprop.starts import Persistent, fingerprint
+from eqprop.run.checkpoint import read_checkpoint
+from eqprop.starts import Persistent
 
 KEPT = SMALL.override(
     name="kept",
@@ -135,19 +130,6 @@ def states(folder: Path, leg: str = LEG) -> dict[str, Tensor]:
     return read_checkpoint(folder / leg).start
 
 
-def test_kept_states_change_what_is_learnt(tmp_path: Path, images: Images) -> None:
-    """In the first epoch nothing is kept yet, so both runs are alike; from the second on they part."""
-    train(KEPT, tmp_path / "kept", data=images)
-    train(KEPT, tmp_path / "zero", data=images, start="zero")
-    kept, zero = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("kept", "zero")
-    )
-    assert kept[0]["loss"] == zero[0]["loss"]
-    assert kept[1]["residual_mean"] < zero[1]["residual_mean"]
-    assert kept[-1]["residual_mean"] < 0.5 * zero[-1]["residual_mean"]
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, images: Images) -> None:
     data = write_idx(tmp_path / "data", images)
@@ -190,59 +172,6 @@ def test_other_data_is_refused_and_nothing_is_lost(
     assert_same_bits(tmp_path / "whole", tmp_path / "run", (LEG,))
 
 
-def test_damaged_states_are_refused_and_nothing_is_lost(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = stopped_run(tmp_path / "run", images, monkeypatch)
-    path = checkpoint_file(tmp_path / "run" / LEG)
-    tensors, text = load_file(path), before[path]
-    states = next(value for name, value in tensors.items() if name.startswith("start/"))
-    at = text.index(states.numpy().tobytes())
-    path.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
-    with pytest.raises(ValueError, match=r"does not match its own digest. Restore it from a copy"):
-        resume(tmp_path / "run", data=images)
-    path.write_bytes(text)
-    assert {p: p.read_bytes() for p in before} == before
-    resume(tmp_path / "run", data=images)
-
-
-def test_a_fingerprint_sees_values_order_shape_and_type() -> None:
-    x = torch.rand(4, 6)
-    others = [x.flip(0), x.view(6, 4), x.double(), x + torch.eye(4, 6) * 1e-6]
-    assert fingerprint(x) == fingerprint(x.clone())
-    assert len({fingerprint(other) for other in (x, *others)}) == 5
-
-
-def test_engines_that_begin_at_zero_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = papers.find("scellier-bengio-2017")
-    estimator = make_estimator(experiment, experiment.estimator.kind)
-    task = Task(build_model(experiment, 0), SquaredError(), estimator, start=experiment.phases.start)
-    assert task.start == "persistent"
-    with pytest.raises(ValueError, match="'cuda-deep' cannot serve: it runs on a CUDA device"):
-        choose("cuda-deep", task)
-    assert choose("auto", task).name == "xla"
-    # The device is named first; were it the right one, the start would be.
-    monkeypatch.setattr(Deep, "device", "cpu")
-    with pytest.raises(ValueError, match="'cuda-deep' cannot serve: its free phases begin at zero.*persistent"):
-        choose("cuda-deep", task)
-    assert choose("auto", task).name == "xla"
-
-
-def test_settings_are_checked_in_words(tmp_path: Path, images: Images) -> None:
-    with pytest.raises(ValueError, match="Unknown run.states 'disk'; expected one of device, cpu"):
-        train(KEPT, tmp_path / "run", data=images, states="disk")
-    with pytest.raises(ValueError, match="Unknown phases.start 'persistant'.*Did you mean 'persistent'"):
-        train(KEPT, tmp_path / "run", data=images, start="persistant")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_with_another_start_is_another_run(tmp_path: Path) -> None:
-    small = few_images(100, 50)
-    train(KEPT, tmp_path / "run", data=small, epochs=1)
-    with pytest.raises(ValueError, match="start zero instead of persistent"):
-        begin_or_resume(KEPT.override(start="zero"), tmp_path / "run", data=small, epochs=1)
-
-
 @pytest.mark.parametrize("begin", ["persistent", "initialised"])
 def test_a_diverged_trial_is_told_from_where_it_began(tmp_path: Path, images: Images, begin: str) -> None:
     result = train(SMALL, tmp_path / "run", data=images, model=explosive_network, T=5, rates={"*": 50.0}, start=begin)
@@ -265,18 +194,3 @@ def test_states_live_on_the_gpu_or_beside_it(tmp_path: Path, images: Images, pla
     ours, expected = states(tmp_path / "cuda"), states(tmp_path / "cpu")
     for name, value in expected.items():
         assert float((ours[name] - value).norm() / value.norm()) < 1e-2, name
-
-
-def test_a_library_user_keeps_states_by_hand() -> None:
-    model = energy_based(2)
-    x, y = batch(model, samples=8)
-    ep, cost, kept = EP(T=6, K=3, beta=0.2), SquaredError(), Persistent(model, x)
-    residuals = []
-    for _ in range(4):
-        rows = torch.randperm(8, generator=torch.Generator().manual_seed(1))
-        begun = kept.begin(x[rows], rows)
-        free = ep.backward(model, cost, x[rows], y[rows], begun)
-        kept.end(x[rows], rows, begun, free.state)
-        residuals.append(float(free.residual.max()))
-    assert residuals == sorted(residuals, reverse=True)
-    assert residuals[-1] < 0.2 * residuals[0]

@@ -145,19 +145,6 @@ def test_every_kind_is_registered_by_a_call(tmp_path: Path, monkeypatch: pytest.
     assert label("slow-ep") == "slow-ep"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "words"),
-    [
-        ("estimater", "mine", "Did you mean 'estimator'"),
-        ("estimator", "ep", "of its own"),
-        ("cost", "A b", "lower-case"),
-    ],
-)
-def test_a_part_that_cannot_be_registered_is_refused(kind: str, name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        eqprop.register(kind, name, object)
-
-
 def test_a_package_that_breaks_is_named_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()

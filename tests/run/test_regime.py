@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,18 +10,17 @@ from helpers.training_runs import SMALL, Asking, assert_same_bits, few_images, w
 from torch import Tensor
 
 import eqprop
-from eqprop import SquaredError, papers
+from eqprop import SquaredError
 from eqprop.data import Images, one_hot
 from eqprop.data.images import stacked_order
 from eqprop.run import resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.evaluate import outside_top5
-from eqprop.run.extras import Average, make_optimizer
+from eqprop.run.extras import Average
 from eqprop.run.log import read_metrics
 from eqprop.run.loop import Stopped
 from eqprop.run.session import build_model, make_estimator
 from eqprop.run.spec import Spec
-from eqprop.run.toml import to_toml
 
 LONG = SMALL.override(epochs=6, decay="cosine", decay_epochs=4, decay_floor=0.01, warmup=0.5)
 EVERYTHING = SMALL.override(
@@ -163,15 +161,6 @@ def test_an_average_forgets_the_initial_weights_and_gives_them_back() -> None:
     assert p.tolist() == [4.0] * 3
 
 
-@pytest.mark.parametrize("biases", [True, False])
-def test_coupled_decay_is_the_optimizers_own(images: Images, biases: bool) -> None:
-    experiment = SMALL.override(weight_decay=0.01, weight_decay_biases=biases)
-    groups = make_optimizer(experiment, build_model(experiment, 0)).param_groups
-    names = [name for name, _ in build_model(experiment, 0).named_parameters()]
-    decay = {name: group["weight_decay"] for name, group in zip(names, groups, strict=True)}
-    assert decay == {name: 0.01 if biases or name.startswith("W") else 0.0 for name in names}
-
-
 def test_top_five() -> None:
     outputs = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]).expand(6, 6)
     assert outside_top5(outputs, torch.arange(6)).tolist() == [False] * 5 + [True]
@@ -179,54 +168,3 @@ def test_top_five() -> None:
     assert outside_top5(silent, torch.arange(7)).sum() == 2, "of equal outputs five come first"
     assert outside_top5(torch.full((1, 6), torch.nan), torch.tensor([0])).all()
     assert outside_top5(outputs[:1], torch.tensor([9])).all(), "a label without an output"
-
-
-def test_both_errors_are_in_metrics_and_result(tmp_path: Path, images: Images) -> None:
-    result = train(SMALL.override(epochs=1, top5=True), tmp_path / "run", data=images)
-    line = read_metrics(tmp_path / "run")[-1]
-    assert 0 <= line["test_error_top5"] < line["test_error"]
-    scores = eqprop.load(tmp_path / "run")
-    free = eqprop.relax(scores.model, images.test_x, SMALL.phases.T).state[0]
-    top5 = free.topk(5, dim=-1).indices
-    expected = 100 * (1 - (top5 == images.test_y[:, None]).any(-1).double().mean().item())
-    assert line["test_error_top5"] == pytest.approx(expected)
-    assert result.summary["estimators"]["ep"]["test_error_top5_mean"] == line["test_error_top5"]
-    train(SMALL.override(epochs=1), tmp_path / "top1", data=images)
-    assert "test_error_top5" not in read_metrics(tmp_path / "top1")[-1]
-
-
-def test_files_hold_every_field(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(to_toml(EVERYTHING))
-    assert papers.find(path).override(name=EVERYTHING.name) == EVERYTHING
-    assert Spec(**EVERYTHING.to_dict()) == EVERYTHING
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"decay_floor": -1.0}, "decay_floor is -1.0; expected a number, 0 or more"),
-        ({"decay_epochs": 0}, "decay_epochs is 0; expected a whole number from 1"),
-        ({"average": 1.0}, "average is 1.0; expected a number from 0 to below 1"),
-        ({"clip_norm": 0.0}, "clip_norm is 0.0; expected a number above 0"),
-        ({"weight_decay": 0.1, "optimizer_options": {"weight_decay": 0.1}}, "weight_decay is set twice"),
-        ({"weight_decay_kind": "loose"}, "weight_decay_kind"),
-        ({"estimator": "ep-continual", "clip_norm": 1.0}, "clip_norm is 1.0, but continual EP moves"),
-    ],
-)
-def test_bad_settings_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        SMALL.override(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"optimizer": "AdamW"}, "AdamW decays weights apart"),
-        ({"optimizer": "Rprop"}, "has no weight decay of its own"),
-    ],
-)
-def test_optimizers_without_coupled_decay_are_refused(fields: dict[str, Any], words: str) -> None:
-    experiment = SMALL.override(weight_decay=0.1, **fields)
-    with pytest.raises(ValueError, match=words):
-        make_optimizer(experiment, build_model(experiment, 0))

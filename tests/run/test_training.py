@@ -24,7 +24,7 @@ from eqprop.engines import Task, choose, engine_names
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import Stopped, Watch, evaluate, load, predict, resume, train
-from eqprop.run.checkpoint import join_tensors, read_checkpoint, split_tensors
+from eqprop.run.checkpoint import join_tensors, split_tensors
 from eqprop.run.description import read_description
 from eqprop.run.folder import sessions
 from eqprop.run.metrics import deviation
@@ -212,16 +212,6 @@ def test_a_crash_at_any_file_operation_leaves_a_run_that_resumes_to_the_same_bit
     assert crashes > 20
 
 
-def test_later_lines_are_dropped_and_the_checkpoint_names_the_last_epoch(tmp_path: Path, images: Images) -> None:
-    train(SMALL, tmp_path / "run", data=images, epochs=2)
-    before = metrics(tmp_path / "run")
-    path = tmp_path / "run" / "metrics.jsonl"
-    later = {**json.loads(path.read_text().splitlines()[-1]), "epoch": 3}
-    path.write_text(path.read_text() + json.dumps(later) + "\n")
-    resume(tmp_path / "run", data=images)
-    assert metrics(tmp_path / "run") == before
-
-
 def test_what_is_measured_is_what_the_weights_do(tmp_path: Path, images: Images) -> None:
     result = train(SMALL, tmp_path / "run", data=images, estimators="ep,bptt", trials=2, epochs=4, train_error_every=2)
     lines = metrics(tmp_path / "run")
@@ -323,30 +313,6 @@ def test_validation_holds_out_training_samples_and_never_sees_the_test_set(tmp_p
     error = 100 * float((predict(model, held.test_x) != held.test_y).double().mean())
     assert result.test_error("ep") == pytest.approx(error)
     assert read_description(tmp_path / "run").data["training_samples"] == 300
-
-
-def own_network(seed: int) -> eqprop.Dynamics:
-    torch.manual_seed(seed)
-    theta = {"W": 0.1 * torch.randn(10, 20), "V": 0.05 * torch.randn(20, 784)}
-
-    def phi(x: Tensor, s: eqprop.State, theta: Any) -> Tensor:
-        s0, s1 = s
-        return ((s1 @ theta["W"].T) * s0).sum(-1) + ((x @ theta["V"].T) * s1).sum(-1)
-
-    return eqprop.from_primitive(phi, theta, layers=(10, 20), squash=torch.sigmoid)
-
-
-def test_a_network_of_ones_own_trains_trial_after_trial(tmp_path: Path, images: Images) -> None:
-    result = train(SMALL, tmp_path / "own", data=images, model=own_network, trials=2, rates={"*": 0.3}, epochs=4)
-    errors = [t["test_error"] for t in result.summary["estimators"]["ep"]["trials"]]
-    assert errors[0] != errors[1]
-    assert all(e[-1] < 70 for e in errors), "it learns"
-    with pytest.raises(ValueError, match="got no function that builds it. Pass model=function"):
-        load(tmp_path / "own")
-    found = load(tmp_path / "own", trial=1, model=own_network)
-    assert torch.equal(found.model.get_parameter("W"), weights(tmp_path / "own", "ep-1")["1.W"])
-    with pytest.raises(ValueError, match="cannot be stacked"):
-        train(SMALL, tmp_path / "no", data=images, model=own_network, trials=2, stacked=True, rates={"*": 0.3})
 
 
 def test_any_optimizer_is_saved_without_pickle(tmp_path: Path, images: Images) -> None:
@@ -503,14 +469,6 @@ def test_only_the_machine_may_change_on_a_resume(tmp_path: Path, images: Images)
     experiment.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="does not match experiment.json"):
         resume(tmp_path / "run", data=images)
-
-
-def test_the_loop_looks_at_the_clock_only_to_cut_chunks(tmp_path: Path, images: Images) -> None:
-    """Checkpoints inside an epoch leave no trace in the result."""
-    train(SMALL, tmp_path / "a", data=images)
-    train(SMALL, tmp_path / "b", data=images, checkpoint_every=1e-9)
-    assert_same_bits(tmp_path / "a", tmp_path / "b")
-    assert read_checkpoint(tmp_path / "a" / "ep").finished
 
 
 @pytest.mark.gpu

@@ -6,12 +6,9 @@ import pytest
 import torch
 from helpers.training_runs import SMALL
 
-from eqprop import BPTT, EP, RBP, papers
-from eqprop.estimators.named import ESTIMATORS
+from eqprop import papers
 from eqprop.models import Network
-from eqprop.models.convolutional import ConvolutionalNet
-from eqprop.models.layered import LayeredNet
-from eqprop.run.session import build_model, make_estimator
+from eqprop.run.session import build_model
 from eqprop.run.spec import Spec
 
 # The paper's table of training hyper-parameters as it is printed: rates from the input side to the output side.
@@ -77,14 +74,6 @@ def test_every_parameter_has_a_rate_and_a_bias_that_of_its_weight(experiment: Sp
             assert rates[name] == rates[weight if weight in rates else f"W{n}x"]
 
 
-def test_energy_based_experiments_clip_and_the_convolution_takes_the_hard_sigmoid() -> None:
-    for experiment in ALL:
-        if isinstance(experiment.model, LayeredNet):
-            assert experiment.model.clip == (experiment.model.setting == "energy-based")
-        elif isinstance(experiment.model, ConvolutionalNet):
-            assert experiment.model.activation == "hard-sigmoid"
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "operations", "neurons"),
     [
@@ -101,90 +90,6 @@ def test_the_nets_for_cifar10_have_their_published_sizes(
     assert sum(p.numel() for p in net.parameters()) == parameters
     assert net.operations() == pytest.approx(operations, rel=1e-3)
     assert sum(layer.numel() for layer in net.init_state(torch.zeros(1, 3, 32, 32))) == neurons
-
-
-def test_the_net_of_scellier_2023_begins_with_its_gains() -> None:
-    net = build_model(papers.find("cifar10-scellier-2023"), 0)
-    gains = {"W4x": 0.4, "W34": 0.7, "W23": 0.6, "W12": 0.3, "W01": 0.4}
-    fans = {"W4x": 27, "W34": 128 * 9, "W23": 256 * 9, "W12": 512 * 9, "W01": 2048}
-    for name, gain in gains.items():
-        bound = gain / fans[name] ** 0.5
-        weight = net.get_parameter(name).detach()
-        assert 0.98 * bound < float(weight.abs().max()) <= bound, name
-    assert float(net.get_parameter("b1").detach().abs().max()) <= 0.5 / fans["W12"] ** 0.5
-    assert net.sweep(5) == ((4, 2, 0), (3, 1)), "first, third and output, then the others"
-
-
-def test_the_schedules_for_cifar10_are_the_published_ones() -> None:
-    a, b = papers.find("cifar10-laborieux-2021"), papers.find("cifar10-scellier-2023")
-    assert [a.optimizer.rate_in(epoch, 0.25) for epoch in (0, 50, 100, 119)] == pytest.approx(
-        [0.25, 0.125005, 1e-5, 1e-5]
-    )
-    assert b.optimizer.rate_in(0, 0.03) == 0.03
-    assert b.optimizer.rate_in(99, 0.03) == pytest.approx(2e-6 + 0.03 * 2.467e-4, rel=1e-3)
-    assert {c.field: c.now for c in papers.find(b.name, "fast").changes(b)} == {
-        "T": 80,
-        "K": 30,
-        "epochs": 58,
-        "beta": 0.25,
-        "start": "zero",
-        "precision": "float16",
-    }
-    assert papers.find(b.name, "fast").published == {}
-
-
-def test_presets_differ_from_the_paper_by_named_changes_only() -> None:
-    def changes(experiment: Spec) -> dict[str, object]:
-        return {c.field: c.now for c in experiment.changes(papers.find(experiment.name))}
-
-    assert all(changes(experiment) == {} for experiment in papers.paper_rows().values())
-    assert changes(papers.find("EB-1h", "authors")) == {"init": "default", "output_slope": False}
-    assert changes(papers.find("EB-2h", "authors")) == {"init": "default", "output_slope": False, "T": 400, "beta": 0.5}
-    assert changes(papers.find("P-1h", "authors")) == {"init": "default", "T": 40, "K": 15}
-    for name in ("P-2h", "P-3h", "P-conv"):
-        assert changes(papers.find(name, "authors")) == {"init": "default"}
-    assert {name: changes(experiment) for name, experiment in papers.specs("tuned").items() if name in PRINTED} == {
-        "EB-1h": {"T": 200, "K": 24, "init": "default", "output_slope": False, "output_bias": 0.5},
-        "EB-2h": {"init": "default", "output_slope": False, "output_bias": 0.5},
-        "P-2h": {"init": "default", "schedule": "alternating"},
-        "P-3h": {"init": "default", "schedule": "alternating"},
-        "P-conv": {
-            "T": 400,
-            "decay": "cosine",
-            "init": "default",
-            "schedule": "alternating",
-            "output_bias": 0.1,
-            "output_scale": 0.1,
-        },
-    }
-    assert (
-        str(papers.find("P-2h", "tuned").changes(papers.find("P-2h"))[1])
-        == "schedule alternating instead of synchronous"
-    )
-
-
-def test_estimators_share_steps_and_schedule() -> None:
-    experiment = papers.find("P-1h").override(schedule="alternating", stop="settled")
-    assert make_estimator(experiment, "ep") == EP(30, 10, schedule="alternating", stop="settled", beta=0.1)
-    assert make_estimator(experiment, "bptt") == BPTT(30, 10, schedule="alternating", stop="settled")
-    assert make_estimator(experiment, "rbp") == RBP(30, 10, schedule="alternating", stop="settled")
-    assert list(ESTIMATORS) == [
-        "ep",
-        "ep-symmetric",
-        "ep-random-sign",
-        "ep-holomorphic",
-        "ep-continual",
-        "vector-field",
-        "asym-ep",
-        "dyadic",
-        "coupled-learning",
-        "bptt",
-        "rbp",
-        "backprop",
-    ]
-    for name in list(ESTIMATORS)[:-1]:  # backprop has no time
-        made = make_estimator(experiment, name)
-        assert (made.T, made.K, made.schedule, made.stop) == (30, 10, "alternating", "settled"), name
 
 
 def test_a_seed_builds_the_same_network_and_trials_differ() -> None:
@@ -218,23 +123,3 @@ def test_outputs_begin_where_the_experiment_says_and_nothing_else_moves(name: st
     scaled = dict(build_model(papers.find(name, "authors").override(output_scale=0.25), 3).named_parameters())
     assert torch.equal(scaled[weight], 0.25 * drawn[weight])
     assert [k for k in drawn if not torch.equal(drawn[k], scaled[k])] == [weight]
-
-
-def test_an_output_bias_that_cannot_be_is_refused() -> None:
-    experiment = papers.find("P-1h")
-    with pytest.raises(ValueError, match="output_bias is nan; expected a number"):
-        experiment.override(output_bias=float("nan"))
-    without = experiment.override(bias=False, output_bias=0.5)
-    with pytest.raises(ValueError, match="P-1h has no output layer with biases"):
-        build_model(without, 0)
-    outside = experiment.override(cost="cross-entropy", output_bias=0.5)
-    with pytest.raises(ValueError, match="Omit output_bias"):
-        build_model(outside, 0)
-
-
-def test_an_output_scale_that_cannot_be_is_refused() -> None:
-    experiment = papers.find("P-1h")
-    with pytest.raises(ValueError, match="output_scale is inf; expected a number"):
-        experiment.override(output_scale=float("inf"))
-    with pytest.raises(ValueError, match="P-1h has no output layer with weights in its dynamics"):
-        build_model(experiment.override(cost="cross-entropy", output_scale=0.5), 0)

@@ -153,21 +153,6 @@ def kill_at_random_and_resume(place: Path, out: Path, kills: int, seed: int) -> 
     return hit
 
 
-def test_what_a_killed_process_was_writing_is_cleared_away(place: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(*training(place, out))
-    wait_for(out / "metrics.jsonl", process)
-    kill(process)
-    left = [out / ".environment.json.abcd1234.part", out / "ep" / ".checkpoint.safetensors.abcd1234.part"]
-    for path in left:
-        path.write_text("half a li")
-    mine = out / ".thesis.part"
-    mine.write_text("not of this program")
-    resume(out, data=place / "data")
-    assert not [path for path in left if path.exists()]
-    assert mine.exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_kills_at_random_moments_leave_no_trace(place: Path, tmp_path: Path, seed: int) -> None:
@@ -265,50 +250,3 @@ def test_a_full_disk_loses_nothing(place: Path, tmp_path: Path) -> None:
 def damaged(place: Path, out: Path) -> Path:
     shutil.copytree(place / "whole", out)
     return out
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(bytes(content))
-
-
-DAMAGE = {
-    "checkpoint truncated": (lambda run: _cut(checkpoint_file(run / "ep")), "damaged"),
-    "checkpoint tampered with": (lambda run: flip(checkpoint_file(run / "ep")), "does not match its own digest"),
-    "checkpoint emptied": (lambda run: checkpoint_file(run / "ep").write_bytes(b""), "damaged"),
-    "checkpoint missing": (lambda run: checkpoint_file(run / "ep").unlink(), "is missing"),
-    "experiment truncated": (lambda run: _cut(run / "experiment.json"), "damaged"),
-    "experiment missing": (lambda run: (run / "experiment.json").unlink(), "not a run folder"),
-    "metrics cut": (lambda run: _cut(run / "metrics.jsonl"), "does not match the checkpoint"),
-}
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_run_folder_is_told_and_left_alone(
-    place: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage, complaint = DAMAGE[what]
-    out = damaged(place, tmp_path / "run")
-    damage(out)
-    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
-    code = run_main(monkeypatch, *resuming(place, out))
-    assert code == 2
-    message = capsys.readouterr().err
-    assert complaint in message
-    assert str(out) in message
-    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"} == before
-
-
-def run_main(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    """The command line in this process; its exit code."""
-    from eqprop.cli import main
-
-    monkeypatch.setattr("sys.argv", ["eqprop", *map(str, words)])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)

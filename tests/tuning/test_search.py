@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -17,18 +15,13 @@ import pytest
 from helpers.training_runs import SMALL, call_main, few_images, finish, kill, start, write_idx
 
 from eqprop import papers
-from eqprop.cli.tune import _without
 from eqprop.models.layered import LayeredNet
 from eqprop.run.loop import Stopped
 from eqprop.run.session import bind
 from eqprop.run.spec import Spec
 from eqprop.tuning.search import (
-    ATTEMPTS,
     BestTrial,
     Search,
-    TrialState,
-    Workers,
-    open_study,
     own_values,
     search,
     space_around,
@@ -75,17 +68,6 @@ def test_a_search_begins_with_the_record_and_ends_with_its_best(six: BestTrial) 
     assert len({json.dumps(t["values"]) for t in trials}) == 6
 
 
-def test_values_of_a_trial_are_drawn_by_themselves(six: BestTrial) -> None:
-    """Where each lies in its range, on the logarithmic scale: not all at the same place."""
-    space = six.document["space"]
-    ends = {"T": space["T"], "K": space["K"], "beta": space["beta"]}
-    ends |= {f"lr {name}": pair for name, pair in space["rates"].items()}
-    for trial in six.document["trials"][1:]:
-        places = [math.log(trial["values"][name] / low) / math.log(high / low) for name, (low, high) in ends.items()]
-        assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
-        assert max(places) - min(places) > 0.1
-
-
 def test_a_search_in_two_sessions_draws_as_in_one(six: BestTrial, tmp_path: Path) -> None:
     search(wanted(tmp_path, 2))
     assert drawn(search(wanted(tmp_path, 6))) == drawn(six)
@@ -110,33 +92,6 @@ def test_trials_that_diverge_are_given_up_and_none_left_is_told(tmp_path: Path) 
     hot = SMALL.override(model=unbounded, rates={"W12": 1e20, "W01": 1e20})
     with pytest.raises(ArithmeticError, match="None of the 2 trials completed: all diverged"):
         search(wanted(tmp_path, 2, hot))
-
-
-def test_a_trial_whose_workers_keep_dying_is_left_in_the_end(tmp_path: Path) -> None:
-    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    for attempt in range(ATTEMPTS + 1):
-        study.ask().suggest_int("T", 1, 1000)
-        with Workers(tmp_path) as mine:
-            assert mine.join(study) == [attempt]
-            assert len(study.get_trials(states=(TrialState.WAITING,))) == (attempt < ATTEMPTS)
-    assert len({t.params["T"] for t in study.get_trials(states=(TrialState.FAIL,))}) == 1
-
-
-def test_nobody_takes_up_a_trial_while_another_worker_is_in_one(tmp_path: Path) -> None:
-    study = open_study(str(tmp_path / "journal"), "mine", 0, {})
-    study.ask()
-    code = (
-        "import sys, time, fcntl; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_SH); "
-        "print('held', flush=True); time.sleep(60)"
-    )
-    with Workers(tmp_path) as mine:
-        process = subprocess.Popen([sys.executable, "-c", code, str(mine.path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        assert mine.join(study) == []
-        mine.leave()
-        kill(process)
-        assert mine.join(study) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -250,44 +205,6 @@ def test_workers_of_one_command(place: Path, tmp_path: Path) -> None:
     assert len(processes(out)) == 2
     states = [t["state"] for t in document["trials"]]
     assert states.count("complete") + states.count("pruned") >= 12
-
-
-def test_the_words_of_a_further_worker() -> None:
-    given = ["tune", "P-1h", "--workers", "3", "--search", "9", "--threads=2", "--json", "-", "--out", "x"]
-    assert _without(given, ("--workers", "--threads", "--json")) == ["tune", "P-1h", "--search", "9", "--out", "x"]
-
-
-def test_without_optuna_the_search_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "eqprop.tuning.search")
-    assert call_main(monkeypatch, "tune", "P-1h", "--search", 3, "--out", tmp_path / "out") == 2
-    assert "pip install 'eqprop[tune]'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("storage", "complaint"),
-    [
-        ("sqlite:///no/such/folder/study.db", "Cannot open the storage"),
-        ("nosuchdatabase://x", "Cannot open the storage"),
-        ("garbage.journal", "garbage.journal"),
-    ],
-)
-def test_a_bad_storage_is_told(
-    storage: str,
-    complaint: str,
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "garbage.journal").write_text("this is no journal\nnor is this\n")
-    asked = ("tune", place / "small.toml", "--data", place / "data", "--out", "out", "--search", 2, "--threads", 1)
-    assert call_main(monkeypatch, *asked, "--storage", storage) == 2
-    assert complaint in capsys.readouterr().err
 
 
 def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:

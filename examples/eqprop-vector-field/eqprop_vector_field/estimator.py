@@ -18,8 +18,8 @@ class VectorField(eqprop.Estimator):
     """dL/dtheta = -(dF/dtheta)^T (s^beta - s*) / beta, where s* and s^beta are the free and the nudged steady state.
 
     Equal to EP's gradient as beta -> 0 where dF/ds is symmetric; defined, and an approximation, where it is not. This
-    is one nudged phase of the built-in `eqprop.estimators.VectorField`, written with public parts only; beside it
-    stand `AsymEP` and `Dyadic`, which are exact for any F.
+    is one nudged phase of the built-in `eqprop.estimators.asymmetric.VectorField`, written with public parts only;
+    beside it stand `AsymEP` and `Dyadic`, which are exact for any F.
     """
 
     beta: float = 0.1

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
@@ -20,6 +22,7 @@ from eqprop.messages import EXPECTED_ERRORS, command
 
 # Training is imported where it is needed: `eqprop gdu` and `eqprop list` do without.
 if TYPE_CHECKING:
+    from eqprop.report.runs import Row
     from eqprop.run import Result, Watch
 
 Experiment = Annotated[
@@ -28,8 +31,8 @@ Experiment = Annotated[
 Examined = Annotated[
     str, typer.Argument(help="An experiment by name, a TOML or JSON file, FILE.py:FUNCTION, or a run folder.")
 ]
-OfRun = Annotated[str | None, typer.Option(hidden=True, help="Whose weights of a run folder; its first by default.")]
-Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Trial of a run folder; 0 by default.")]
+OfRun = Annotated[str | None, typer.Option(hidden=True, help="Of a run folder: whose weights; its first by default.")]
+Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Of a run folder: which trial; 0 by default.")]
 Preset = Annotated[str | None, typer.Option(help="paper, authors, tuned, ... (see eqprop list --all).")]
 Folder = Annotated[Path, typer.Argument(help="The run folder.")]
 Logger = Annotated[
@@ -40,7 +43,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, h
 Json = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON; - for stdout, and nothing else there."
+        "--json",
+        metavar="FILE|-",
+        hidden=True,
+        help="Write the result as JSON; - writes it to standard output, and nothing else.",
     ),
 ]
 
@@ -175,47 +181,70 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 
 
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
-    """Show the result as a small table, next to the paper's, with its data, model and changes."""
-    from eqprop.report.runs import read_run
+    """Show the result next to the paper's, and what a reader of it should know."""
+    from eqprop.report.runs import read_run, rows
+    from eqprop.run.own import OwnNet
 
-    run = read_run(folder)
-    table = Table(title=f"{run.heading}, engine {summary['engine']}, device {summary['device']}")
-    papers = ("paper: test", "paper: train") if run.paper_results else ()
-    top5 = [e for e in summary["estimators"].values() if e.get("test_error_top5_mean") is not None]
-    for heading in ("estimator", "test error", *(["top-5 error"] if top5 else []), "train error", *papers):
-        table.add_column(heading, justify="left" if heading == "estimator" else "right")
+    run, console = read_run(folder), new_console()
+    console.print(results_table(rows([run])))
     for estimator, result in summary["estimators"].items():
-        paper = run.paper_results.get(estimator)
-        theirs = (spread(paper.test, paper.test_std) if paper else "--", spread(paper.train if paper else None, None))
-        table.add_row(
-            estimator,
-            spread(result["test_error_mean"], result["test_error_std"]),
-            *([spread(result.get("test_error_top5_mean"), None)] if top5 else []),
-            spread(result["train_error_mean"], None),
-            *theirs[: len(papers)],
+        if (top5 := result.get("test_error_top5_mean")) is not None:
+            console.print(f"{estimator}: top-5 error {top5:.2f} %.")
+        for n, trial in enumerate(result["trials"]):
+            said = [f"{estimator}, seed {trial['seed']}"]
+            said += [f"diverged, not in the mean: trial {n}"] if trial["diverged"] else []
+            work = ", ".join(f"{count:,} {name}" for name, count in trial.get("work", {}).items())
+            said += [f"work of the machine: {work}"] if work else []
+            said += [away] if (away := not_at_rest(trial.get("settling", {}).get("layers", {}))) else []
+            if len(said) > 1:
+                console.print(f"{', '.join(said)}.", soft_wrap=True)
+    console.print(f"Run folder: {folder}, engine {summary['engine']}, device {summary['device']}", soft_wrap=True)
+    own = run.spec.model
+    again = ("--model", own.function) if isinstance(own, OwnNet) and ":" in own.function else ()
+    console.print(f"Next, write its page: {command('report', folder, *again)}", soft_wrap=True)
+
+
+def results_table(found: Sequence[Row]) -> Table:
+    """Our results next to the paper's, within 80 columns."""
+    from eqprop.estimators.named import label
+
+    data = ", ".join(dict.fromkeys(row.run.data for row in found))
+    runs = {id(row.run): row.run for row in found}.values()
+    notes = [f"{run.title}: {'; '.join([run.model, *run.changes])}" for run in runs]
+    table = Table(
+        title=f"Test error on {data}, % (running train error)",
+        caption=escape("\n".join(notes)),
+        caption_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
+        table.add_column(
+            heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=heading != "network"
         )
-    console = new_console()
-    console.print(table)
-    console.print("; ".join([f"Model: {run.model}", *run.changes]), highlight=False, markup=False, soft_wrap=True)
-    for estimator, result in summary["estimators"].items():
-        stopped = [str(n) for n, trial in enumerate(result["trials"]) if trial["diverged"]]
-        if stopped:
-            console.print(f"{estimator}: diverged, not in the mean: trial {', '.join(stopped)}.")
-    for estimator, result in summary["estimators"].items():
-        for trial in result["trials"]:
-            if work := trial.get("work"):
-                said = ", ".join(f"{count:,} {name}" for name, count in work.items())
-                console.print(f"{estimator}, seed {trial['seed']}, work of the machine: {said}.", soft_wrap=True)
-            if away := not_at_rest(trial.get("settling", {}).get("layers", {})):
-                console.print(f"{estimator}, seed {trial['seed']}: {away}.", soft_wrap=True)
-    console.print(f"Run folder: {folder}", soft_wrap=True)
-    console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
+    for row in found:
+        paper = row.paper_result
+        ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
+        table.add_row(
+            row.run.title,
+            label(row.estimator),
+            ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
+            "--" if paper is None else str(paper),
+            f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
+            row.verdict if row.verdict in ("yes", "no") else "--",
+        )
+    return table
 
 
 def not_at_rest(layers: Mapping[str, Mapping[str, float]]) -> str:
-    """The layers that some samples have not brought to rest, with the share of samples and how far they are."""
-    away = [f"{n} {100 * a['unsettled']:.0f} % by up to {a['max']:.1e}" for n, a in layers.items() if a["unsettled"]]
-    return f"samples not at rest: {', '.join(away)}" if away else ""
+    """The layers that one more step would still move, with the share of samples and how far they move."""
+    away = [
+        f"{n} in {100 * a['unsettled']:.0f} % of samples, by up to {a['max']:.1e}"
+        for n, a in layers.items()
+        if a["unsettled"]
+    ]
+    return f"one more step after the free phase would move {'; '.join(away)}" if away else ""
 
 
 def new_console(**options: Any) -> Console:

@@ -11,7 +11,7 @@ import typer
 
 from eqprop import papers
 from eqprop.cli import command
-from eqprop.cli.common import Quiet, new_console, stopping, watcher
+from eqprop.cli.common import Quiet, new_console, results_table, stopping, watcher
 from eqprop.cli.options import with_settings
 from eqprop.run.api import begin_or_resume
 from eqprop.run.folder import is_run
@@ -28,7 +28,6 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Check gradients on the toy model, train a network by EP and by BPTT, and write a page that shows both."""
-    from eqprop.cli.reproduce import results_table
     from eqprop.report.page import write_report
     from eqprop.report.runs import collect, rows
 
@@ -59,6 +58,6 @@ def _toy(folder: Path) -> str:
     document = read_document(folder)
     if document is None:
         subject = find_problem("toy", dtype=torch.float64, trains=False)
-        document, traces = compare(subject)
-        write_folder(folder, document, traces)
+        document, report = compare(subject)
+        write_folder(folder, document, report.traces_to_dict())
     return str(document["budget"]["verdict"])

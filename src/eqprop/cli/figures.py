@@ -70,8 +70,8 @@ def _compare(spec: Spec, folder: Path, shown: tuple[Bars, TaskID]) -> None:
         progress.update(task, description=spec.name)
         session = bind(spec, dtype=torch.float64, trains=False)
         subject = BoundProblem(session, session.problem())
-        document, traces = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
-        write_folder(folder, document, traces)
+        document, report = compare(subject, progress=lambda part: progress.update(task, completed=done + part * share))
+        write_folder(folder, document, report.traces_to_dict())
         said = f"{spec.name}: {document['seconds']:.1f} s. {document['budget']['verdict']}"
         progress.console.print(said, markup=False, soft_wrap=True)
     progress.update(task, completed=done + share)

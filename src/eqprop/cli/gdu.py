@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,14 +24,10 @@ from eqprop.cli.common import (
     check_out,
     give_json,
     new_console,
-    not_at_rest,
     progress_bar,
 )
 from eqprop.cli.options import factory, with_settings
 from eqprop.engines.base import PRECISIONS
-from eqprop.gdu.comparison import Concentration, phases
-from eqprop.gdu.metrics import Silence
-from eqprop.gdu.settling import Release
 from eqprop.messages import unknown
 from eqprop.provenance import provenance
 from eqprop.run.laboratory import Weights, compare, find_problem, lost_in, nudging_table
@@ -66,11 +61,11 @@ def gdu(
 ) -> None:
     """Does EP compute the gradient of this model, and if not, why?
 
-    Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
-    of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
-    a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
-    --precision NAME also says how far products in that precision lose the update. --nudging all instead compares
-    nudging rules with the exact gradient at rest, and prints the order of their bias in beta.
+    Compares EP's updates with BPTT's gradients, step by step and layer by layer, and splits the error into its causes.
+    An experiment of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) runs with the settings of that table,
+    its preset gdu; a net of your own with T 1000, K 20, beta 0.01; a run folder with its own weights and settings.
+    --precision NAME also says how much of the update is lost with products in that precision. --nudging all compares
+    nudging rules with the exact gradient at rest instead, and prints the order of their bias in beta.
     """
     check_json(json)
     check_out(out)
@@ -93,38 +88,33 @@ def gdu(
             )
             return
         with progress_bar(subject.spec.name) as tell:
-            document, traces = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
+            document, report = compare(subject, drop_unsettled=drop_unsettled, progress=tell)
         if precision is not None:
             document["precision"] = lost_in(subject, precision)
     if out is not None:
         from eqprop.report.gdu import write_folder
 
-        write_folder(out, document, traces)
-    show(document, console)
+        write_folder(out, document, report.traces_to_dict())
+    console.print(Text(_heading(document), style="bold"))
+    if precision is not None:
+        console.print(_precision(document["precision"]))
+    console.print(Text(str(report)), soft_wrap=True)
     if out is not None:
         console.print(Text(f"Figures as PNG and PDF: {out / 'figures'}"))
     give_json(document, json)
 
 
-PARTS = ("residual", "finite_beta", "output_slope", "asymmetry", "rounding", "unsettled")
-KINDS = ("neurons", "synapses", "biases")
+def _heading(d: Mapping[str, Any]) -> str:
+    """What the report itself does not know: which experiment this is, and what its net has been through."""
+    said = [{"inside": "nudge inside sigma", "implicit": "implicit nudge"}.get(d["nudge_site"], "")]
+    said += ["difference form" if d.get("form") == "difference" else ""]
+    said += [d["cost"] if d["cost"] != "squared-error" else "", f"{d['seconds']:.1f} s"]
+    what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
+    return f"{what}: {', '.join(filter(None, said))}"
 
 
-def show(document: Mapping[str, Any], console: Console) -> None:
-    console.print(Text(_heading(document), style="bold"))
-    console.print(Text(_settling(document)))
-    console.print(_metrics(document))
-    console.print(_budget(document))
-    console.print(Text(_jacobian(document)))
-    for name, counts in document["silenced"].items():
-        if counts["unheard"]:
-            console.print(Text(f"{name}: {Silence(**counts)}"))
-    console.print(Text(str(Release(**document["release"]))))
-    if document.get("concentration"):
-        console.print(Text(str(Concentration(**document["concentration"]))))
-    if "precision" in document:
-        console.print(_precision(document["precision"]))
-    console.print(Text(document["budget"]["verdict"], style="bold"))
+def _training(trained: Mapping[str, Any]) -> str:
+    return f", trained by {trained['estimator']} for {counted(trained['epochs'], 'epoch')}, trial {trained['trial']}"
 
 
 def _precision(found: Mapping[str, Any]) -> Table:
@@ -139,75 +129,3 @@ def _precision(found: Mapping[str, Any]) -> Table:
         values = [part[what] for part in (one, itself) for what in ("cosine", "norm")]
         table.add_row(name, *("-" if value is None else f"{value:.4f}" for value in values))
     return table
-
-
-def _heading(d: Mapping[str, Any]) -> str:
-    said = f"{phases(d['T'], d['K'], d.get('schedule', ''), d.get('groups'))}, beta = {d['beta']:g}"
-    said += {"inside": " inside sigma", "implicit": " implicitly"}.get(d.get("nudge_site", ""), "")
-    said += ", difference form" if d.get("form") == "difference" else ""
-    if d.get("cost", "squared-error") != "squared-error":
-        said += f", {d['cost']}"
-    what = f"{d['name']} ({d['preset']}{_training(d['trained']) if 'trained' in d else ''})"
-    return f"{what}: {said}, {d['samples']} samples, {d['dtype']}, {d['seconds']:.1f} s"
-
-
-def _training(trained: Mapping[str, Any]) -> str:
-    return f", trained by {trained['estimator']} for {counted(trained['epochs'], 'epoch')}, trial {trained['trial']}"
-
-
-def _settling(d: Mapping[str, Any]) -> str:
-    r = d["residual"]
-    state = "all samples settled" if not r["unsettled"] else f"{r['unsettled']} of {d['batch']} samples NOT settled"
-    dropped = f", {r['dropped']} left out" if r["dropped"] else ""
-    said = f"residual: max {r['max']:.1e}, median {r['median']:.1e} after {d['steps']} steps; {state}{dropped}"
-    away = not_at_rest(r.get("layers", {}))  # absent in documents of earlier versions
-    return f"{said}. {away[:1].upper()}{away[1:]}" if away else said
-
-
-def _metrics(d: Mapping[str, Any]) -> Table:
-    title = "EP's updates against BPTT's gradients"
-    if d["settled"]:
-        title += " (settled: RMSE over the settled samples only)"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("group")
-    settled = d["settled"]
-    for heading in ("RMSE", *(["settled"] if settled else []), "cumulative", "sign", "cosine", "norm", "left out"):
-        table.add_column(heading, justify="right")
-    for kind in KINDS:
-        for name, m in d[kind].items():
-            left_out = f"{m['left_out']} of {m['elements']}" if m["left_out"] else "-"
-            rest = [_short(settled[kind][name]["rmse"])] if settled else []
-            figures = [_short(m["rmse_cumulative"]), _fixed(m["sign"]), _fixed(m["cosine"]), _short(m["norm"])]
-            table.add_row(name, _short(m["rmse"]), *rest, *figures, left_out)
-        table.add_section()
-    return table
-
-
-def _budget(d: Mapping[str, Any]) -> Table:
-    title = "Error budget: parts of the RMSE (means over groups; their sum bounds it)"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left")
-    table.add_column("", no_wrap=True)
-    for heading in ("RMSE", *PARTS):
-        table.add_column(heading.replace("_", "\n"), justify="right", no_wrap=True)
-    for kind in ("neurons", "synapses"):
-        parts = d["budget"]["parts"][kind]
-        table.add_row(kind, _short(parts["rmse"]), *(_short(parts[name]) for name in PARTS))
-    return table
-
-
-def _jacobian(d: Mapping[str, Any]) -> str:
-    b = d["budget"]
-    radius = b["spectral_radius"]
-    contracts = "contracts" if radius < 1.0 else "does not contract"
-    return (
-        f"Jacobian: asymmetry {b['asymmetry']:.1e} (0 symmetric, 1 antisymmetric), spectral radius {radius:.4f} "
-        f"({contracts}); saturated neurons: {100 * b['saturated']:.1f} %"
-    )
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
-
-
-def _fixed(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

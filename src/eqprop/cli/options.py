@@ -132,7 +132,8 @@ def shown_default(field: Field) -> str:
 def told(field: Field) -> str:
     """A setting's sentence of help, with its default."""
     default = shown_default(field)
-    return f"{field.help} [default: {default}]" if default else field.help
+    of = " in layered nets" if field.varies else ""
+    return f"{field.help} [default: {default}{of}]" if default else field.help
 
 
 def read(field: Field, given: Any) -> Any:

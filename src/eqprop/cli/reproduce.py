@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import re
-import signal
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
 
 from eqprop import papers
 from eqprop.cli import app, command
-from eqprop.cli.common import Quiet, new_console, one_process, spread, stopping, watcher
+from eqprop.cli.common import Quiet, new_console, one_process, results_table, stopping, watcher
 from eqprop.cli.figures import figures
 from eqprop.cli.options import with_settings
-from eqprop.estimators.named import BACKPROP, label
+from eqprop.cli.published import check_again, check_folder, run_name
+from eqprop.cli.rows import cifar10, field
 from eqprop.files import write_json
-from eqprop.messages import unknown
-from eqprop.papers import CifarRow
 from eqprop.report.page import ReportFiles, write_report
-from eqprop.report.runs import CIFAR_HEADINGS, Row, RunFolder, published_cells, read_run
-from eqprop.run import bind
+from eqprop.report.runs import read_run
 from eqprop.run.api import begin_or_resume
-from eqprop.run.dataset import describe
-from eqprop.run.distributed import rank, world_size
-from eqprop.run.folder import is_run, read_json
-from eqprop.run.log import cosines
-from eqprop.run.loop import Stopped
+from eqprop.run.distributed import rank
 from eqprop.run.metrics import (
-    PublishedRows,
     Result,
     StoredTrial,
     draw,
     free_phases,
-    mean,
     stored_trials,
-    summarise_trials,
-    trial_of,
 )
-from eqprop.run.session import Session
 from eqprop.run.spec import Spec, split_estimators
-from eqprop.run.watch import Progress, Several, Watch, counted
 
 reproduce = typer.Typer(
     help="Reproduce the paper's figures and tables.",
@@ -60,6 +40,18 @@ command(
     "eqprop reproduce figures --preset gdu-authors --out authors",
     of=reproduce,
 )(figures)
+command(
+    "cifar10",
+    "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10",
+    "eqprop reproduce cifar10 --check results/cifar10",
+    of=reproduce,
+)(cifar10)
+command(
+    "field",
+    "eqprop reproduce field --minutes 30 --out field",
+    "eqprop reproduce field --rows pc-2h --seeds 1 --out field",
+    of=reproduce,
+)(field)
 
 MACHINE = ("data", "engine", "device", "threads")
 """Settings that every command of training takes."""
@@ -78,7 +70,6 @@ def table1(
     check: Annotated[Path | None, typer.Option(help="Folder of published results; retrain one random trial.")] = None,
     rows: Annotated[str | None, typer.Option(help="EB-1h,P-1h, ...; all by default.")] = None,
     preset: Annotated[str | None, typer.Option(help="paper, authors or tuned; paper by default.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train Table 1 of the paper: five trials of every row with EP, then with BPTT, from the same weights. Resumable.
@@ -91,22 +82,19 @@ def table1(
         one_process("reproduce table1 --check")
         among = TrialSelection(None if rows is None else rows.split(","), preset, estimators)
         options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
-        _check(draw(among.trials(check), settings.get("seed")), out, options, quiet)
+        check_again(draw(among.trials(check), settings.get("seed")), out, options, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
     options = {"trials": 5, **settings, "estimators": estimators}
     specs = [spec.override(**options) for spec in _rows(rows, preset or "paper")]
-    _check_out(out)
-    if not yes and settings.get("device", "cpu") == "cpu" and not (out / (preset or "paper")).exists():
-        hours = sum(_hours(spec) * spec.run.trials for spec in specs) * len(estimators)
-        _ask(hours / world_size(), "--rows P-1h --trials 1 --epochs 3")
+    check_folder(out)
     watch = watcher(quiet)
     with stopping():
         # Finish one estimator for all rows before the next: one full column early is worth more than half the rows.
         for part in estimators:
             for spec in specs:
-                folder = out / spec.preset / _folder(spec, settings.get("schedule"))
+                folder = out / spec.preset / run_name(spec, settings.get("schedule"))
                 result = begin_or_resume(spec, folder, watch=watch, only=(part,), **settings)
                 if rank() == 0:
                     write_json(folder.with_suffix(".json"), _published(result))
@@ -116,27 +104,6 @@ def table1(
     written = write_report(out, examine=False)
     if not quiet:
         _show(out, written)
-
-
-LONG = 2.0
-"""Hours on a CPU from which the table is not begun without --yes."""
-
-
-def _hours(spec: Spec) -> float:
-    """Roughly the time of one trial by one estimator on two cores."""
-    from eqprop.tuning.effort import PACES, iteration_seconds
-
-    session = bind(spec.override(trials=1, estimators=spec.estimators[:1]))
-    iterations = session.iterations * spec.optimizer.epochs
-    return iteration_seconds(session, PACES["cpu"]) * iterations / 3600
-
-
-def _ask(hours: float, part: str) -> None:
-    if hours >= LONG:
-        raise ValueError(
-            f"This takes about {hours:.0f} hours on a CPU (estimated for two cores). Give --yes to begin; it can be "
-            f"stopped and continued. Or train on a GPU (--device cuda), or a part: {part}."
-        )
 
 
 def _published(result: Result) -> dict[str, Any]:
@@ -164,263 +131,12 @@ class TrialSelection(NamedTuple):
         return wanted
 
 
-def _check(trial: StoredTrial, out: Path | None, settings: dict[str, Any], quiet: bool) -> None:
-    """Retrain a published trial, in --out or in a temporary folder, and hold its error against the published spread."""
-    drawn = trial.spec
-    which = f"{drawn.name} ({drawn.preset}, {drawn.phases.schedule}), {trial.estimator}, seed {trial.seed}"
-    if len(trial.errors) < 2:
-        raise ValueError(
-            f"{which} is the only finished seed of its row in {trial.path} ({trial.error:.2f} %), and one seed has no "
-            "spread to lie within. Choose another of --rows, or publish two seeds or more."
-        )
-    spec = drawn.override(estimators=(trial.estimator,), trials=1, **settings)
-    _check_data(trial, bind(spec, trains=False))
-    epochs = counted(spec.optimizer.epochs, "epoch")
-    typer.echo(f"{which}: published {trial.error:.2f} %, {epochs}, from {trial.path}")
-    with TemporaryDirectory() as scratch, stopping():
-        to = (out or Path(scratch)) / _folder(spec, spec.phases.schedule)
-        result = begin_or_resume(spec, to, watch=watcher(quiet), **settings)
-    error = result.test_error(trial.estimator)
-    if error is None:
-        raise ValueError(f"{which} diverged when retrained; the published test error is {trial.error:.2f} %.")
-    spread = f"{mean(trial.errors):.2f} ± {trial.tolerance:.2f} %"
-    if not trial.holds(error):
-        typer.echo(f"No: {error:.2f} % now, outside the published {spread}.")
-        raise typer.Exit(1)
-    typer.echo(f"Yes: {error:.2f} % now, within the published {spread}.")
-
-
-def _check_data(trial: StoredTrial, session: Session) -> None:
-    """Raise unless the data and the number of test samples are those of the published trial."""
-    now = describe(session.images)
-    for name in ("sha256", "test_samples"):
-        if trial.data.get(name) not in (None, now[name]):
-            raise ValueError(
-                f"{trial.path} was trained on other data: its {name} is {trial.data[name]}, now {now[name]} "
-                f"({now['name']}). Give the published data with --data."
-            )
-
-
-CIFAR10 = PublishedRows("*.json", "small.json", "eqprop reproduce cifar10 --out")
-UNFINISHED = 75
-"""Exit code of a piece that ran out of --minutes: the same command continues (EX_TEMPFAIL)."""
-
-
-@command(
-    "cifar10",
-    "eqprop reproduce cifar10 --rows small --seeds 1 --out cifar10",
-    "eqprop reproduce cifar10 --check results/cifar10",
-    of=reproduce,
-)
-@with_settings("epochs", "seed", "samples", *MACHINE)
-def cifar10(
-    settings: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="Folder for the runs and a file per row.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Folder of published rows; retrain one seed.")] = None,
-    rows: Annotated[str | None, typer.Option(help="fast,B, ...; by default small* on a CPU, else the others.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; as published by default, 1 or 3.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop and save after so many minutes.")] = None,
-    note: Annotated[str | None, typer.Option(help="Remark on the machine, kept with the times.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Start, however long it takes on a CPU.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train the published rows of CIFAR-10, the first seed of every row before the second. Resumable.
-
-    Each row writes FOLDER/ROW.json: errors, seconds and precision per epoch and seed, with provenance. Seconds are the
-    run's own: training and evaluation without compiling, summed over pieces. With --minutes a long training goes in
-    pieces: it ends with exit code 75 until the same command has nothing left to train.
-
-    With --check FOLDER, retrain one seed of `fast` (or of --rows; of `small` where `fast` is not published) and say
-    whether its error lies within the published spread (exit code 1 if not).
-    """
-    one_process("reproduce cifar10")
-    epochs, seed = settings.pop("epochs", None), settings.pop("seed", None)
-    if check is not None:
-        _check(draw(_trials_to_check(check, rows), seed), out, settings, quiet)
-        return
-    if out is None:
-        raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"--minutes is {minutes:g}; expected a number above 0, such as 9.")
-    device = settings.get("device", "cpu")
-    chosen = [
-        row._replace(spec=row.spec.override(epochs=epochs, **settings), seeds=seeds or row.seeds)
-        for row in _cifar_rows(rows, device)
-    ]
-    _check_out(out)
-    begun = any(is_run(out / row.name / _seed(0)) for row in chosen)
-    if not yes and device == "cpu" and not begun:
-        _ask(sum(row.seeds * _hours(_as_long(row)) for row in chosen), "--rows small --seeds 1")
-    until = TimeLimit(minutes)
-    with stopping():
-        try:
-            _train_rows(chosen, out, until, note, {"watch": Several(watcher(quiet), until), **settings})
-        except Stopped:
-            if not until.over:
-                raise
-        finally:
-            found = [publish(row, out, note) for row in chosen]
-    if not quiet:
-        _show_rows(chosen, found, out)
-    if until.over:
-        typer.echo(f"{minutes:g} minutes are over and everything is saved. The same command continues.", err=True)
-        raise typer.Exit(UNFINISHED)
-
-
-class TimeLimit(Watch):
-    """Stops a run, saved, once so many minutes have passed; None: never."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.end_at = None if minutes is None else time.monotonic() + 60.0 * minutes
-        self.over = False
-
-    def passed(self) -> bool:
-        return self.end_at is not None and time.monotonic() >= self.end_at
-
-    def progress(self, progress: Progress) -> None:
-        """Stop as on SIGTERM: the loop then saves, in the middle of an epoch too."""
-        if self.passed():
-            self.over = True
-            signal.raise_signal(signal.SIGTERM)
-
-
-def _cifar_rows(names: str | None, device: str) -> list[CifarRow]:
-    there = papers.cifar_rows()
-    if names is None:
-        return [row for row in there.values() if row.large == (device != "cpu")]
-    known = {name.lower(): row for name, row in there.items()}
-    asked = [name.strip() for name in names.split(",") if name.strip()]
-    strange = next((name for name in asked if name.lower() not in known), None)
-    if strange is not None or not asked:
-        raise ValueError(unknown("row", strange or "", there))
-    return [known[name.lower()] for name in asked]
-
-
-def _trials_to_check(folder: Path, rows: str | None) -> list[StoredTrial]:
-    """Those of the rows asked for, else of `fast` if two of its seeds are published, else of the small net."""
-    if rows is not None:
-        return stored_trials(folder, [row.name for row in _cifar_rows(rows, "cpu")], CIFAR10)
-    found = [trial for trial in stored_trials(folder, None, CIFAR10) if trial.path.stem == "fast"]
-    return found if len(found) > 1 else stored_trials(folder, ["small"], CIFAR10)
-
-
-def _as_long(row: CifarRow) -> Spec:
-    """The row's experiment; of a twin one that takes about as long as its passes forward and back."""
-    return row.spec.override(T=4, K=2) if row.estimator == BACKPROP else row.spec
-
-
-def _seed(n: int | str) -> str:
-    return f"seed-{n}"
-
-
-def _train_rows(
-    rows: Sequence[CifarRow], out: Path, until: TimeLimit, note: str | None, options: Mapping[str, Any]
-) -> None:
-    """A run per row and seed, so that seeds can be added later; the first seed of every row first."""
-    for n in range(max(row.seeds for row in rows)):
-        for row in rows:
-            if n >= row.seeds:
-                continue
-            if until.passed():
-                until.over = True
-                return
-            spec = row.spec.override(seed=row.spec.run.seed + n, estimators=(row.estimator,))
-            begin_or_resume(spec, out / row.name / _seed(n), **options)
-            publish(row, out, note)
-
-
-def publish(row: CifarRow, out: Path, note: str | None = None) -> dict[str, Any] | None:
-    """Write the row's file from its runs, finished or not; None if there is no run yet.
-
-    Errors are those after all epochs, over the seeds that have them; while none has, after as many as all have.
-    """
-    path = out / f"{row.name}.json"
-    runs = [run for place in (out / row.name).glob(_seed("*")) if is_run(place) and (run := read_run(place)).lines]
-    runs.sort(key=lambda run: run.spec.run.seed)
-    if not runs:
-        return None
-    trials = [_published_trial(run, row.estimator) for run in runs]
-    epochs = runs[0].spec.optimizer.epochs
-    counts = [epochs if trial["diverged"] else len(trial["test_error"]) for trial in trials]
-    reached = epochs if epochs in counts else min(counts)
-    cut = [
-        {name: v[:reached] if isinstance(v, list) else v for name, v in trial.items()}
-        for trial, count in zip(trials, counts, strict=True)
-        if count >= reached
-    ]
-    first = runs[0]
-    before = read_json(path, "the row published before").get("note") if path.is_file() else None
-    found = {
-        "row": row.name,
-        "name": first.spec.name,
-        "preset": first.spec.preset,
-        "model": first.model,
-        "experiment": first.spec.override(seed=row.spec.run.seed).to_dict(),
-        "changes_from_paper": first.described.content.get("changes_from_paper"),
-        "data": {key: value for key, value in first.described.data.items() if key != "directory"},
-        "settings": {name: getattr(first.spec.data, name) for name in ("samples", "test_samples", "validation")},
-        "device": first.spec.run.device,
-        "epochs": epochs,
-        "epochs_reached": reached,
-        "estimators": {row.estimator: {**summarise_trials(cut), "trials": trials}},
-        "provenance": [{"seed": run.spec.run.seed, **_without_paths(one)} for run in runs for one in run.sessions],
-        **({"note": said} if (said := note or before) else {}),
-    }
-    write_json(path, found)
-    return found
-
-
-def _published_trial(run: RunFolder, estimator: str) -> dict[str, Any]:
-    """A seed's errors per epoch, with its seconds, how its free phases ended, and the guard's cosines with float32."""
-    lines = [line for line in run.lines if line["diverged"] is None]
-    (free,) = free_phases(run.lines).get(estimator) or [{}]
-    guard = [found for line in lines if (found := cosines(line, "with_float32"))]
-    return {
-        **trial_of(run.lines, run.spec.run.seed, run.spec.data.top5),
-        "seconds": [round(line["seconds"], 3) for line in lines],
-        **{name: free[name] for name in ("residual_mean", "unsettled") if name in free},
-        **({"cosines_with_float32": guard} if guard else {}),
-    }
-
-
-def _without_paths(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Strip local paths."""
-    made = session["provenance"]
-    return {**session, "provenance": {**made, "command": re.sub(r"\S*/", "", made["command"])}}
-
-
-def _show_rows(rows: Sequence[CifarRow], found: Sequence[Mapping[str, Any] | None], out: Path) -> None:
-    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
-    for heading in CIFAR_HEADINGS[:-1]:
-        table.add_column(heading, justify="left" if heading == "row" else "right")
-    for row, one in zip(rows, found, strict=True):
-        table.add_row(*published_cells(row, one)[:-1])
-    console = new_console()
-    console.print(table)
-    console.print(f"A file per row: {out}/*.json. A page: eqprop report {out}", soft_wrap=True)
-
-
 def _rows(rows: str | None, preset: str) -> list[Spec]:
     """Rows of Table 1; all that have the preset by default."""
     there = [spec for name, spec in papers.specs(preset).items() if name in papers.of_paper()]
     if rows is None:
         return there
     return [papers.find(name.strip(), preset) for name in rows.split(",") if name.strip()]
-
-
-def _folder(spec: Spec, schedule: str | None) -> str:
-    return spec.name + ("-alternating" if schedule == "alternating" else "")
-
-
-def _check_out(out: Path) -> None:
-    """Accept only a new folder, or one written by this command."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not any(True for _ in out.glob("*/*/experiment.json")) and not (out / "figures").is_dir():
-        listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
-        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
 
 
 def _show(out: Path, written: ReportFiles) -> None:
@@ -430,35 +146,3 @@ def _show(out: Path, written: ReportFiles) -> None:
     console.print(results_table(rows(collect(out).runs)))
     console.print(f"Page: {written.page}", soft_wrap=True)
     console.print(f"Table: {written.csv}, {written.latex}. Curves: {written.curves}", soft_wrap=True)
-
-
-def results_table(found: Sequence[Row]) -> Table:
-    """Our results next to the paper's, within 80 columns."""
-    data = ", ".join(dict.fromkeys(row.run.data for row in found))
-    runs = {id(row.run): row.run for row in found}.values()
-    notes = [f"{run.title}: {'; '.join([run.model, *run.changes])}" for run in runs]
-    table = Table(
-        title=f"Test error on {data}, % (running train error)",
-        caption=escape("\n".join(notes)),
-        caption_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
-        table.add_column(heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=True)
-    for row in found:
-        paper = row.paper_result
-        ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
-        table.add_row(
-            row.run.title,
-            label(row.estimator),
-            ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
-            "--" if paper is None else str(paper),
-            f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
-            row.verdict if row.verdict in ("yes", "no") else "--",
-        )
-    return table
-
-
-import eqprop.cli.field  # noqa: E402, F401 - last, as its command is one of `reproduce` and uses what stands above

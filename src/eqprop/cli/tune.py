@@ -75,7 +75,7 @@ def tune_experiment(
     settings: dict[str, Any],
     preset: Preset = None,
     out: Annotated[Path | None, typer.Option(help=r"Output folder. \[default: tuned/NAME]")] = None,
-    budget: Annotated[float, typer.Option(help="Approximate seconds of training.")] = 600.0,
+    budget: Annotated[float, typer.Option(help="Seconds that it may take.")] = 600.0,
     search: Annotated[int | None, typer.Option(min=1, help="Search with Optuna instead, N trials in total.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="Storage of the search: sqlite:///FILE, or a journal file.")
@@ -86,8 +86,8 @@ def tune_experiment(
 ) -> None:
     """Choose T, K, beta and the learning rates, without looking at the test set.
 
-    As the paper did by hand, or by a search. Writes an experiment for eqprop train, the curves behind each decision,
-    and the reasons. Resumable. --validation N holds out N training samples instead of a sixth.
+    Follows the paper's recipe, or searches (--search). Writes an experiment for eqprop train, the curves behind each
+    decision, and the reasons. Resumable. --validation N holds out N training samples instead of a sixth.
     """
     check_json(as_json)
     where, validation = settings.get("function"), settings.pop("validation", None)

@@ -8,15 +8,13 @@ bit. Nothing here waits for the device or depends on values in its control flow:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from eqprop.messages import unknown
+from eqprop.settings import LARGEST, Finite, Section, check_fields
 
 Word = int | Tensor
 """An unsigned 32-bit number in a Python int or an int64 tensor."""
@@ -72,34 +70,29 @@ def whole_number(word: Tensor, n: int) -> Tensor:
     return (word * n) >> 32
 
 
-@dataclass(frozen=True)
-class Augmentation:
+PADDINGS = ("zero", "edge", "reflect")
+Whole = Annotated[int, Meta(ge=0)]
+Above0 = Annotated[float, Meta(gt=0, le=LARGEST)]
+
+
+class Augmentation(Section, frozen=True):
     """Random changes of training images: flip, crop and cutout, in this order.
 
+    flip        mirror left and right, with probability 1/2
+    crop        shift by up to so many pixels each way; `padding` fills what is uncovered
     padding     what fills the shifted border: zero, edge or reflect
-    flip          mirror left and right, with probability 1/2
-    crop          shift by up to so many pixels each way; `padding` fills what is uncovered: zero, edge or reflect
-    cutout        side of a square of one grey level, centred anywhere in the image
-    fill          that grey level, 0 to 255
+    cutout      side of a square of one grey level, centred anywhere in the image
+    fill        that grey level, 0 to 255
     """
 
     flip: bool = False
-    crop: int = 0
-    padding: str = "edge"
-    cutout: int = 0
-    fill: int = 0
+    crop: Whole = 0
+    padding: Literal["zero", "edge", "reflect"] = "edge"
+    cutout: Whole = 0
+    fill: Annotated[int, Meta(ge=0, le=255)] = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.flip, bool):
-            raise ValueError(f"flip is {self.flip!r}; expected true or false.")
-        if self.padding not in PADDINGS:
-            raise ValueError(unknown("padding", str(self.padding), PADDINGS))
-        most = {"crop": None, "cutout": None, "fill": 255}
-        for name, bound in most.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (bound and value > bound):
-                expected = "0 or more" if bound is None else f"0 to {bound}"
-                raise ValueError(f"{name} is {value!r}; expected a whole number, {expected}.")
+        check_fields(self)
 
     @property
     def active(self) -> bool:
@@ -113,13 +106,6 @@ class Augmentation:
             f"cutout {self.cutout}": self.cutout,
         }
         return ", ".join(text for text, there in parts.items() if there) or "none"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], source: str = "augmentation") -> Augmentation:
-        return cls(**_known(cls, values, source))
 
     def check(self, x: Tensor, shape: tuple[int, ...]) -> None:
         """Raise unless samples x (N, pixels) of this shape can be augmented; call it once, before training."""
@@ -195,9 +181,6 @@ class Augmentation:
         return torch.where(square.unsqueeze(-3), grey, images)
 
 
-PADDINGS = ("zero", "edge", "reflect")
-
-
 def _padded(place: Tensor, size: int, padding: str) -> Tensor:
     """The place in 0 .. size - 1 from which padding takes its pixels."""
     if padding == "reflect":
@@ -211,38 +194,19 @@ def _take(images: Tensor, index: Tensor) -> Tensor:
     return torch.gather(images.flatten(-2), -1, chosen).unflatten(-1, tuple(index.shape[-2:]))
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """(x - mean) / (scale std) per channel, for x from 0 to 1. One number stands for all channels.
+class Normalisation(Section, frozen=True):
+    """(x - mean) / (scale std) per channel, for x from 0 to 1. A list of one number stands for all channels.
 
     mean, std   subtracted, and divided by, per channel
     scale       a further divisor
     """
 
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    scale: float = 1.0
+    mean: Annotated[tuple[Finite, ...], Meta(min_length=1)] = (0.0,)
+    std: Annotated[tuple[Above0, ...], Meta(min_length=1)] = (1.0,)
+    scale: Above0 = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            values = tuple(value) if isinstance(value, tuple | list) else (value,)
-            if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
-                raise ValueError(f"{name} is {value!r}; expected a number per channel.")
-            object.__setattr__(self, name, tuple(float(v) for v in values))
-        if not all(math.isfinite(v) for v in self.mean):
-            raise ValueError(f"mean is {self.mean}; expected finite numbers.")
-        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
-            raise ValueError(f"scale is {self.scale!r}; expected a number above 0.")
-        if not all(0.0 < v < math.inf for v in (*self.std, self.scale)):
-            raise ValueError(f"std is {self.std} and scale {self.scale}; expected numbers above 0.")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"mean": list(self.mean), "std": list(self.std), "scale": self.scale}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], source: str = "normalisation") -> Normalisation:
-        return cls(**_known(cls, values, source))
+        check_fields(self)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise unless samples of this shape, (H, W), (C, H, W) or flat, have as many channels."""
@@ -266,11 +230,3 @@ class Normalisation:
     def _column(values: list[float], images: Tensor, dtype: torch.dtype) -> Tensor:
         """(C, 1, 1), filled on the device: a copy from the host could not be captured."""
         return torch.cat([images.new_full((1, 1, 1), v, dtype=dtype) for v in values])
-
-
-def _known(cls: type[Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    names = [f.name for f in fields(cls)]
-    strange = next((name for name in values if name not in names), None)
-    if strange is not None:
-        raise ValueError(f"{source}: {unknown('setting', strange, names)}")
-    return dict(values)

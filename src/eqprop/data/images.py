@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -136,7 +137,14 @@ def mnist(device: torch.device | str | None = None, dtype: torch.dtype = torch.f
     device  where to put the tensors; None: the CPU
     dtype   of the samples; torch.uint8 keeps bytes
     """
-    return idx_directory(MNIST_DIRECTORY, device, dtype, sha256=MNIST_SHA256)
+    check_destination(device, dtype)
+    return _images(_mnist_files(MNIST_DIRECTORY), MNIST_DIRECTORY, device, dtype, 10)
+
+
+@lru_cache(maxsize=1)
+def _mnist_files(directory: Path) -> dict[str, Idx]:
+    """The shipped files, read and verified once in a process: 55 MB."""
+    return _files(directory, MNIST_SHA256)
 
 
 def idx_directory(
@@ -158,10 +166,23 @@ def idx_directory(
     sha256      required digests of the uncompressed files, by these names
     """
     check_destination(device, dtype)
-    directory = Path(path)
+    return _images(_files(Path(path), sha256 or {}), Path(path), device, dtype, classes)
+
+
+def _files(directory: Path, sha256: Mapping[str, str]) -> dict[str, Idx]:
     files = {name: read_idx(_find(directory, name)) for name in FILES}
-    for name, digest in (sha256 or {}).items():
-        _check_digest(files, name, digest)
+    for name, expected in sha256.items():
+        if (got := files[name].sha256()) != expected:
+            raise ValueError(
+                f"{files[name].path} is not the expected file: the SHA-256 of its content is {got}, expected "
+                f"{expected}. It was changed or damaged: get it again (reinstall, if it came with the package)."
+            )
+    return files
+
+
+def _images(
+    files: Mapping[str, Idx], directory: Path, device: torch.device | str | None, dtype: torch.dtype, classes: int
+) -> Images:
     train_images, train_labels, test_images, test_labels = (files[name] for name in FILES)
     _check_pair(train_images, train_labels, classes)
     _check_pair(test_images, test_labels, classes)
@@ -254,17 +275,6 @@ def _find(directory: Path, name: str) -> Path:
     raise FileNotFoundError(
         f"{directory} has no {name}: it holds {listing}. Expected one of {expected}. Put the file there."
     )
-
-
-def _check_digest(files: Mapping[str, Idx], name: str, expected: str) -> None:
-    if name not in files:
-        raise ValueError(f"sha256 names {name!r}, which is not read; expected {', '.join(FILES)}.")
-    got = files[name].sha256()
-    if got != expected.lower():
-        raise ValueError(
-            f"{files[name].path} is not the expected file: the SHA-256 of its content is {got}, expected "
-            f"{expected}. It was changed or damaged: get it again (reinstall, if it came with the package)."
-        )
 
 
 def _check_pair(images: Idx, labels: Idx, classes: int) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 from eqprop.cache import cache_folder
 from eqprop.data.arrays import as_images, image_folder, is_image_folder, read_npz
 from eqprop.data.cifar import CIFAR10, CIFAR100, CIFARS, BinarySet, layout_of, read_folder, read_published
-from eqprop.data.idx import GZIP_MAGIC
-from eqprop.data.images import FILES, MNIST_SHA256, Images, find_file, idx_directory, mnist
+from eqprop.data.images import FILES, Images, find_file, idx_directory, mnist
 from eqprop.messages import did_you_mean
 from eqprop.plugins import Table
 
@@ -26,15 +24,21 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Source:
-    """Files to download: title of the set, base URLs, digests by file name, advice on other ways to get them.
+    """Where a set is published and how its files are verified.
 
-    A digest is a SHA-256, or a digest of another kind as "md5:...".
+    hosts       base URLs of the files, tried in this order
+    files       digests by file name: SHA-256, or of another kind as "md5:..."
+    advice      another way to get it
+    contents    SHA-256 of each uncompressed file, by its name without .gz; empty if not known
+    places      folders where operating system packages install it
     """
 
     title: str
     hosts: tuple[str, ...]
     files: Mapping[str, str]
     advice: str = ""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[Path, ...] = ()
 
     def by_hand(self, folder: Path) -> str:
         advice = f" {self.advice}" if self.advice else ""
@@ -79,7 +83,7 @@ def _get(source: Source, name: str, digest: str, folder: Path) -> None:
             pooch.retrieve(f"{host}{name}", known, fname=name, path=folder, downloader=over_http)
             return
         except requests.exceptions.RequestException as error:
-            complaints.append(f"{host}: {_reason(error)}")
+            complaints.append(f"{host}: {error}")
         except ValueError as error:
             complaints.append(f"{host}: the file there is not the published one ({error})")
         except OSError as error:
@@ -89,58 +93,17 @@ def _get(source: Source, name: str, digest: str, folder: Path) -> None:
     )
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    """The innermost cause; the exceptions around it only repeat it at length."""
-    cause: BaseException = error
-    for _ in range(8):
-        inner = cause.args[-1] if cause.args and isinstance(cause.args[-1], BaseException) else None
-        inner = getattr(cause, "reason", None) if isinstance(getattr(cause, "reason", None), Exception) else inner
-        if inner is None:
-            break
-        cause = inner
-    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
-
-
-@dataclass(frozen=True)
-class NamedSet:
-    """Where a set is published and how its files are verified.
-
-    hosts       base URLs of the four compressed files, tried in this order
-    archives    SHA-256 of each compressed file as published, by its name without .gz
-    contents    SHA-256 of each uncompressed file, independent of compression; empty if not known
-    places      folders where operating system packages install it
-    advice      another way to get it
-    """
-
-    name: str
-    title: str
-    hosts: tuple[str, ...]
-    archives: Mapping[str, str]
-    contents: Mapping[str, str]
-    places: tuple[Path, ...] = ()
-    advice: str = ""
-
-
-FASHION_MNIST = NamedSet(
-    name="fashion-mnist",
+FASHION_MNIST = Source(
     title="Fashion-MNIST",
     hosts=(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
     ),
-    archives={
-        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    files={
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     },
     contents={
         "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -152,20 +115,18 @@ FASHION_MNIST = NamedSet(
     advice="On Debian and Ubuntu: apt install dataset-fashion-mnist.",
 )
 
-KMNIST = NamedSet(
-    name="kmnist",
+KMNIST = Source(
     title="KMNIST",
     hosts=("https://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-    archives={
-        "train-images-idx3-ubyte": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-        "train-labels-idx1-ubyte": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-        "t10k-images-idx3-ubyte": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-        "t10k-labels-idx1-ubyte": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+    files={
+        "train-images-idx3-ubyte.gz": "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        "train-labels-idx1-ubyte.gz": "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        "t10k-images-idx3-ubyte.gz": "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        "t10k-labels-idx1-ubyte.gz": "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
     },
-    contents={},
 )
 
-NAMED: dict[str, NamedSet] = {FASHION_MNIST.name: FASHION_MNIST, KMNIST.name: KMNIST}
+NAMED: dict[str, Source] = {"fashion-mnist": FASHION_MNIST, "kmnist": KMNIST}
 
 
 def open_set(
@@ -240,8 +201,8 @@ def _cifar(chosen: BinarySet, place: str | Path | None, device: torch.device | s
 
 _BUILT_IN: dict[str, Callable[[Device, torch.dtype], Images]] = {
     "mnist": mnist,
-    "fashion-mnist": lambda device, dtype: _named(NAMED["fashion-mnist"], device, dtype),
-    "kmnist": lambda device, dtype: _named(NAMED["kmnist"], device, dtype),
+    "fashion-mnist": lambda device, dtype: _named("fashion-mnist", device, dtype),
+    "kmnist": lambda device, dtype: _named("kmnist", device, dtype),
     "cifar10": lambda device, dtype: _cifar(CIFARS["cifar10"], None, device),
     "cifar100": lambda device, dtype: _cifar(CIFARS["cifar100"], None, device),
 }
@@ -267,16 +228,14 @@ def _from_outside(name: str, make: Callable[[], Any]) -> Images:
     return replace(found, name=name)
 
 
-def _named(chosen: NamedSet, device: torch.device | str | None, dtype: torch.dtype) -> Images:
-    cache = cache_folder("data", chosen.name)
+def _named(name: str, device: torch.device | str | None, dtype: torch.dtype) -> Images:
+    chosen, cache = NAMED[name], cache_folder("data", name)
     folder = next((place for place in (cache, *chosen.places) if _holds_all(place)), None)
     if folder is None:
-        files = {f"{name}.gz": digest for name, digest in chosen.archives.items() if not _has(cache, name)}
-        download(Source(chosen.title, chosen.hosts, files, chosen.advice), cache)
+        missing = {file: digest for file, digest in chosen.files.items() if not _has(cache, file.removesuffix(".gz"))}
+        download(replace(chosen, files=missing), cache)
         folder = cache
-    if not chosen.contents:
-        _check_archives(chosen, folder)
-    return replace(idx_directory(folder, device, dtype, sha256=chosen.contents), name=chosen.name)
+    return replace(idx_directory(folder, device, dtype, sha256=chosen.contents), name=name)
 
 
 def _has(folder: Path, name: str) -> bool:
@@ -285,24 +244,3 @@ def _has(folder: Path, name: str) -> bool:
 
 def _holds_all(folder: Path) -> bool:
     return all(_has(folder, name) for name in FILES)
-
-
-def _check_archives(chosen: NamedSet, folder: Path) -> None:
-    """Verify compressed files where the digests of the uncompressed ones are not known.
-
-    An uncompressed file can only be refused if it is known to belong to another set.
-    """
-    other = dict.fromkeys(MNIST_SHA256.values(), "MNIST")
-    other |= {digest: each.title for each in NAMED.values() for digest in each.contents.values()}
-    for name, digest in chosen.archives.items():
-        path = find_file(folder, name)
-        assert path is not None, "_holds_all or download found it"
-        with path.open("rb") as stream:
-            compressed = stream.read(2) == GZIP_MAGIC
-        got = sha256_of(path)
-        if (compressed and got != digest) or got in other:
-            whose = f" (it belongs to {other[got]})" if got in other else ""
-            raise ValueError(
-                f"{path} is not the published file of {chosen.title}{whose}: its SHA-256 is {got}, expected "
-                f"{digest} of its .gz. Delete it to download it again, or use it as your own data: --data {folder}."
-            )

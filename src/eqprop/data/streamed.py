@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -193,7 +194,11 @@ class Half:
         )
         reader: Any = None
         try:
-            reader = iter(loader)
+            with warnings.catch_warnings():
+                # JAX warns of its threads, which a forked process lacks: a worker reads samples and calls no JAX. Other
+                # ways to start it would run a user's script again, and cannot take a data set made in a notebook.
+                warnings.filterwarnings("ignore", r".*fork\(\)")
+                reader = iter(loader)
             _raise_only_here(reader)
             for found in reader:
                 if isinstance(found, _Complaint):

@@ -1,10 +1,8 @@
 """Interchangeable gradient estimators for convergent RNNs: EP and its variants, BPTT and RBP."""
 
-from eqprop.estimators.asymmetric import AsymEP, Dyadic, VectorField
 from eqprop.estimators.base import Estimator, Grads, Processes, Step
 from eqprop.estimators.bptt import BPTT, Backprop
 from eqprop.estimators.continual import ContinualEP
-from eqprop.estimators.coupled import CoupledLearning
 from eqprop.estimators.ep import EP, Nudging, Signs, limit_steps, random_sign
 from eqprop.estimators.holomorphic import HolomorphicEP
 from eqprop.estimators.rbp import RBP, GrowingAdjointError
@@ -13,11 +11,8 @@ __all__ = [
     "BPTT",
     "EP",
     "RBP",
-    "AsymEP",
     "Backprop",
     "ContinualEP",
-    "CoupledLearning",
-    "Dyadic",
     "Estimator",
     "Grads",
     "GrowingAdjointError",
@@ -26,7 +21,6 @@ __all__ = [
     "Processes",
     "Signs",
     "Step",
-    "VectorField",
     "limit_steps",
     "random_sign",
 ]

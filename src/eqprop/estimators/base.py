@@ -6,7 +6,7 @@ import functools
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
-from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, relax
+from eqprop.estimators.settings import EstimatorSettings
+from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, settle
 from eqprop.state import State, add, detach, per_sample, subtract
 
 Grads = dict[nn.Parameter, Tensor]
@@ -25,6 +26,10 @@ Grads = dict[nn.Parameter, Tensor]
 
 Factor = float | complex | Tensor
 """A number, or a tensor with one per stacked network, (R,)."""
+
+
+Rule = Callable[[int, int, float], "Estimator"]
+"""A nudging rule: T, K, beta -> an estimator."""
 
 
 class Backend(Protocol):
@@ -88,6 +93,12 @@ class Estimator(ABC):
     follows_theorem: ClassVar[bool] = True
     """Whether Theorem 1 speaks of it, so that what spoils EP's gradient spoils its own; else that is measured alone."""
 
+    settings: ClassVar[type[EstimatorSettings]] = EstimatorSettings
+    """What it declares for files and the command line beside its phases."""
+
+    rules: ClassVar[Mapping[str, Rule]] = {}
+    """The nudging rules that it stands for, by name: T, K, beta -> an estimator."""
+
     T: int
     K: int
     _: KW_ONLY
@@ -110,6 +121,15 @@ class Estimator(ABC):
         if not isinstance(self.K, int) or isinstance(self.K, bool) or self.K < 1:
             raise ValueError(f"{name} got K={self.K!r}; expected the number of second-phase steps, 1 or more.")
         self.free_phase()
+
+    @property
+    def plain(self) -> Estimator:
+        """Itself, without the penalties that it may carry."""
+        return self
+
+    def with_plain(self, plain: Estimator) -> Estimator:
+        """Another estimator, with the penalties that this one carries."""
+        return plain
 
     def free_phase(self, T: int | None = None) -> Phase:
         """The free phase, or its first T steps."""
@@ -155,7 +175,7 @@ class Estimator(ABC):
             )
         if self.checked:
             self._check_values(problem, start)
-        free = relax(problem.model, problem.x, self.free_phase(self.free_steps), start)
+        free = settle(problem.model, problem.x, self.free_phase(self.free_steps), start)
         free, grads = self.estimate(problem, free)
         return free, merge(problem.model, grads, problem.direct_gradient(free.state))
 
@@ -279,13 +299,28 @@ def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
 
-def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor) -> Step:
-    """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep]."""
+def moved_contrast(model: PrimitiveDynamics, x: Tensor, after: State, before: State, begun: State) -> dict[str, Tensor]:
+    """The contrast of two states of a nudged phase that begun at a state.
+
+    Where there is no Phi, contrasts are of the move seen from the state it leaves: here both are seen from where the
+    phase begun, so that those of its steps add up to that of the whole.
+    """
+    if model.conservative or before is begun:
+        return model.contrast(x, after, before)
+    ends = [model.contrast(x, end, begun) for end in (after, before)]
+    return {name: g - ends[1][name] for name, g in ends[0].items()}
+
+
+def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor, begun: State | None = None) -> Step:
+    """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep].
+
+    begun   where the phase begun, which nets without a Phi ask for; None: at `before`
+    """
     moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
     if not isinstance(model, PrimitiveDynamics):
         return Step(moved, parameter_vjp(model, x, before, moved))
     learned = trainable(model)
-    contrast = model.contrast(x, after, before)
+    contrast = moved_contrast(model, x, after, before, before if begun is None else begun)
     return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
 
 

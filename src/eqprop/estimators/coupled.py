@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -13,9 +13,22 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, trainable, update
+from eqprop.estimators.base import Estimator, Rule, Step, trainable, update
 from eqprop.relax import Relaxation, check_finite, turns
 from eqprop.state import State
+
+
+def clamped(T: int, K: int, beta: float) -> Estimator:
+    """The output held at (1 - beta) s0* + beta y: coupled learning, which at no beta is the gradient of the loss.
+
+    As beta -> 0 it is the gradient of another loss, 1/2 (y - s0)^T H (y - s0) with H fixed: see `CoupledLearning`.
+    """
+    return CoupledLearning(T, K, beta=beta)
+
+
+def contrastive(T: int, K: int, beta: float) -> Estimator:
+    """The output held at y: contrastive learning, coupled learning at beta = 1, whatever beta is given."""
+    return CoupledLearning(T, K, beta=1.0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class CoupledLearning(Estimator):
 
     orientation: ClassVar[int] = -1
     follows_theorem: ClassVar[bool] = False
+    rules: ClassVar[Mapping[str, Rule]] = {"clamped": clamped, "contrastive": contrastive}
 
     beta: float = 0.1
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -17,6 +17,7 @@ from eqprop.cost import Cost, Nudge, Problem, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import (
     Estimator,
+    Rule,
     Step,
     by_network,
     check_resolved,
@@ -24,12 +25,15 @@ from eqprop.estimators.base import (
     difference,
     difference_update,
     minus_sum,
+    moved_contrast,
     parameter_pull_back,
     parameter_vjp,
     trainable,
     update,
 )
+from eqprop.estimators.settings import EstimatorSettings
 from eqprop.relax import SWEEPS, PhaseForm, Relaxation, Schedule, end_of_phase, trajectory, turns
+from eqprop.settings import about
 from eqprop.state import State, add, detach, subtract
 
 
@@ -120,6 +124,45 @@ def _signs(seed: int, begin: int, end: int) -> Iterator[float]:
 Nudging = Literal["one-sided", "symmetric", "random-sign"]
 
 
+class EPSettings(EstimatorSettings, frozen=True, kw_only=True):
+    """Of `EP`."""
+
+    form: Annotated[PhaseForm, about("Nudged phase on the state (plain) or on its difference.", common=True)] = "plain"
+    held: Annotated[bool, about("Whether the nudge keeps the force it begins with.")] = False
+
+
+def positive(T: int, K: int, beta: float) -> Estimator:
+    """Towards the target: exactly the gradient of (F(beta) - F(0)) / beta, a lower bound of the loss.
+
+    Biased by order beta. It may reach the bound without lowering the loss, as the nudged state does part of the work.
+    """
+    return EP(T, K, beta=beta)
+
+
+def negative(T: int, K: int, beta: float) -> Estimator:
+    """Away from the target: exactly the gradient of (F(0) - F(-beta)) / beta, an upper bound of the loss.
+
+    Biased by order beta. To lower an upper bound lowers the loss; from some beta on the phase no longer settles.
+    """
+    return EP(T, K, beta=-beta)
+
+
+def centered(T: int, K: int, beta: float) -> Estimator:
+    """Both: exactly the gradient of (F(beta) - F(-beta)) / (2 beta), between the two bounds.
+
+    Biased by order beta^2, and what an unsettled state would have done anyway cancels; two second phases.
+    """
+    return EP(T, K, beta=beta, nudging="symmetric")
+
+
+def random_sign_rule(T: int, K: int, beta: float) -> Estimator:
+    """Positive or negative by a coin: one draw is biased by order beta, their mean is the centered one.
+
+    One second phase, at the price of noise of order beta between draws.
+    """
+    return EP(T, K, beta=beta, nudging="random-sign")
+
+
 @final
 @dataclass(frozen=True)
 class EP(Estimator):
@@ -149,6 +192,13 @@ class EP(Estimator):
 
     orientation: ClassVar[int] = -1
     reads_only: ClassVar[bool] = True
+    settings: ClassVar[type[EstimatorSettings]] = EPSettings
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "positive": positive,
+        "negative": negative,
+        "centered": centered,
+        "random-sign": random_sign_rule,
+    }
 
     beta: float | Tensor = 0.1
     nudging: Nudging = "one-sided"
@@ -224,7 +274,8 @@ class EP(Estimator):
         if self.form == "difference":
             contrast = model.difference_contrast(problem.x, free.state, *ends)
         else:
-            contrast = model.contrast(problem.x, ends[0], ends[1] if self.nudging == "symmetric" else free.state)
+            other = ends[1] if self.nudging == "symmetric" else s
+            contrast = moved_contrast(model, problem.x, ends[0], other, s)
         return {name: by_network(-unit, g) * g.detach() for name, g in contrast.items()}
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
@@ -246,7 +297,7 @@ class EP(Estimator):
             if self.form == "difference":
                 parts = [difference_update(model, x, free.state, before, after, unit) for before, after in pairs]
             else:
-                parts = [update(model, x, before, after, unit) for before, after in pairs]
+                parts = [update(model, x, before, after, unit, free.state) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
 
     def _recorded(self, problem: Problem, free: Relaxation) -> Iterator[Step]:

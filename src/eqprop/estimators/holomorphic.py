@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from torch import Tensor
 from eqprop.autodiff import complex_of, in_complex, in_own_precision
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Step, check_resolved, minus_sum, trainable, update
+from eqprop.estimators.base import Estimator, Rule, Step, check_resolved, minus_sum, trainable, update
 from eqprop.estimators.ep import SideBySide
+from eqprop.estimators.settings import EstimatorSettings
 from eqprop.relax import NotFiniteError, Phase, Relaxation, Stepper, relax, trajectory, turns
+from eqprop.settings import about
 from eqprop.state import State, is_number
 
 ADVICE = (
@@ -90,6 +92,17 @@ def _is_analytic(f: Tensor, inputs: Sequence[Tensor]) -> bool:
     return gap <= TOLERANCE[f.dtype] * size
 
 
+class HolomorphicSettings(EstimatorSettings, frozen=True, kw_only=True):
+    """Of `HolomorphicEP`."""
+
+    points: Annotated[int, about("Points on the circle of ep-holomorphic.", ge=2, le=10_000)] = 4
+
+
+def holomorphic(T: int, K: int, beta: float) -> Estimator:
+    """At four points on a circle in the complex plane: biased by order beta^4; the model must be analytic."""
+    return HolomorphicEP(T, K, beta=beta, points=4)
+
+
 @final
 @dataclass(frozen=True)
 class HolomorphicEP(Estimator):
@@ -110,6 +123,8 @@ class HolomorphicEP(Estimator):
     """
 
     orientation: ClassVar[int] = -1
+    settings: ClassVar[type[EstimatorSettings]] = HolomorphicSettings
+    rules: ClassVar[Mapping[str, Rule]] = {"holomorphic": holomorphic}
 
     beta: float = 0.1
     points: int = 4

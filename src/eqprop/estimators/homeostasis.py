@@ -52,6 +52,13 @@ class Homeostasis(Estimator):
         if not isinstance(self.probes, int) or self.probes < 1:
             raise ValueError(f"probes is {self.probes!r}; expected how many to draw, 1 or more.")
 
+    @property
+    def plain(self) -> Estimator:
+        return self.base.plain
+
+    def with_plain(self, plain: Estimator) -> Estimator:
+        return replace(self, base=self.base.with_plain(plain))
+
     def check_serves(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor) -> None:
         self.base.check_serves(model, cost, x, y)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
-from eqprop.cost import Cost, Nudge, Problem
+from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
 from eqprop.estimators.base import trainable
@@ -34,7 +33,7 @@ from eqprop.gdu.rest import settles
 from eqprop.gdu.settling import NeverSettlesError, Release, audit, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare, relax
+from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare
 
 KINDS = ("neurons", "synapses", "biases")
 
@@ -123,7 +122,6 @@ def compare(
         silenced=_silenced(*here, whole),
         budget=_budget(steady, here, ep, (whole, rest), options),
         release=release(*steady, ep, options.tolerance),
-        concentration=concentration(problem, free, ep),
         sample=sample,
         traces=by_kind(follow(together(pair(*one, ep)), every, options.shown, options.seed)) if options.shown else {},
         seconds=time.perf_counter() - began,
@@ -268,55 +266,6 @@ def _trace(chosen: Tensor, size: tuple[int, ...], ep: Tensor, bptt: Tensor, show
     )
 
 
-FEW = 0.01
-"""The fraction of samples counted as few; at least one sample."""
-
-
-@dataclass(frozen=True)
-class Concentration:
-    """Fractions of EP's squared updates, summed over samples and parameters.
-
-    unsettled   from samples that have not settled
-    few         from the samples with the largest updates, one in a hundred and at least one
-    counted     the number of those few samples
-    """
-
-    unsettled: float
-    few: float
-    counted: int
-
-    def __str__(self) -> str:
-        last = f"{self.counted} samples contribute" if self.counted > 1 else "sample contributes"
-        few = f"the largest {last} {100 * self.few:.0f} %"
-        if self.unsettled == 0.0:
-            return f"Of the squared updates, {few}."
-        return f"Of the squared updates, unsettled samples contribute {100 * self.unsettled:.0f} % and {few}."
-
-
-def concentration(problem: Problem, free: Relaxation, ep: EP) -> Concentration | None:
-    """None if nothing is updated, or without a primitive, since the updates then do not telescope  [eq:ep-grad]."""
-    if not isinstance(problem.model, PrimitiveDynamics):
-        return None
-    squares = squared_updates(problem.model, problem, free, ep)
-    if not bool(squares.any()):
-        return None
-    parts, counted = squares / squares.sum(), math.ceil(FEW * len(squares))
-    return Concentration(float(parts[~free.settled].sum()), float(parts.topk(counted).values.sum()), counted)
-
-
-def squared_updates(model: PrimitiveDynamics, problem: Problem, free: Relaxation, ep: EP) -> Tensor:
-    """|dPhi/dtheta(s_K^beta) - dPhi/dtheta(s_*)|^2 per sample, over all that are trained, (B,)."""
-    x, start = problem.x, free.state
-    end = relax(model, x, ep.nudged_phase(), start, Nudge(problem.cost, problem.y, ep.beta)).state
-    learned, found = trainable(model), []
-    for n in range(len(x)):
-        one = slice(n, n + 1)
-        late, early = (tuple(layer[one] for layer in s) for s in (end, start))
-        moved = [g for name, g in model.contrast(x[one], late, early).items() if name in learned]
-        found.append(torch.stack([g.detach().double().square().sum() for g in moved]).sum())
-    return torch.stack(found)
-
-
 @dataclass(frozen=True)
 class Residual:
     """|F(x, s) - s| at the end of the free phase over ALL samples, how many had not settled, and by layer (`audit`)."""
@@ -348,7 +297,6 @@ class Report:
     settled     the same for the settled samples only, by kind and name; None unless only some had settled
     silenced    by layer, the neurons that hear BPTT's signal and not EP's
     release     whether the samples return after the nudge
-    concentration   how concentrated the updates are across samples; None without a primitive or without updates
     sample      the sample whose processes are in `traces`, by kind and name
     """
 
@@ -371,7 +319,6 @@ class Report:
     silenced: dict[str, Silence]
     budget: Budget
     release: Release
-    concentration: Concentration | None
     sample: int
     traces: dict[str, dict[str, Trace]]
 
@@ -383,9 +330,11 @@ class Report:
         """The metrics per group, the parts of the budget and the verdict, as text."""
         r = self.residual
         steps = phases(self.T, self.K, self.schedule, self.groups)
+        away = [(name, of) for name, of in r.layers.items() if of["unsettled"]]
         lines = [
             f"{steps}, beta = {self.beta:g}, {self.samples} samples, {self.dtype}",
             f"residual: max {r.max:.1e}, median {r.median:.1e}, {r.unsettled} not settled, {r.dropped} left out",
+            *[f"  {name}: {of['unsettled']:.0%} not at rest, by up to {of['max']:.1e}" for name, of in away],
             f"{'group':>10} {'RMSE':>8} {'cumul.':>8} {'sign':>6} {'cosine':>7} {'norm':>8} {'left out':>9}",
         ]
         for kind in KINDS:
@@ -395,10 +344,17 @@ class Report:
                 lines.append(f"{name:>10} {errors} {angles} {m.norm:8.1e} {m.left_out:9d}")
         for kind in ("neurons", "synapses"):
             parts = asdict(getattr(self.budget, kind))
-            lines.append(f"{kind}: " + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items()))
+            lines.append(
+                f"error budget of {kind}: "
+                + ", ".join(f"{name} {_text(value, '.1e')}" for name, value in parts.items())
+            )
+        b = self.budget
+        lines.append(
+            f"Jacobian: asymmetry {b.asymmetry:.1e} (0 symmetric, 1 antisymmetric), spectral radius "
+            f"{b.spectral_radius:.4f}, saturated neurons {b.saturated:.1%}"
+        )
         lines += [f"{name}: {silence}" for name, silence in self.silenced.items() if silence.unheard]
-        lines_of = [str(self.concentration)] if self.concentration else []
-        return "\n".join([*lines, str(self.release), *lines_of, self.verdict])
+        return "\n".join([*lines, str(self.release), self.verdict])
 
     __repr__ = __str__
 
@@ -415,7 +371,6 @@ class Report:
             "silenced": _as_dict(self.silenced),
             "budget": self.budget.to_dict(),
             "release": asdict(self.release),
-            "concentration": None if self.concentration is None else asdict(self.concentration),
         }
 
     def traces_to_dict(self) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.estimators import EP, RBP, Dyadic, Estimator
+from eqprop.estimators import EP, Estimator
+from eqprop.estimators.base import parameter_vjp, pull_back
 from eqprop.estimators.nudging import RULES
 from eqprop.messages import unknown
-from eqprop.relax import SWEEPS, Phase, Schedule, relax
-from eqprop.state import State
+from eqprop.relax import SWEEPS, Phase, Schedule, relax, turns
+from eqprop.state import State, add
 
 BETAS = (0.5, 0.1, 0.01, 0.001)
 ROUNDING = 1e-10
@@ -99,14 +100,31 @@ def compare_nudging(
     if strange is not None:
         raise ValueError(unknown("nudging rule", strange, RULES, other="or all"))
     problem = Problem(model, cost, x, y).double()
-    turns = problem.model.sweep(len(problem.model.init_state(problem.x[:1]))) if schedule in SWEEPS else ()
-    steps *= len(turns) or 1
+    groups = problem.model.sweep(len(problem.model.init_state(problem.x[:1]))) if schedule in SWEEPS else ()
+    steps *= len(groups) or 1
     free = relax(problem.model, problem.x, Phase(20 * steps, schedule, stop="settled", still=1e-15))
-    # In sweeps the series of recurrent backprop need not converge; dyadic EP at rest solves for its sum in turn.
-    adjoint = Dyadic(0, steps, schedule=schedule) if turns else RBP(0, steps, stop="settled")
-    exact = _flat(problem, adjoint, free.state)
+    exact = _exact(problem, free.state, steps, schedule)
     rows = tuple(_measured(problem, name, free.state, exact, steps, betas, schedule) for name in names)
     return NudgingTable(tuple(betas), rows, float(free.residual.max()))
+
+
+def _exact(problem: Problem, s: State, steps: int, schedule: Schedule) -> Tensor:
+    """(dF/dtheta)^T a at rest, a <- J^T a + dl/ds: recurrent backprop, in sweeps where the phases are.
+
+    There the layers of a are updated in turn, as the series of synchronous updates need not converge.
+    """
+    model, pull = problem.model, problem.pull(s)
+    with torch.enable_grad():
+        leaves = tuple(v.detach().requires_grad_() for v in s)
+        out = model.step(model.drive(problem.x), leaves)
+    a = tuple(torch.zeros_like(v) for v in s)
+    for group in turns(model, len(s), schedule, range(steps)):
+        new = add(pull_back(out, leaves, a, retain_graph=True), pull)
+        before, a = a, new if group is None else tuple(v if n in group else a[n] for n, v in enumerate(new))
+        if group is None and all(torch.equal(u, v) for u, v in zip(before, a, strict=True)):
+            break
+    found = parameter_vjp(model, problem.x, s, a)
+    return torch.cat([found[name].flatten() for name, _ in model.named_parameters() if name in found])
 
 
 def _measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import trainable
 from eqprop.gdu.examination import EXPLODED, Examination, size_of
 from eqprop.gdu.verdict import Finding
-from eqprop.state import detach, distance, first_bad_layer, layer_name
+from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
 BOUNDED = 1e3
 """Outputs that huge states drive beyond this have no bounds."""
@@ -35,17 +36,28 @@ def _numbers(p: Examination) -> Finding | str:
 
 @torch.no_grad()
 def _repeatable(p: Examination) -> Finding | str:
-    drive = p.problem.model.drive(p.problem.x)
-    s = p.start
+    s, drive = p.start, p.problem.model.drive(p.problem.x)
     for _ in range(3):
         s = p.problem.model.step(drive, s)
-    apart = max(
-        float(distance(p.problem.model.step(drive, s), p.problem.model.step(drive, s), 1).max()) for _ in range(3)
-    )
-    if apart > 0.0:
-        shown = f"the same state gives two next states, {apart:.1e} apart"
-        return Finding("random", shown, advice="Look for dropout (model.eval() turns it off), noise or a stored state.")
-    return "the transition repeats itself"
+    apart = _scatter(p.problem.model, p.problem.x, s)
+    if apart == 0.0:
+        return "the transition repeats itself"
+    still = copy.deepcopy(p.problem.model).eval()
+    repeats = p.problem.model.training and _scatter(still, p.problem.x, s) == 0.0
+    advice = "Call model.eval(): the transition then repeats itself." if repeats else HIDDEN
+    return Finding("random", f"the same state gives two next states, {apart:.1e} apart", advice=advice)
+
+
+HIDDEN = (
+    "Look for noise, a stored state, or dropout in a module that F holds without being a part of the model: "
+    "model.eval() does not reach it, its own eval() does."
+)
+
+
+def _scatter(model: Dynamics, x: Tensor, s: State) -> float:
+    """How far apart steps from one state end."""
+    drive = model.drive(x)
+    return max(float(distance(model.step(drive, s), model.step(drive, s), 1).max()) for _ in range(3))
 
 
 @torch.no_grad()

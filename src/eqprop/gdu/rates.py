@@ -25,8 +25,8 @@ TOO_LITTLE, WORTHWHILE = 1e-4, 1e-2
 """A rate is too small where the trial lowers the loss by less than the first share of it, and a larger rate by more
 than the second."""
 TOO_MUCH = 0.1
-"""A rate is too large where the trial raises the loss by more than this share of it: a net that is nearly trained goes
-up and down a little at any constant rate."""
+"""A rate is too large where the trial raises the loss by more than this share of it, and the longer one does not bring
+it back: a net that is nearly trained goes up and down at any constant rate."""
 
 
 def check_rates(p: Examination) -> None:
@@ -54,6 +54,9 @@ def rates_at_work(p: Examination) -> Finding | str:
     fallen = (before - after) / before if before > 0.0 else 0.0
     shown = f"{TRIAL_STEPS} steps on this batch take the loss from {before:.3g} to {after:.3g}"
     if not fallen > -TOO_MUCH:
+        later = trial(p, 1.0, MORE_STEPS)[1]
+        if later <= (1.0 + TOO_MUCH) * before:
+            return f"{shown}, and {MORE_STEPS} of them to {later:.3g}"
         found = _better(p, "rate-large", shown, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-5), TOO_LITTLE)
         return found or f"no rate lowers the loss of {before:.3g} on this batch"
     if fallen < TOO_LITTLE:
@@ -99,9 +102,10 @@ def trial(p: Examination, factor: float, steps: int = TRIAL_STEPS) -> tuple[floa
         optimizer.zero_grad()
         try:
             ep.backward(model, cost, p.problem.x, p.problem.y, p.state)
-        except ArithmeticError:
+        except (ArithmeticError, ValueError):  # it has gone where the state bursts, or where no nudge can be taken
             return before, math.inf
         optimizer.step()
+        model.constrain()
     after = _loss(problem, p)
     return before, after if math.isfinite(after) else math.inf
 

@@ -1,11 +1,10 @@
-"""Nets as graphs, the paper's among them (toy, layered, convolutional), predictive coding, and a softmax readout."""
+"""Nets as graphs, the paper's among them (toy, layered, convolutional), and a softmax readout."""
 
 from eqprop.models.activations import Activation
 from eqprop.models.connections import Connection, Dense, Lateral, Skip, register
 from eqprop.models.convolutional import Conv, Convolutional, Transposed
 from eqprop.models.layered import Layered, Toy
 from eqprop.models.network import Network
-from eqprop.models.predictive import PredictiveCoding
 from eqprop.models.readout import CrossEntropy, stack_readouts, unstack_readout
 from eqprop.models.stacking import stack, unstack
 
@@ -19,7 +18,6 @@ __all__ = [
     "Lateral",
     "Layered",
     "Network",
-    "PredictiveCoding",
     "Skip",
     "Toy",
     "Transposed",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Annotated, Literal, final
 
 import msgspec
@@ -15,9 +14,8 @@ from eqprop.dynamics import NudgeSite
 from eqprop.models.activations import Activation, activation
 from eqprop.models.connections import Dense, Init, Weight
 from eqprop.models.graph import INPUT, Graph, Setting, Wiring, energy_step
-from eqprop.models.settings import ModelSettings
+from eqprop.models.settings import ModelSettings, from_input
 from eqprop.settings import Finite, Positive, about
-from eqprop.state import LayerParameters
 
 
 @final
@@ -171,31 +169,7 @@ class LayeredNet(ModelSettings, frozen=True):
     feedback_angle: Annotated[Finite, about("Degrees from W01 at which B01 begins; 90: independent.")] = 90.0
     kind: Literal["layered"] = "layered"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        tied = layered_parameters(len(self.sizes) - 1, self.bias)
-        if not self.untied:
-            return tied
-        back = [layer._replace(weights=(*layer.weights, f"B{n}{n + 1}")) for n, layer in enumerate(tied[:-1])]
-        return (*back, tied[-1])
-
-    @property
-    def weights(self) -> int:
-        return sum(a * b for a, b in pairwise(self.sizes))
-
-    def build(self, seed: int, dtype: torch.dtype) -> Layered:
-        return Layered(
-            self.sizes,
-            self.setting,
-            self.activation,
-            eps=self.eps,
-            clip=self.clip,
-            output_slope=self.output_slope,
-            bias=self.bias,
-            untied=self.untied,
-            feedback_angle=self.feedback_angle,
-            **self.drawn(seed, dtype),
-        )
+    network = Layered
 
     def without_output(self) -> LayeredNet:
         if len(self.sizes) < 3:
@@ -203,7 +177,7 @@ class LayeredNet(ModelSettings, frozen=True):
         return msgspec.structs.replace(self, sizes=self.sizes[1:])
 
     def __str__(self) -> str:
-        return "-".join(str(n) for n in reversed(self.sizes))
+        return from_input(self.sizes)
 
 
 @final
@@ -216,10 +190,7 @@ class ToyNet(ModelSettings, frozen=True):
     bias: Annotated[bool, about("Whether layers have biases.")] = True
     kind: Literal["toy"] = "toy"
 
-    @property
-    def weights(self) -> int:
-        outputs, hidden, inputs = self.sizes
-        return outputs * hidden + outputs * inputs + hidden * inputs
+    network = Toy
 
     def samples(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """Random inputs and one-hot targets: the paper's dummy data  [table-hyp-th]."""
@@ -228,16 +199,8 @@ class ToyNet(ModelSettings, frozen=True):
         x = torch.rand(n, inputs, generator=source, dtype=torch.float64)
         return x, torch.nn.functional.one_hot(torch.randint(outputs, (n,), generator=source), outputs)
 
-    def build(self, seed: int, dtype: torch.dtype) -> Toy:
-        return Toy(self.sizes, self.activation, eps=self.eps, bias=self.bias, **self.drawn(seed, dtype))
-
     def __str__(self) -> str:
-        return f"toy {'-'.join(str(n) for n in reversed(self.sizes))}"
-
-
-def layered_parameters(depth: int, bias: bool = True, kind: str = "") -> tuple[LayerParameters, ...]:
-    """W01 and b0, W12 and b1, ...; `kind` goes between letter and numbers, as in Wfc01."""
-    return tuple(LayerParameters((f"W{kind}{n}{n + 1}",), f"b{kind}{n}" if bias else None) for n in range(depth))
+        return f"toy {from_input(self.sizes)}"
 
 
 def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -18,9 +18,8 @@ from eqprop.models.activations import Activation
 from eqprop.models.activations import activation as _activation
 from eqprop.models.connections import CONNECTIONS, Connection, Init, Shape
 from eqprop.models.graph import INPUT, Graph, Setting, Wiring, energy_step
-from eqprop.models.settings import ModelSettings
+from eqprop.models.settings import ModelSettings, from_input
 from eqprop.settings import Finite, Positive, about, check
-from eqprop.state import LayerParameters
 
 AnyActivation = str | Activation | Callable[[Tensor], Tensor]
 Groups = Sequence[Sequence[str]]
@@ -179,60 +178,49 @@ def check_groups(declared: Groups, names: Sequence[str]) -> tuple[tuple[str, ...
 Sizes = Positive | tuple[Positive, ...]
 
 
-@final
-class GraphNet(ModelSettings, frozen=True, kw_only=True):
-    """`Network` as data.
+class ConnectedNet(ModelSettings, frozen=True, kw_only=True):
+    """Base of nets of connections as data.
 
     layers          sizes by name, the output first
     connections     their fields and their kind: {"kind": "conv", "pre": "x", "post": "h1", "kernel": 3, ...}
-    activation      one for all layers, or by layer, "*" for those not named
     groups          of layers that a sweep updates together; None: a colouring
     """
 
     input_shape: Annotated[Sizes, about("Shape of an input.")]
     layers: Annotated[Mapping[str, Sizes], about("Sizes of the layers by name, the output first.")]
     connections: Annotated[tuple[Mapping[str, Any], ...], about("Connections: kind, pre, post and their settings.")]
+    bias: Annotated[bool, about("Whether layers have biases.")] = True
+    bias_gain: Annotated[Finite, about("Factor on the initial range of biases.")] = 1.0
+    groups: Annotated[tuple[tuple[str, ...], ...], about("Layers that a sweep updates together.")] | None = None
+
+    def __post_init__(self) -> None:
+        self.made()
+
+    def made(self) -> list[Connection]:
+        """The connections; raises ValueError for one that cannot be made."""
+        return [made_connection(values) for values in self.connections]
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "connections": self.made()}
+
+    def __str__(self) -> str:
+        sizes = [n if isinstance(n, int) else n[0] for n in self.layers.values()]
+        return f"{self.kind} {from_input(sizes)}, {len(self.connections)} connections"
+
+
+@final
+class GraphNet(ConnectedNet, frozen=True, kw_only=True):
+    """`Network` as data."""
+
     activation: Annotated[str | Mapping[str, str], about("Activation of every layer, or a table by layer.")] = (
         "hard-sigmoid"
     )
     setting: Annotated[Setting, about("energy-based or prototypical.")] = "prototypical"
     eps: Annotated[Finite, about("Step of energy-based nets.")] | None = None
     clip: Annotated[bool, about("Keep the states of energy-based nets in [0, 1].")] = False
-    bias: Annotated[bool, about("Whether layers have biases.")] = True
-    bias_gain: Annotated[Finite, about("Factor on the initial range of biases.")] = 1.0
-    groups: Annotated[tuple[tuple[str, ...], ...], about("Layers that a sweep updates together.")] | None = None
     kind: Literal["graph"] = "graph"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return self.build(0, torch.float32).layer_parameters
-
-    @property
-    def weights(self) -> int:
-        shapes = {
-            name: n if isinstance(n, tuple) else (n,) for name, n in (*self.layers.items(), (INPUT, self.input_shape))
-        }
-        ends = [(c, shapes.get(c.pre), shapes.get(c.post)) for c in self._made()]
-        known = [(c, pre, post) for c, pre, post in ends if pre is not None and post is not None]
-        return sum(math.prod(w.shape) for c, pre, post in known for w in c.weights(pre, post).values())
-
-    def _made(self) -> list[Connection]:
-        return [made_connection(values) for values in self.connections]
-
-    def build(self, seed: int, dtype: torch.dtype) -> Network:
-        return Network(
-            self.input_shape,
-            self.layers,
-            self._made(),
-            self.activation,
-            setting=self.setting,
-            eps=self.eps,
-            clip=self.clip,
-            bias=self.bias,
-            groups=self.groups,
-            bias_gain=self.bias_gain,
-            **self.drawn(seed, dtype),
-        )
+    network = Network
 
     def without_output(self) -> GraphNet:
         """A copy without the output layer and its connections."""
@@ -245,10 +233,6 @@ class GraphNet(ModelSettings, frozen=True, kw_only=True):
         sigma = named if isinstance(named, str) else {name: a for name, a in named.items() if name != output}
         layers = {name: self.layers[name] for name in rest}
         return msgspec.structs.replace(self, layers=layers, connections=left, activation=sigma, groups=groups)
-
-    def __str__(self) -> str:
-        sizes = "-".join(str(n if isinstance(n, int) else n[0]) for n in reversed(list(self.layers.values())))
-        return f"graph {sizes}, {len(self.connections)} connections"
 
 
 def made_connection(values: Mapping[str, Any]) -> Connection:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -15,17 +14,15 @@ from eqprop.models.connections import Connection, Ends, Init, Shape
 from eqprop.models.graph import INPUT, Graph, Link, Wiring, _fed, _gather
 from eqprop.models.network import (
     AnyActivation,
+    ConnectedNet,
     Groups,
-    Sizes,
     check_connections,
     check_groups,
     check_layers,
-    made_connection,
     sigma_by_layer,
 )
-from eqprop.models.settings import ModelSettings
-from eqprop.settings import Finite, about
-from eqprop.state import LayerParameters, State, zero_state
+from eqprop.settings import about
+from eqprop.state import State, zero_state
 
 
 @final
@@ -81,6 +78,11 @@ class PredictiveCoding(Graph):
         order = self._forward_order()
         if order is None or any(c.pre == c.post for c in connections):
             raise ValueError("The connections make a loop; expected a net with a forward pass. Use Network.")
+        if not self.conservative:
+            raise ValueError(
+                f"{self._lopsided()} has gains or weights of its own on the way back; in a predictive-coding net an "
+                "error comes back by the derivative of the prediction. Leave them out, or use Network."
+            )
         self._order_of_layers = tuple(order)
         self.groups = chosen or tuple((self.names[n],) for n in order)
         self.bipartite = False
@@ -204,43 +206,10 @@ class PhaseInputs(tuple[Tensor | None, ...]):
 
 
 @final
-class PredictiveNet(ModelSettings, frozen=True, kw_only=True):
+class PredictiveNet(ConnectedNet, frozen=True, kw_only=True):
     """`PredictiveCoding` as data; layers and connections as those of a graph."""
 
-    input_shape: Annotated[Sizes, about("Shape of an input.")]
-    layers: Annotated[Mapping[str, Sizes], about("Sizes of the layers by name, the output first.")]
-    connections: Annotated[tuple[Mapping[str, Any], ...], about("Connections: kind, pre, post and their settings.")]
     activation: Annotated[str | Mapping[str, str], about("Activation of every layer, or a table by layer.")] = "relu"
-    bias: Annotated[bool, about("Whether layers have biases.")] = True
-    bias_gain: Annotated[Finite, about("Factor on the initial range of biases.")] = 1.0
-    groups: Annotated[tuple[tuple[str, ...], ...], about("Layers that a sweep updates together.")] | None = None
     kind: Literal["predictive"] = "predictive"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return self.build(0, torch.float32).layer_parameters
-
-    @property
-    def weights(self) -> int:
-        shapes = {**dict(zip(self.layers, layer_shapes(list(self.layers.values())), strict=True))}
-        (shapes[INPUT],) = layer_shapes([self.input_shape])
-        made = [made_connection(values) for values in self.connections]
-        known = [(c, shapes[c.pre], shapes[c.post]) for c in made if c.pre in shapes and c.post in shapes]
-        return sum(math.prod(w.shape) for c, pre, post in known for w in c.weights(pre, post).values())
-
-    def build(self, seed: int, dtype: torch.dtype) -> PredictiveCoding:
-        options = self.drawn(seed, dtype)
-        return PredictiveCoding(
-            self.input_shape,
-            self.layers,
-            [made_connection(values) for values in self.connections],
-            self.activation,
-            bias=self.bias,
-            groups=self.groups,
-            bias_gain=self.bias_gain,
-            **options,
-        )
-
-    def __str__(self) -> str:
-        sizes = "-".join(str(n if isinstance(n, int) else n[0]) for n in reversed(list(self.layers.values())))
-        return f"predictive {sizes}, {len(self.connections)} connections"
+    network = PredictiveCoding

@@ -9,9 +9,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from eqprop.cost import Cost, FunctionCost, PhaseError, SpinError, check_kind
+from eqprop.cost import Cost, FunctionCost, check_kind
 from eqprop.models.connections import Init, Weight, add_parameters
-from eqprop.plugins import Table
+from eqprop.plugins import Table, later
 from eqprop.state import LayerParameters, State
 
 OWN_COST = "own"
@@ -137,8 +137,8 @@ COSTS: Table[Callable[[], Cost] | None] = Table(
         "squared-error": None,
         "cross-entropy": None,
         "softmax": SoftmaxCrossEntropy,
-        "phase": PhaseError,
-        "spins": SpinError,
+        "phase": later("physical.oscillators:PhaseError"),
+        "spins": later("physical.spins:SpinError"),
     },
     lambda name, part: _made(part),
 )

@@ -29,19 +29,20 @@ from eqprop.run.own import Factory, OwnFunction, as_own, is_own, load_own
 from eqprop.run.published import PaperResult, reproduces
 from eqprop.run.spec import NAMED, SECTIONS, Optimizer, Spec, declared
 
-PAPERS = (
-    "ernoult-2019",
-    "scellier-bengio-2017",
-    "oconnor-2019",
-    "ernoult-2020",
-    "laborieux-2021",
-    "scellier-2023",
-    "scellier-2024",
-    "laborieux-2024",
-    "gower-2025",
-    "laydevant-2024",
-    "ours",
-)
+PAPER = "ernoult-2019"
+
+
+def _files() -> tuple[str, ...]:
+    """The folder's files without their ending: the paper's own, the others by year, and last what stems from none."""
+    there = {
+        name.removesuffix(".toml")
+        for f in resources.files("eqprop.papers").iterdir()
+        if (name := f.name).endswith(".toml")
+    }
+    return PAPER, *sorted(there - {PAPER}, key=lambda name: (name.rpartition("-")[2], name))
+
+
+PAPERS = _files()
 """The files, in the order in which tables show their experiments."""
 PRESETS = ("paper", "authors", "tuned", "fast", "gdu", "gdu-authors")
 """`paper`: as printed; `authors`: as in the authors' code; `tuned`: the fewest changes that reproduce the number;
@@ -67,24 +68,10 @@ class Literature(NamedTuple):
     experiment: str | None = None
 
 
-class CifarRow(NamedTuple):
-    """A row of the published results on CIFAR-10: an experiment by one estimator, and how many seeds it is to have."""
+class PublishedRow(NamedTuple):
+    """A row of published results: an experiment by one estimator, and what it is held against.
 
-    name: str
-    spec: Spec
-    estimator: str
-    seeds: int
-    about: str
-
-    @property
-    def large(self) -> bool:
-        """Whether it takes days on a CPU."""
-        return not self.name.startswith("small")
-
-
-class FieldRow(NamedTuple):
-    """A row of the table of learning rules: an experiment by one estimator, and what it is held against.
-
+    seeds       how many it is to have
     published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
     beside      the row of its yardstick, such as the same net by backprop
     minutes     estimated CPU time of a seed
@@ -95,7 +82,7 @@ class FieldRow(NamedTuple):
     spec: Spec
     estimator: str
     about: str
-    minutes: float
+    minutes: float = 0.0
     seeds: int = 3
     beside: str | None = None
     published: str | None = None
@@ -211,7 +198,7 @@ def place_of(name: str) -> int:
     return names().index(name) if name in names() else len(names())
 
 
-def of_paper(paper: str = PAPERS[0]) -> tuple[str, ...]:
+def of_paper(paper: str = PAPER) -> tuple[str, ...]:
     """The names of a paper's experiments that are trained."""
     return tuple(
         name
@@ -227,29 +214,26 @@ def paper_rows() -> dict[str, Spec]:
 
 def literature() -> list[Literature]:
     """The best EP results the paper found in the literature."""
-    rows = (dict(row) for row in _paper(PAPERS[0])["literature"])
+    rows = (dict(row) for row in _paper(PAPER)["literature"])
     return [Literature(result=PaperResult.parse(row.pop("published")), **{"K": None, **row}) for row in rows]
 
 
 @cache
-def cifar_rows() -> dict[str, CifarRow]:
+def cifar_rows() -> dict[str, PublishedRow]:
     """What `eqprop reproduce cifar10` trains, the most wanted first."""
-    found = {}
-    for row in _paper("ours")["rows"]:
-        given = dict(row)
-        spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
-        found[row["name"]] = CifarRow(spec=spec, **given)
-    return found
+    return {row["name"]: _published_row(row) for row in _paper("ours")["rows"]}
 
 
 @cache
-def field_rows() -> dict[str, FieldRow]:
+def field_rows() -> dict[str, PublishedRow]:
     """What `eqprop reproduce field` trains: the rows that each paper's file lists as `[[field]]`."""
-    found = {}
-    for given in (dict(row) for paper in PAPERS for row in _paper(paper).get("field", ())):
-        spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
-        found[given["name"]] = FieldRow(**{"spec": spec, "estimator": spec.estimator.kind, **given})
-    return found
+    return {row["name"]: _published_row(row) for paper in PAPERS for row in _paper(paper).get("field", ())}
+
+
+def _published_row(table: Mapping[str, Any]) -> PublishedRow:
+    given = dict(table)
+    spec = find(given.pop("experiment"), given.pop("preset", None)).override(**given.pop("changes", {}))
+    return PublishedRow(**{"spec": spec, "estimator": spec.estimator.kind, **given})
 
 
 def reached(name: str, preset: str) -> dict[str, float]:

@@ -118,7 +118,7 @@ class Device:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def normal(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.noise, dtype=torch.float64).to(like)
+        return torch.randn(like.shape, generator=self.noise, dtype=like.dtype).to(like)
 
     def grid(self, w: Tensor) -> Tensor:
         """w rounded to the grid of the weights, and cut at their limit."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eqprop.cost import Nudge, SpinError
+from eqprop.cost import Nudge
 from eqprop.physical.machine import Abilities, Machine, Reading
-from eqprop.physical.spins import Spins
+from eqprop.physical.spins import SpinError, Spins
 from eqprop.state import State
 
 RISE, HOLD = 10.0, 20.0
@@ -60,7 +60,7 @@ class Ising(Machine):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, Spins):
-            raise TypeError(f"Ising got a {type(model).__name__}; expected an eqprop.physical.Spins.")
+            raise TypeError(f"Ising got a {type(model).__name__}; expected an eqprop.physical.spins.Spins.")
         for name, count in (("reads", reads), ("sweeps", sweeps)):
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ValueError(f"{name} is {count!r}; expected a whole number, 1 or more.")
@@ -103,8 +103,8 @@ class Ising(Machine):
             if nudge is not None:
                 if not isinstance(nudge.cost, SpinError):
                     raise ValueError(
-                        f"{self.title} got a nudge by {nudge.cost.title}; expected an eqprop.cost.SpinError, whose "
-                        "nudge is a field on each output."
+                        f"{self.title} got a nudge by {nudge.cost.title}; expected an "
+                        "eqprop.physical.spins.SpinError, whose nudge is a field on each output."
                     )
                 target = nudge.cost.target(nudge.y, fields[0])
                 fields[0] = fields[0] + float(nudge.beta) * target  # type: ignore[arg-type]

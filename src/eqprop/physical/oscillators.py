@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from eqprop.dynamics import PrimitiveDynamics, check_eps
+from eqprop.cost import Cost, check_kind
+from eqprop.dynamics import check_eps
 from eqprop.models.connections import Init, Weight, add_parameters
-from eqprop.models.settings import ModelSettings
+from eqprop.physical.chain import Chain, ChainNet
 from eqprop.settings import Finite, Positive, about
-from eqprop.state import LayerParameters, State
+from eqprop.state import State
 
 
 class Fields(NamedTuple):
@@ -24,7 +25,7 @@ class Fields(NamedTuple):
 
 
 @final
-class Oscillators(PrimitiveDynamics):
+class Oscillators(Chain):
     """Layers of oscillators with phases phi; the input x enters as a field, x cos(phi):
 
         E = -sum_ij J_ij cos(phi_i - phi_j) - sum_i h_i cos(phi_i) - 1/2 sum_i K_i cos(2 phi_i)
@@ -54,30 +55,20 @@ class Oscillators(PrimitiveDynamics):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = tuple(sizes)
-        if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
-            raise ValueError(f"sizes is {sizes}; expected two or more numbers, from the output to the input.")
-        self.sizes, self.depth, self.input_shape = sizes, len(sizes) - 1, (sizes[-1],)
+        self.take_sizes(sizes)
         self.nudge_scale = check_eps(eps)
-        wanted = {f"W{n}{n + 1}": Weight((a, b), b, a) for n, (a, b) in enumerate(pairwise(sizes))}
+        wanted = {f"W{n}{n + 1}": Weight((a, b), b, a) for n, (a, b) in enumerate(pairwise(self.sizes))}
         if bias:
-            wanted |= {f"b{n}": Weight((a,), b, a) for n, (a, b) in enumerate(pairwise(sizes))}
+            wanted |= {f"b{n}": Weight((a,), b, a) for n, (a, b) in enumerate(pairwise(self.sizes))}
         add_parameters(self, wanted, init, seed, dtype)
         self.harmonic = harmonic
         if harmonic:
             for n in range(self.depth):
-                zero = torch.zeros(sizes[n], dtype=dtype or torch.get_default_dtype())
+                zero = torch.zeros(self.sizes[n], dtype=dtype or torch.get_default_dtype())
                 self.register_parameter(f"K{n}", torch.nn.Parameter(zero))
 
     def __repr__(self) -> str:
-        return f"Oscillators {'-'.join(map(str, reversed(self.sizes)))}, eps {self.nudge_scale:g}"
-
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(self.depth, hasattr(self, "b0"))
-
-    def weight(self, n: int) -> Tensor:
-        return getattr(self, f"W{n}{n + 1}")
+        return f"{super().__repr__()}, eps {self.nudge_scale:g}"
 
     def init_state(self, x: Tensor) -> State:
         return tuple(x.new_full((*x.shape[:1], n), math.pi / 2) for n in self.sizes[:-1])
@@ -102,7 +93,7 @@ class Oscillators(PrimitiveDynamics):
 
     def drive(self, x: Tensor) -> Fields:
         fed = [x.new_zeros(())] * (self.depth - 1) + [x @ self.weight(self.depth - 1).mT]
-        biases = [getattr(self, f"b{n}", None) for n in range(self.depth)]
+        biases = [self.bias(n) for n in range(self.depth)]
         return Fields(tuple(h if b is None else h + b for h, b in zip(fed, biases, strict=True)))
 
     def gradient(self, drive: Fields | Tensor, s: State) -> State:
@@ -146,18 +137,14 @@ class Oscillators(PrimitiveDynamics):
             out[f"b{n}"] = scale * moved[0][n].sum(0)
             if self.harmonic:  # cos 2a - cos 2b = 2 (cos a - cos b) (cos a + cos b)
                 out[f"K{n}"] = scale * (moved[0][n] * (ends[0][0][n] + ends[0][1][n])).sum(0)
-        return {name: out[name] for name, p in self.named_parameters() if p.requires_grad}
+        return self.learned(out)
 
     def operations(self) -> int:
-        return sum(8 * a * b for a, b in pairwise(self.sizes[:-1]))
-
-
-def _parameters(depth: int, bias: bool) -> tuple[LayerParameters, ...]:
-    return tuple(LayerParameters((f"W{n}{n + 1}",), f"b{n}" if bias else None) for n in range(depth))
+        return 2 * super().operations()
 
 
 @final
-class OscillatorNet(ModelSettings, frozen=True):
+class OscillatorNet(ChainNet, frozen=True):
     """`Oscillators` as data; sizes go from the output to the input. Their cost is "phase"."""
 
     sizes: Annotated[tuple[Positive, ...], about("Oscillators per layer, from the output to the input.")] = (
@@ -168,18 +155,23 @@ class OscillatorNet(ModelSettings, frozen=True):
     harmonic: Annotated[bool, about("Whether second harmonics are trained.")] = False
     kind: Literal["oscillators"] = "oscillators"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(len(self.sizes) - 1, self.bias)
+    network = Oscillators
 
-    @property
-    def weights(self) -> int:
-        return sum(a * b for a, b in pairwise(self.sizes))
 
-    def build(self, seed: int, dtype: torch.dtype) -> Oscillators:
-        return Oscillators(
-            self.sizes, self.eps, bias=self.bias, harmonic=self.harmonic, init=self.init, seed=seed, dtype=dtype
-        )
+class PhaseError(Cost):
+    """l = 1/2 |cos phi_0 - (2 y - 1)|^2: outputs in phase with 1, in antiphase with 0."""
 
-    def __str__(self) -> str:
-        return f"oscillators {'-'.join(str(n) for n in reversed(self.sizes))}"
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * (torch.cos(s[0]) - (2.0 * y - 1.0)).square().sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (-(torch.cos(s[0]) - (2.0 * y - 1.0)) * torch.sin(s[0]), *(None for _ in s[1:]))
+
+    def scores(self, s: State) -> Tensor:
+        return torch.cos(s[0])
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        if y.shape != s[0].shape:
+            raise ValueError(f"The target y has shape {tuple(y.shape)}; expected {tuple(s[0].shape)}, like the output.")
+        check_kind("target y", y, s[0])

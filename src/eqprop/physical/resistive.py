@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics
-from eqprop.models.settings import ModelSettings
+from eqprop.dynamics import NudgeSite
+from eqprop.physical.chain import Chain, ChainNet
 from eqprop.settings import Positive, about
-from eqprop.state import LayerParameters, State, zero_state
+from eqprop.state import State, zero_state
 
 
 class Currents(NamedTuple):
@@ -24,7 +24,7 @@ class Currents(NamedTuple):
 
 
 @final
-class Resistive(PrimitiveDynamics):
+class Resistive(Chain):
     """A resistive net at rest minimises its dissipated power under the limits that diodes set:
 
         E(x, v) = 1/2 sum_ij g_ij (v_i - v_j)^2 - sum_i b_i v_i,   g_ij >= 0,   Phi = -E
@@ -62,21 +62,13 @@ class Resistive(PrimitiveDynamics):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = tuple(sizes)
-        if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
-            raise ValueError(f"sizes is {sizes}; expected two or more numbers of nodes, from the output to the input.")
+        self.take_sizes(sizes)
         if not math.isfinite(gain) or gain == 0.0:
             raise ValueError(f"gain is {gain!r}; expected the volts per unit of x, such as 100.")
-        self.sizes, self.gain, self.depth = sizes, float(gain), len(sizes) - 1
-        self.input_shape = (sizes[-1],)
-        generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self.gain = float(gain)
         dtype = dtype or torch.get_default_dtype()
-        for n, (post, pre) in enumerate(pairwise((*sizes[:-1], 2 * sizes[-1]))):
-            drawn = 2.0 * torch.rand(post, pre, generator=generator, dtype=torch.float64) - 1.0
-            setattr(self, f"W{n}{n + 1}", nn.Parameter((drawn / math.sqrt(pre)).clamp(min=0.0).to(dtype)))
-            if bias:
-                setattr(self, f"b{n}", nn.Parameter(torch.zeros(post, dtype=dtype)))
-        for n, size in enumerate(sizes[1:-1], start=1):
+        self.draw_parameters(_conductances, 2 * self.sizes[-1], bias, seed, dtype)
+        for n, size in enumerate(self.sizes[1:-1], start=1):
             first = torch.arange(size) < (size + 1) // 2
             inf = torch.full((size,), math.inf, dtype=dtype)
             zero = torch.zeros(size, dtype=dtype)
@@ -84,19 +76,7 @@ class Resistive(PrimitiveDynamics):
             self.register_buffer(f"high{n}", torch.where(first, inf, zero), persistent=False)
 
     def __repr__(self) -> str:
-        return f"Resistive {'-'.join(map(str, reversed(self.sizes)))}, gain {self.gain:g}"
-
-    def weight(self, n: int) -> Tensor:
-        """The conductances between layers n and n + 1, (n_n, n_{n+1}); of the input, first those of x, then of -x."""
-        return getattr(self, f"W{n}{n + 1}")
-
-    def bias(self, n: int) -> Tensor | None:
-        found: Tensor | None = getattr(self, f"b{n}", None)
-        return found
-
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(self.depth, self.bias(0) is not None)
+        return f"{super().__repr__()}, gain {self.gain:g}"
 
     def init_state(self, x: Tensor) -> State:
         return zero_state(x, tuple((n,) for n in self.sizes[:-1]), x.shape[:1])
@@ -208,7 +188,7 @@ class Resistive(PrimitiveDynamics):
                 out[f"W{n}{n + 1}"] = both - squares[n].unsqueeze(1) - squares[n + 1]
             if self.bias(n) is not None:
                 out[f"b{n}"] = moved[n].mean(0)
-        return {name: out[name] for name, p in self.named_parameters() if p.requires_grad}
+        return self.learned(out)
 
     def constrained(self) -> dict[str, Tensor]:
         """Conductances are not negative."""
@@ -232,21 +212,19 @@ class Resistive(PrimitiveDynamics):
     def notices(self) -> tuple[str, ...]:
         return (f"The least conductance that an output sees is {self.least_conductance:.4g}; beta must stay below it.",)
 
-    def operations(self) -> int:
-        return sum(4 * a * b for a, b in pairwise(self.sizes[:-1]))
-
 
 def _positive(total: Tensor) -> Tensor:
     """A node's conductance to divide by; a node that nothing joins stays at 0."""
     return total.clamp(min=torch.finfo(total.dtype).tiny)
 
 
-def _parameters(depth: int, bias: bool) -> tuple[LayerParameters, ...]:
-    return tuple(LayerParameters((f"W{n}{n + 1}",), f"b{n}" if bias else None) for n in range(depth))
+def _conductances(name: str, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+    drawn = 2.0 * torch.rand(shape, generator=source, dtype=torch.float64) - 1.0
+    return (drawn / math.sqrt(shape[1])).clamp(min=0.0)
 
 
 @final
-class ResistiveNet(ModelSettings, frozen=True):
+class ResistiveNet(ChainNet, frozen=True):
     """`Resistive` as data; sizes go from the output to the input."""
 
     sizes: Annotated[tuple[Positive, ...], about("Nodes per layer, from the output to the input.")] = (10, 100, 784)
@@ -257,16 +235,4 @@ class ResistiveNet(ModelSettings, frozen=True):
     )
     kind: Literal["resistive"] = "resistive"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(len(self.sizes) - 1, self.bias)
-
-    @property
-    def weights(self) -> int:
-        return sum(a * b for a, b in pairwise((*self.sizes[:-1], 2 * self.sizes[-1])))
-
-    def build(self, seed: int, dtype: torch.dtype) -> Resistive:
-        return Resistive(self.sizes, self.gain, bias=self.bias, seed=seed, dtype=dtype)
-
-    def __str__(self) -> str:
-        return f"resistive {'-'.join(str(n) for n in reversed(self.sizes))}"
+    network = Resistive

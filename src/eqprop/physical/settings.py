@@ -11,17 +11,21 @@ import msgspec
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.messages import unknown
 from eqprop.physical.imperfect import Imperfections, Simulated
-from eqprop.physical.ising import Ising
 from eqprop.physical.machine import Machine
-from eqprop.physical.spice import Spice
-from eqprop.plugins import Table
+from eqprop.plugins import Table, part
 from eqprop.settings import Section, about
 
 NONE, SIMULATED = "none", "simulated"
 OWN: dict[str, Callable[..., Machine]] = {}
 """Classes of your own that were given by FILE.py:CLASS, by that text."""
 MACHINES: Table[Callable[..., Machine]] = Table(
-    "machine", {SIMULATED: Simulated, "spice": Spice, "ising": Ising}, lambda name, part: part
+    "machine",
+    {
+        SIMULATED: Simulated,
+        "spice": part("physical.spice:Spice"),
+        "ising": part("physical.ising:Ising"),
+    },
+    lambda name, own: own,
 )
 """What takes a network and returns the machine that runs it, by name."""
 
@@ -35,13 +39,20 @@ class MachineSettings(Section, frozen=True, kw_only=True):
     options         arguments of the machine's class beside the network
     """
 
-    kind: Annotated[str, about("none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True)] = NONE
+    kind: Annotated[
+        str,
+        about("Machine: none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True),
+    ] = NONE
     imperfections: (
-        Annotated[Imperfections, about("read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect")] | None
+        Annotated[
+            Imperfections,
+            about("Imperfection: read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect"),
+        ]
+        | None
     ) = None
     options: Annotated[
         Mapping[str, Any],
-        about("Of the machine: reads=10 (repeatable).", flat="machine_options", flag="--machine-option"),
+        about("Option of the machine: reads=10 (repeatable).", flat="machine_options", flag="--machine-option"),
     ] = msgspec.field(default_factory=dict)
 
     @property

@@ -222,7 +222,7 @@ class Spice(Machine):
         self, model: Resistive, diodes: Diodes = "ideal", seconds: float = SECONDS, lumped: bool = False
     ) -> None:
         if not isinstance(model, Resistive):
-            raise TypeError(f"Spice got a {type(model).__name__}; expected an eqprop.physical.Resistive.")
+            raise TypeError(f"Spice got a {type(model).__name__}; expected an eqprop.physical.resistive.Resistive.")
         program()
         super().__init__(model)
         self.net, self.diodes, self.seconds, self.lumped = (model,), diodes, float(seconds), lumped

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqprop.dynamics import NudgeSite, PrimitiveDynamics
-from eqprop.models.settings import ModelSettings
+from eqprop.cost import Cost, check_kind
+from eqprop.dynamics import NudgeSite
+from eqprop.physical.chain import Chain, ChainNet
 from eqprop.settings import Positive, about
-from eqprop.state import LayerParameters, State
+from eqprop.state import State
 
 
 @final
-class Spins(PrimitiveDynamics):
+class Spins(Chain):
     """Layers of spins s = -1 or 1; the input x enters as a field on the layer next to it:
 
         Phi = -E = sum_ij J_ij s_i s_j + sum_i h_i s_i,   s_i <- sign(dPhi/ds_i + nudge),   s = 1 where that is 0
 
     A step turns each spin along its field. In sweeps every other layer moves in turn and E never rises; the state it
-    ends in is a minimum over single spins, which annealing (`eqprop.physical.Ising`) finds lower.
+    ends in is a minimum over single spins, which annealing (`eqprop.physical.ising.Ising`) finds lower.
 
     seed        of the couplings; None: torch's own stream
     dtype       of the couplings; None: torch's default
@@ -35,6 +36,7 @@ class Spins(PrimitiveDynamics):
     """
 
     bipartite = True
+    differentiable = False
     nudge_site: NudgeSite = "inside"
 
     def __init__(
@@ -47,35 +49,20 @@ class Spins(PrimitiveDynamics):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes, gains = tuple(sizes), tuple(gains)
-        if len(sizes) < 2 or any(not isinstance(n, int) or n < 1 for n in sizes):
-            raise ValueError(f"sizes is {sizes}; expected two or more numbers of spins, from the output to the input.")
-        if len(gains) not in (1, len(sizes) - 1) or not all(math.isfinite(g) for g in gains):
-            raise ValueError(f"gains is {gains}; expected one number, or one per layer of couplings: {len(sizes) - 1}.")
+        self.take_sizes(sizes)
+        gains = tuple(gains)
+        if len(gains) not in (1, self.depth) or not all(math.isfinite(g) for g in gains):
+            raise ValueError(f"gains is {gains}; expected one number, or one per layer of couplings: {self.depth}.")
         if limit is not None and not (math.isfinite(limit) and limit > 0.0):
             raise ValueError(f"limit is {limit!r}; expected a positive number, or None for no limit.")
-        self.sizes, self.depth, self.limit, self.input_shape = sizes, len(sizes) - 1, limit, (sizes[-1],)
-        generator = torch.Generator().manual_seed(0 if seed is None else seed)
-        dtype = dtype or torch.get_default_dtype()
-        scales = gains * self.depth if len(gains) == 1 else gains
-        for n, ((post, pre), gain) in enumerate(zip(pairwise(sizes), scales, strict=True)):
-            drawn = 2.0 * torch.rand(post, pre, generator=generator, dtype=torch.float64) - 1.0
-            setattr(self, f"W{n}{n + 1}", nn.Parameter((gain / math.sqrt(pre) * drawn).to(dtype)))
-            setattr(self, f"b{n}", nn.Parameter(torch.zeros(post, dtype=dtype)))
+        self.limit = limit
+        scales = {f"W{n}{n + 1}": gains[n if len(gains) > 1 else 0] for n in range(self.depth)}
 
-    def __repr__(self) -> str:
-        return f"Spins {'-'.join(map(str, reversed(self.sizes)))}"
+        def draw(name: str, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+            drawn = 2.0 * torch.rand(shape, generator=source, dtype=torch.float64) - 1.0
+            return scales[name] / math.sqrt(shape[1]) * drawn
 
-    def weight(self, n: int) -> Tensor:
-        """The couplings between layers n and n + 1, (n_n, n_{n+1}); the last are those of the input."""
-        return getattr(self, f"W{n}{n + 1}")
-
-    def bias(self, n: int) -> Tensor:
-        return getattr(self, f"b{n}")
-
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(self.depth)
+        self.draw_parameters(draw, self.sizes[-1], True, seed, dtype)
 
     def init_state(self, x: Tensor) -> State:
         return tuple(x.new_ones(*x.shape[:1], n) for n in self.sizes[:-1])
@@ -86,8 +73,8 @@ class Spins(PrimitiveDynamics):
 
     def fields(self, drive: Tensor) -> tuple[Tensor, ...]:
         """h per layer, (B, n): biases, and the input's field on the layer next to it."""
-        rest = [self.bias(n).expand(len(drive), -1) for n in range(self.depth - 1)]
-        return (*rest, self.bias(self.depth - 1) + drive)
+        rest = [getattr(self, f"b{n}").expand(len(drive), -1) for n in range(self.depth - 1)]
+        return (*rest, getattr(self, f"b{self.depth - 1}") + drive)
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         """-E, per sample."""
@@ -122,42 +109,59 @@ class Spins(PrimitiveDynamics):
                 after = (s_plus[n + 1] - s_minus[n + 1]) / len(x)
                 out[f"W{n}{n + 1}"] = moved.mT @ s_plus[n + 1] + b.mT @ after
             out[f"b{n}"] = moved.sum(0)
-        return {name: out[name] for name, p in self.named_parameters() if p.requires_grad}
+        return self.learned(out)
 
     def constrained(self) -> dict[str, Tensor]:
         limit = self.limit
         return {} if limit is None else {name: p.clamp(-limit, limit) for name, p in self.named_parameters()}
 
-    def operations(self) -> int:
-        return sum(4 * a * b for a, b in pairwise(self.sizes[:-1]))
-
-
-def _parameters(depth: int) -> tuple[LayerParameters, ...]:
-    return tuple(LayerParameters((f"W{n}{n + 1}",), f"b{n}") for n in range(depth))
-
 
 @final
-class SpinNet(ModelSettings, frozen=True):
+class SpinNet(ChainNet, frozen=True):
     """`Spins` as data; sizes go from the output to the input. Their cost is "spins"."""
 
     sizes: Annotated[tuple[Positive, ...], about("Spins per layer, from the output to the input.")] = (40, 120, 784)
-    gains: Annotated[tuple[float, ...], about("Of the couplings drawn, one or one per layer from the output on.")] = (
-        *(1.0,),
-    )
+    gains: Annotated[tuple[float, ...], about("Gain of the initial couplings, one or one per layer.")] = (*(1.0,),)
     limit: Annotated[float, about("Largest coupling and bias.", gt=0, le=1e9)] | None = 1.0
     nudge_site: Annotated[NudgeSite, about("Where the nudge enters: inside, as a field.")] = "inside"
     kind: Literal["spins"] = "spins"
 
-    @property
-    def layer_parameters(self) -> tuple[LayerParameters, ...]:
-        return _parameters(len(self.sizes) - 1)
+    network = Spins
 
-    @property
-    def weights(self) -> int:
-        return sum(a * b for a, b in pairwise(self.sizes))
 
-    def build(self, seed: int, dtype: torch.dtype) -> Spins:
-        return Spins(self.sizes, self.gains, self.limit, seed=seed, dtype=dtype)
+class SpinError(Cost):
+    """l = sum (1 - s_0 t), t = 2 y - 1 repeated for the outputs of a class: 1/2 |s_0 - t|^2 for spins of -1 and 1.
 
-    def __str__(self) -> str:
-        return f"spins {'-'.join(str(n) for n in reversed(self.sizes))}"
+    Its nudge is a field beta t, whatever the spins are. A class's score is the mean of its outputs, which stand side by
+    side.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def for_classes(self, classes: int) -> SpinError:
+        return SpinError(classes)
+
+    def target(self, y: Tensor, output: Tensor) -> Tensor:
+        """t, shaped like the output."""
+        return (2.0 * y - 1.0).to(output).repeat_interleave(output.shape[-1] // self.classes, -1)
+
+    def forward(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> Tensor:
+        return (1.0 - s[0] * self.target(y, s[0])).sum(-1)
+
+    def pull(self, s: State, y: Tensor, theta: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
+        return (-self.target(y, s[0]), *(None for _ in s[1:]))
+
+    def scores(self, s: State) -> Tensor:
+        return s[0].unflatten(-1, (self.classes, -1)).mean(-1)
+
+    def check(self, s: State, y: Tensor) -> None:
+        super().check(s, y)
+        outputs = s[0].shape[-1]
+        if outputs % self.classes or y.shape != (*s[0].shape[:-1], self.classes):
+            raise ValueError(
+                f"The target y has shape {tuple(y.shape)} and the output {tuple(s[0].shape)}; expected a y for each of "
+                f"{self.classes} classes, and as many outputs for each."
+            )
+        check_kind("target y", y, s[0])

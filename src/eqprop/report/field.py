@@ -17,7 +17,7 @@ FIELD_HEADINGS = (
 Document = Mapping[str, Any]
 
 
-def field_cells(row: papers.FieldRow, found: Mapping[str, Document]) -> list[str]:
+def field_cells(row: papers.PublishedRow, found: Mapping[str, Document]) -> list[str]:
     """A row from what was published of all rows, by name. What is not trained yet says so, with its estimated time."""
     published = row.published or "–"
     own = found.get(row.name)

@@ -183,7 +183,7 @@ def write_folder(folder: Path, document: dict[str, Any], traces: dict[str, Any])
     drawn = {"processes": save(processes(document, traces)), "rmse": save(rmse_single(document))}
     for name, files in drawn.items():
         write_figure(folder / FIGURES / name, files)
-    write_json(folder / TRACES, _short(traces))
+    write_json(folder / TRACES, _short({"name": document["name"], **traces}))
     write_json(folder / DOCUMENT, document)
 
 
@@ -192,7 +192,7 @@ def write_comparison(report: Report, folder: Path) -> Path:
     name = folder.resolve().name
     head = {"name": name, "preset": "own", "batch": report.samples + report.residual.dropped}
     document = {**head, **report.to_dict(), "format": FORMAT, "provenance": provenance()}
-    write_folder(folder, document, {"name": name, **report.traces_to_dict()})
+    write_folder(folder, document, report.traces_to_dict())
     return folder
 
 

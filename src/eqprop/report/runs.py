@@ -40,6 +40,9 @@ class Point:
     std: float | None
     trials: int
 
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -315,8 +318,7 @@ class Row:
         """Mean and deviation of the test error, and the train error in parentheses."""
         if self.test is None:
             return "–"
-        spread = "" if self.test.std is None else f" ± {self.test.std:.2f}"
-        return f"{self.test.mean:.2f}{spread}" + ("" if self.train is None else f" ({self.train.mean:.2f})")
+        return str(self.test) + ("" if self.train is None else f" ({self.train.mean:.2f})")
 
     @property
     def top5(self) -> float | None:
@@ -384,7 +386,7 @@ def counted_trials(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [t for t in own["trials"] if not t["diverged"] and len(t["test_error"]) >= found["epochs_reached"]]
 
 
-def published_cells(row: papers.CifarRow, found: Mapping[str, Any] | None) -> list[str]:
+def published_cells(row: papers.PublishedRow, found: Mapping[str, Any] | None) -> list[str]:
     """A row of the published results on CIFAR-10; what is less than planned says so."""
     if found is None:
         return [row.name, "not trained yet", f"0 of {row.seeds}", f"0 of {row.spec.optimizer.epochs}", *"–––"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from eqprop.files import write_bytes, write_json
 from eqprop.messages import command, unknown
 from eqprop.models.settings import ModelSettings
 from eqprop.provenance import __version__, commit, provenance
-from eqprop.run.audit import audited
 from eqprop.run.dataset import check_same_data, data_again, describe, given_data, read_images
 from eqprop.run.description import read_description
 from eqprop.run.distributed import check_divides, check_same, join, restarts, to_join
-from eqprop.run.evaluate import load
 from eqprop.run.extras import augmented_picture, image_shape
 from eqprop.run.folder import (
     AUGMENTED,
@@ -35,7 +32,6 @@ from eqprop.run.folder import (
     last_session,
     locked_by_first,
     prepare_new,
-    read_json,
     saving,
 )
 from eqprop.run.loop import Interruption, Loop, Scope
@@ -126,41 +122,24 @@ def train(
         raise ValueError(f"{size} ranks need a run folder that all of them see. Give it with --out, or out=.")
     if isinstance(experiment, Session):
         session = bind(experiment, data, model=model, **options)
-        with _started(session.spec, session.own, folder, data, only, session) as run:
-            return _work(run, watch)
+        return _start(session.spec, session.own, folder, data, only, watch, session)
     spec, own = chosen(experiment, model, options)
     if folder is not None and all(join().largest([restarts(), is_run(folder)])):
         # torchrun started this command again, here or on another machine: its own run is continued.
         return begin_or_resume(spec, folder, data=data, model=own, watch=watch, only=only, **options)
-    with _started(spec, own, folder, data, only) as run:
-        return _work(run, watch)
+    return _start(spec, own, folder, data, only, watch)
 
 
-@dataclass(frozen=True, eq=False)
-class OpenRun:
-    """A run whose folder rank 0 has locked.
-
-    recorded    the spec of a run that is resumed: where nothing is left to train, its result stays as it says
-    problems    what the user should read first
-    """
-
-    session: Session
-    folder: Path
-    scope: Scope
-    recorded: Spec | None = None
-    problems: tuple[str, ...] = ()
-
-
-@contextmanager
-def _started(
+def _start(
     spec: Spec,
     own: OwnFunction | None,
     out: Path | None,
     data: Data,
     only: Sequence[str] | None,
+    watch: Watch,
     session: Session | None = None,
-) -> Iterator[OpenRun]:
-    """A new run, its folder made and its experiment written."""
+) -> Result:
+    """Train a new run: make its folder, write its experiment."""
     ranks = join()
     with ranks.in_step(), using_threads(spec.run.threads):
         session = bind(spec, data, ranks, model=own) if session is None else session
@@ -173,18 +152,19 @@ def _started(
             check_training(session)
     _agree(session)
     scope = Scope(only=_named(only, session.spec))
-    with using_threads(session.spec.run.threads):
-        folder = default_folder(session.spec.name) if out is None else out
+    folder = default_folder(session.spec.name) if out is None else out
+    with ranks.in_step():
+        if ranks.leads:
+            prepare_new(folder)
+    with using_threads(session.spec.run.threads), locked_by_first(folder, ranks):
         with ranks.in_step():
             if ranks.leads:
-                prepare_new(folder)
-        with locked_by_first(folder, ranks):
-            with ranks.in_step():
-                if ranks.leads:
-                    _write(folder, EXPERIMENT, session.to_dict())
-                    _write_picture(folder, session)
-            problems = (continual_warning(session.spec), None if data is not None else no_test_set(own))
-            yield OpenRun(session, folder, scope, problems=tuple(filter(None, problems)))
+                _write(folder, EXPERIMENT, session.to_dict())
+                _write_picture(folder, session)
+        for problem in (continual_warning(session.spec), None if data is not None else no_test_set(own)):
+            if problem is not None and ranks.leads:
+                Several(watch).warn(problem)
+        return _work(session, folder, scope, watch)
 
 
 def _named(only: str | Sequence[str] | None, spec: Spec) -> tuple[str, ...] | None:
@@ -237,16 +217,18 @@ def resume(
                 ends bit for bit as if it had never been stopped. precision, for the epochs to come. epochs, to
                 train longer: refused where the rates fall over all epochs, and so depend on their number.
     """
-    watch = as_watch(watch)
-    with _continued(Path(folder), model, data, only, options) as run:
-        return _work(run, watch)
+    return _continue(Path(folder), model, data, only, as_watch(watch), options)
 
 
-@contextmanager
-def _continued(
-    folder: Path, model: Factory | None, data: Data, only: Sequence[str] | None, options: Mapping[str, Any]
-) -> Iterator[OpenRun]:
-    """A run that is resumed, with its data read again."""
+def _continue(
+    folder: Path,
+    model: Factory | None,
+    data: Data,
+    only: Sequence[str] | None,
+    watch: Watch,
+    options: Mapping[str, Any],
+) -> Result:
+    """Train what is left of a run, with its data read again."""
     ranks = join()
     with ranks.in_step():
         described = read_description(folder)
@@ -286,7 +268,7 @@ def _continued(
             if longer and ranks.leads:
                 _write(folder, EXPERIMENT, described.content)
         scope = Scope(options.get("engine") or ("auto" if moved else None), only, described.earlier_epochs)
-        yield OpenRun(session, folder, scope, recorded)
+        return _work(session, folder, scope, watch, recorded)
 
 
 def begin_or_resume(
@@ -301,28 +283,13 @@ def begin_or_resume(
 ) -> Result:
     """Resume the run in the folder, or start it there. Raises if the folder holds a run with other settings."""
     spec, own = chosen(experiment, model, options)
-    with _begun(spec, own, folder, data, only, options) as run:
-        return _work(run, as_watch(watch))
-
-
-@contextmanager
-def _begun(
-    spec: Spec,
-    own: OwnFunction | None,
-    folder: Path,
-    data: Data,
-    only: Sequence[str] | None,
-    options: Mapping[str, Any],
-) -> Iterator[OpenRun]:
+    watch = as_watch(watch)
     if not join().largest([float(is_run(folder))])[0]:
-        with _started(spec, own, folder, data, only) as run:
-            yield run
-        return
+        return _start(spec, own, folder, data, only, watch)
     with join().in_step():
         _check_same_run(spec, folder, own)
     machine = {name: options[name] for name in RESUMABLE if options.get(name) is not None}
-    with _continued(folder, own, data, only, machine) as run:
-        yield run
+    return _continue(folder, own, data, only, watch, machine)
 
 
 def _check_same_run(wanted: Spec, folder: Path, own: OwnFunction | None) -> None:
@@ -344,62 +311,32 @@ def _check_same_run(wanted: Spec, folder: Path, own: OwnFunction | None) -> None
         )
 
 
-def _work(run: OpenRun, watch: Watch) -> Result:
-    """Train every unfinished leg, with graceful shutdown on signals; write the result."""
-    session, folder, ranks = run.session, run.folder, run.session.ranks
+def _work(session: Session, folder: Path, scope: Scope, watch: Watch, recorded: Spec | None = None) -> Result:
+    """Train every unfinished leg, with graceful shutdown on signals; write the result.
+
+    recorded    the spec of a run that is resumed: where nothing is left to train, its result stays as it says
+    """
+    ranks = session.ranks
     watch = Several(watch) if ranks.leads else Watch()
-    for problem in run.problems:
-        watch.warn(problem)
     entry = _entry(session, folder, watch)
     with Interruption() as interruption:
         loop = Loop(session, folder, watch, interruption)
         watch.begin(session, folder)
         try:
-            loop.run(entry, run.scope)
+            loop.run(entry, scope)
         finally:
             watch.end()
-    trained = bool(entry["engines"])
-    if run.recorded is not None and not trained and not run.scope.only and ranks.leads:
-        epochs = counted(session.spec.optimizer.epochs, "epoch")
-        longer = command("resume", folder, "--epochs", "N")
-        watch.note(f"This run is finished, after {epochs}: nothing is left to train. For more: {longer}.")
-    if run.recorded is not None and not trained:
-        session = replace(session, spec=run.recorded)
+    if recorded is not None and not entry["engines"]:
+        if not scope.only:
+            epochs = counted(session.spec.optimizer.epochs, "epoch")
+            longer = command("resume", folder, "--epochs", "N")
+            watch.note(f"This run is finished, after {epochs}: nothing is left to train. For more: {longer}.")
+        session = replace(session, spec=recorded)
     summary = summarise(session, loop.log.lines, loop.reached)
     with ranks.in_step():
         if ranks.leads:
-            _note_settling(session, folder, summary, loop.settling)
             _write(folder, RESULT, summary)
     return Result(folder, summary)
-
-
-def _note_settling(
-    session: Session, folder: Path, summary: dict[str, Any], now: Mapping[tuple[str, int], dict[str, Any]]
-) -> None:
-    """Note of every trial that ended well where its free phases end.
-
-    As measured now, or as an earlier process wrote it; of what a process trained that was stopped later, from weights.
-    """
-    before = _settling_before(folder)
-    for estimator, found in summary["estimators"].items():
-        for n, trial in enumerate(found["trials"]):
-            if trial["diverged"] or not trial["test_error"]:
-                continue
-            rest = now.get((estimator, n)) or (before or {}).get((estimator, n))
-            if rest is None and before is None:
-                rest = audited(session, estimator, load(folder, estimator, n, model=session.own).model)
-            if rest is not None:
-                trial["settling"] = rest
-
-
-def _settling_before(folder: Path) -> dict[tuple[str, int], dict[str, Any]] | None:
-    """What the result of an earlier process says of it; None without one, or where it is damaged: it is made anew."""
-    try:
-        found = read_json(folder / RESULT, "the result of a run")["estimators"]
-        trials = {(name, n): trial for name in found for n, trial in enumerate(found[name]["trials"])}
-        return {place: trial["settling"] for place, trial in trials.items() if "settling" in trial}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _entry(session: Session, folder: Path, watch: Watch) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class Head:
     start_source    fingerprint of the training data that `Checkpoint.start` belongs to
     guard           what keeps free phases at rest (see `rest.Guard`); empty without
     work            what a machine in the loop has done so far (see `eqprop.physical.Work`); empty without
+    settling        trial -> where its free phases end (see `audit`), at the end of a leg; empty before
     """
 
     position: Position
@@ -75,6 +76,7 @@ class Head:
     start_source: str = ""
     guard: dict[str, float] = field(default_factory=dict)
     work: dict[str, int] = field(default_factory=dict)
+    settling: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,6 @@ class RankError(ValueError):
 class Ranks:
     """The processes that work together, and which of them this is. One alone exchanges nothing.
 
-    size        how many processes there are
-    neighbours  how many of them run on this machine
     rank        number of this process, from 0          size        how many there are
     local       its number on its machine               neighbours  how many are on its machine
     """
@@ -430,30 +428,25 @@ def average_gradients(*modules: nn.Module) -> None:
 
 def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
     """Raise on every rank unless all have the settings of rank 0."""
-    first = json.loads(ranks.text_of_first(json.dumps(settings, sort_keys=True, default=str)))
-    mine = json.loads(json.dumps(settings, sort_keys=True, default=str))
+    text = json.dumps(settings, sort_keys=True, default=str)
+    first, mine = (dict(_flat(json.loads(one))) for one in (ranks.text_of_first(text), text))
     with ranks.in_step():
-        for name in dict.fromkeys([*_flat(first), *_flat(mine)]):
-            its, own = _at(first, name), _at(mine, name)
+        for name in dict.fromkeys([*first, *mine]):
+            its, own = first.get(name), mine.get(name)
             if its != own:
                 raise ValueError(
-                    f"{'.'.join(name)} is {shown(own)} on rank {ranks.rank} and {shown(its)} on rank 0. Start every "
-                    "rank with the same command, versions and data."
+                    f"{name} is {shown(own)} on rank {ranks.rank} and {shown(its)} on rank 0. Start every rank with "
+                    "the same command, versions and data."
                 )
 
 
-def _flat(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as one, by dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, (*above, name))
+            yield from _flat(value, f"{above}{name}.")
         else:
-            yield (*above, name)
-
-
-def _at(values: Any, name: tuple[str, ...]) -> Any:
-    for part in name:
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
+            yield f"{above}{name}", value
 
 
 class SharedStart(Start):

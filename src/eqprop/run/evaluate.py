@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from eqprop.relax import Phase, relax
 from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_file, kept, read_checkpoint, restore_start
 from eqprop.run.dataset import TARGETS, Source, data_again, read_images
 from eqprop.run.description import Description, read_description
-from eqprop.run.distributed import ALONE, Ranks
+from eqprop.run.distributed import Ranks
 from eqprop.run.own import Factory, OwnFunction, own_of
 from eqprop.run.session import Session, build_cost, build_model, check_inputs, is_channels_last, make_start
 from eqprop.run.spec import Spec
@@ -45,6 +45,9 @@ NEURONS = 1 << 26
 def evaluation_phase(spec: Spec) -> Phase:
     """The free phase for measuring errors; stops early once no bit changes."""
     return Phase(spec.phases.evaluation_T or spec.phases.T, spec.phases.schedule, stop="settled", checked=False)
+
+
+PARTS: tuple[Literal["test", "train"], ...] = ("test", "train")
 
 
 class Errors(NamedTuple):
@@ -68,34 +71,30 @@ def outside_top5(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """Measures errors on one set (see `evaluation_phase`).
+    """Measures errors on one part of a session's data (see `evaluation_phase`).
 
-    x, y        the set, (N, ...) and (N,); stacked networks all see the same samples
+    part        the training or the test samples; stacked networks all see the same ones
     networks    number of networks stacked in the model; None for a single one
     cost        decides what the prediction is read from
     start       where free phases start; an initialiser serves any sample, persistent states only their own
-    ranks       each measures its part of the set
-    read        reads the set in its order instead of x and y, which are then none
     forward     whether the net is its feed-forward twin, passed once
-    inputs      makes the model's inputs of samples x as they are stored, batch by batch; None: they are inputs
+
+    Each of the session's ranks measures its share.
     """
 
     engine: Engine
     model: Dynamics
-    spec: Spec
-    x: Tensor
-    y: Tensor
+    session: Session
+    part: Literal["train", "test"] = "test"
     networks: int | None = None
     start: Start | None = None
     cost: Cost = field(default_factory=SquaredError)
-    ranks: Ranks = ALONE
-    inputs: Callable[[Tensor], Tensor] | None = None
     forward: bool = False
-    read: InOrder | None = None
 
     @property
     def samples(self) -> int:
-        return len(self.x) if self.read is None else self.read.samples
+        images = self.session.images
+        return images.train_samples if self.part == "train" else images.test_samples
 
     def error_rates(self, between: Callable[[], None] = lambda: None) -> list[float]:
         """Percentage of samples whose largest output is not the label, per network.
@@ -108,7 +107,7 @@ class Measure:
     def errors(self, between: Callable[[], None] = lambda: None) -> Errors:
         """`error_rates`, and the percentage of samples whose label is not among the five largest outputs."""
         nothing: list[float | None] = [None] * (self.networks or 1)
-        if self.y.is_floating_point():
+        if not self.session.images.labelled:
             return Errors([*self._unexplained(between)], nothing)
         runner = self._runner
         done, wrong = (0, [0.0] * (self.networks or 1)) if runner is None else self._counted(runner, between)
@@ -118,40 +117,47 @@ class Measure:
 
     def _relaxed(self, begin: int, between: Callable[[], None]) -> tuple[list[int], list[int] | None]:
         """Count errors among the samples from `begin` on, relaxed in large batches: top-1, top-5 of six or more."""
-        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.x.device)
+        wrong = torch.zeros(self.networks or 1, dtype=torch.int64, device=self.session.device)
         beyond, ranked = torch.zeros_like(wrong), False
         for outputs, y in self._outputs(begin, between):
             wrong += (outputs.argmax(-1) != y).reshape(wrong.numel(), -1).sum(1)
-            if ranked := self.spec.data.top5 and outputs.shape[-1] > 5:
+            if ranked := self.session.spec.data.top5 and outputs.shape[-1] > 5:
                 beyond += outside_top5(outputs, y).reshape(wrong.numel(), -1).sum(1)
-        counts = [self.ranks.total(n).tolist() for n in (wrong, beyond)]
+        counts = [self.session.ranks.total(n).tolist() for n in (wrong, beyond)]
         return counts[0], counts[1] if ranked else None
 
     def _unexplained(self, between: Callable[[], None]) -> list[float]:
         """100 |outputs - y|^2 / |y - mean|^2 over the set, per network; of |y|^2 where all targets are equal."""
-        missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.x.device)
+        missed = torch.zeros(self.networks or 1, dtype=torch.float64, device=self.session.device)
         seen = []
         for outputs, y in self._outputs(0, between):
             seen.append(y)
             missed += (outputs - y).double().square().reshape(missed.numel(), -1).sum(1)
-        self.ranks.total(missed)
-        spread = _spread(self.y, ALONE) if self.read is None else _spread(torch.cat([self.y, *seen]), self.ranks)
+        self.session.ranks.total(missed)
+        empty = torch.empty(0, self.session.images.classes, device=self.session.device)
+        spread = _spread(torch.cat([empty, *seen]), self.session.ranks)
         return (100.0 * missed / spread.clamp(min=1e-300)).tolist()
 
     @torch.no_grad()
     def _outputs(self, begin: int, between: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs, (B, classes) or (R, B, classes), and answers of the samples from `begin` on, in large batches."""
-        batch, phase = self._batch(), evaluation_phase(self.spec)
-        begin, end, most = self.ranks.bounds(begin, self.samples)
-        reading = None if self.read is None else self.read(begin, end, batch)
+        batch, phase = self._batch(), evaluation_phase(self.session.spec)
+        begin, end, most = self.session.ranks.bounds(begin, self.samples)
+        reading = self._read(begin, end, batch)
         # As many turns on every rank: `between` may be a meeting.
         for first in range(begin, begin + most, batch):
             between()
-            last = min(first + batch, end)
-            if last <= first:
-                continue
-            x, y = (self.x[first:last], self.y[first:last]) if reading is None else next(reading)
-            yield self._answers(self._made(x), phase), y
+            if first < end:
+                x, y = next(reading)
+                yield self._answers(self.session.inputs(x, self.model), phase), y
+
+    def _read(self, first: int, last: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples from `first` to `last` as they are stored, and their answers."""
+        images = self.session.images
+        if isinstance(images, Streamed):
+            return ((found.x.flatten(1), found.y) for found in images.in_order(self.part, batch, first, last))
+        x, y = (images.train_x, images.train_y) if self.part == "train" else (images.test_x, images.test_y)
+        return zip(x[first:last].split(batch), y[first:last].split(batch), strict=True)
 
     def _answers(self, x: Tensor, phase: Phase) -> Tensor:
         """The outputs of inputs (B, ...), which all networks see."""
@@ -162,24 +168,23 @@ class Measure:
         return self.cost.scores(self.engine.relaxation(self.model, x, phase, begun).state)
 
     def _batch(self) -> int:
-        if self.x.device.type == "cpu":
+        if self.session.device.type == "cpu":
             return BATCH
         neurons = sum(layer.numel() for layer in self.model.init_state(self._one()))
         return min(max(NEURONS // neurons, BATCH), 10 * BATCH)
 
-    def _made(self, x: Tensor) -> Tensor:
-        return x if self.inputs is None else self.inputs(x)
-
     def _one(self) -> Tensor:
-        """One sample per network."""
-        one = self._made(self.x[:1] if self.read is None else self.x.new_zeros(1, *self.x.shape[1:]))
+        """One sample per network, black."""
+        of = self.session
+        stored = torch.zeros(1, math.prod(of.images.shape), dtype=of.images.dtype, device=of.device)
+        one = of.inputs(stored, self.model)
         return one if self.networks is None else one.expand(self.networks, *one.shape)
 
     def _counted(self, runner: Runner, between: Callable[[], None]) -> tuple[int, list[float]]:
         """The number of samples in whole mini-batches, and the errors the runner counts among them."""
-        batch = self.spec.optimizer.batch
-        done = len(self.x) // batch * batch
-        order = torch.arange(done, device=self.x.device).view(-1, batch)
+        batch = self.session.spec.optimizer.batch
+        done = self.samples // batch * batch
+        order = torch.arange(done, device=self.session.device).view(-1, batch)
         if self.networks is not None:
             order = order.unsqueeze(1).expand(-1, self.networks, -1)
         runner.reset()
@@ -199,25 +204,23 @@ class Measure:
         None if the engine has none faster than `relaxation`, if free phases do not start at zero or are one forward
         pass, or if top-5 errors are wanted, which runners do not count.
         """
-        batch = self.spec.optimizer.batch
-        fast = self.engine.evaluates(batch * (self.networks or 1))
-        slow = self.forward or self.read is not None or self.spec.data.top5 or self.ranks.several
-        if not fast or slow or self.start is not None or len(self.x) < batch:
+        of, batch = self.session, self.session.spec.optimizer.batch
+        fast = self.engine.evaluates(batch * (self.networks or 1)) and not isinstance(of.images, Streamed)
+        slow = self.forward or of.spec.data.top5 or of.ranks.several
+        if not fast or slow or self.start is not None or self.samples < batch:
             return None
-        phase = evaluation_phase(self.spec)
+        phase = evaluation_phase(of.spec)
         estimator = EP(T=phase.T, K=1, schedule=phase.schedule, stop=phase.stop, checked=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        if (
-            self.engine.refuses(Task(self.model, self.cost, estimator, optimizer, precision=self.engine.precision))
-            is not None
-        ):
+        task = Task(self.model, self.cost, estimator, optimizer, precision=self.engine.precision)
+        if self.engine.refuses(task) is not None:
             return None
+        ((stored, y),) = self._read(0, self.samples, self.samples)
+        x = of.inputs(stored, self.model)
         # A label without an output is an error, whatever its target.
-        outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=self.x.device)
-        x = self._made(self.x)
-        targets = (self.y.unsqueeze(1) == outputs).to(x.dtype)
-        job = Job(self.model, self.cost, estimator, optimizer, x, targets, self.y, self.networks)
-        return self.engine.runner(job)
+        outputs = torch.arange(self.model.init_state(self._one())[0].shape[-1], device=x.device)
+        targets = (y.unsqueeze(1) == outputs).to(x.dtype)
+        return self.engine.runner(Job(self.model, self.cost, estimator, optimizer, x, targets, y, self.networks))
 
 
 def _spread(y: Tensor, ranks: Ranks) -> Tensor:
@@ -227,31 +230,6 @@ def _spread(y: Tensor, ranks: Ranks) -> Tensor:
     mean = ranks.total(y.sum(0)) / count.to(y.device)
     around, square = ranks.total(torch.stack([(y - mean).square().sum(), y.square().sum()]))
     return around if around > 0 else square
-
-
-@dataclass(frozen=True, eq=False)
-class InOrder:
-    """Reads one part of a streamed set in its order."""
-
-    images: Streamed
-    part: Literal["train", "test"]
-
-    @property
-    def samples(self) -> int:
-        return self.images.train_samples if self.part == "train" else self.images.test_samples
-
-    def __call__(self, first: int, last: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """x and y of the samples from `first` to `last`, in mini-batches."""
-        return ((found.x.flatten(1), found.y) for found in self.images.in_order(self.part, batch, first, last))
-
-
-def measured_set(images: Images | Streamed, part: Literal["train", "test"]) -> tuple[Tensor, Tensor, InOrder | None]:
-    """x, y and `read` of a Measure on one part of a data set."""
-    if isinstance(images, Images):
-        return (images.train_x, images.train_y, None) if part == "train" else (images.test_x, images.test_y, None)
-    none = torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
-    answers = none[:, 0].long() if images.labelled else none.new_empty(0, images.classes)
-    return none, answers, InOrder(images, part)
 
 
 UNTIL_SETTLED = 1000
@@ -539,18 +517,8 @@ def _test_set(given: Source, described: Description, spec: Spec) -> Images | Str
 def _test_errors(found: Trained, session: Session, engine: str, precision: str | None) -> dict[str, float | None]:
     spec = found.spec.override(precision=precision)
     chosen = choose(engine, Task(found.model, precision=spec.run.precision))
-    x, y, read = measured_set(session.images, "test")
     measure = Measure(
-        chosen,
-        found.model,
-        found.spec,
-        x,
-        y,
-        start=found.start,
-        cost=found.cost,
-        inputs=partial(session.inputs, model=found.model),
-        forward=found.estimator == BACKPROP,
-        read=read,
+        chosen, found.model, session, start=found.start, cost=found.cost, forward=found.estimator == BACKPROP
     )
     errors = measure.errors()
     return {"test_error": errors.top1[0]} | ({} if errors.top5[0] is None else {"test_error_top5": errors.top5[0]})

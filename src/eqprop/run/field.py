@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ from torch import Tensor
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import RBP, Backprop, Estimator
-from eqprop.estimators.homeostasis import Homeostasis, relative_asymmetry
-from eqprop.models import PredictiveCoding
-from eqprop.relax import Phase, relax
+from eqprop.estimators.homeostasis import relative_asymmetry
+from eqprop.relax import Phase, Schedule, relax
 from eqprop.run.evaluate import evaluate, load
 from eqprop.run.laboratory import find_problem
 from eqprop.run.session import bind
@@ -30,8 +30,8 @@ def examine(spec: Spec, folder: Path) -> dict[str, Any]:
 
     Of a run that was tested on training images it held out, the error on the test set, read once.
 
-    The exact gradient is recurrent backprop's at rest, in float64; of a predictive-coding net, whose rest is its
-    forward pass, backprop's. The estimate is that of training, in its precision.
+    The exact gradient is recurrent backprop's at rest, in float64; of a net whose rest is its forward pass,
+    backprop's. The estimate is that of training, in its precision.
     """
     session, trained = bind(spec, trains=False), find_problem(str(folder)).problem
     first = session.problem(EXAMINED)
@@ -55,7 +55,7 @@ def asymmetry(estimator: Estimator, model: Dynamics, x: Tensor) -> float:
 
 def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
     """The same of one net."""
-    plain = estimator.base if isinstance(estimator, Homeostasis) else estimator
+    plain = estimator.plain
     if isinstance(plain, Backprop):
         return {}
     free = relax(problem.model, problem.x, plain.free_phase())
@@ -64,19 +64,30 @@ def measured(estimator: Estimator, problem: Problem) -> dict[str, Any]:
         "residual": float(f"{float(free.residual.mean()):.3g}"),
     }
     out["asymmetry"] = asymmetry(plain, problem.model, problem.x)
-    wide = problem.double()
-    predictive = isinstance(problem.model, PredictiveCoding)
-    exact: Estimator = Backprop() if predictive else RBP(0, STEPS, stop="settled")
-    at = None if predictive else relax(wide.model, wide.x, Phase(STEPS, stop="settled", still=1e-12)).state
+    forward = plain.T == 1 and bool(free.settled.all())
     try:
-        wanted = exact.gradient(wide.model, wide.cost, wide.x, wide.y, at)[1]
+        wanted = exact_gradient(problem, forward=forward)
     except ArithmeticError as error:  # it does not settle, so there is no gradient at rest
         return out | {"no_gradient": str(error).split(". ")[0]}
     got = plain.gradient(problem.model, problem.cost, problem.x, problem.y)[1]
-    pairs = zip(problem.model.named_parameters(), wide.model.parameters(), strict=True)
-    out["cosines"] = {
-        name: round(float(torch.cosine_similarity(got[p].double().flatten(), wanted[q].flatten(), dim=0)), 6)
-        for (name, p), q in pairs
-        if p in got and q in wanted and bool(wanted[q].any())
-    }
+    out["cosines"] = cosines({name: got[p] for name, p in problem.model.named_parameters() if p in got}, wanted)
     return out
+
+
+def exact_gradient(problem: Problem, schedule: Schedule = "synchronous", forward: bool = False) -> dict[str, Tensor]:
+    """In float64, by name: recurrent backprop's at rest; backprop's, if rest is the net's forward pass."""
+    wide = problem.double()
+    exact: Estimator = Backprop() if forward else RBP(0, STEPS, stop="settled")
+    phase = Phase(STEPS, schedule, stop="settled", still=1e-12)
+    at = None if forward else relax(wide.model, wide.x, phase).state
+    found = exact.gradient(wide.model, wide.cost, wide.x, wide.y, at)[1]
+    return {name: found[p] for name, p in wide.model.named_parameters() if p in found}
+
+
+def cosines(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, float]:
+    """The cosines of gradients of the same name, where the wanted one is not zero."""
+    return {
+        name: round(float(torch.cosine_similarity(one.double().flatten(), wanted[name].flatten(), dim=0)), 6)
+        for name, one in found.items()
+        if name in wanted and bool(wanted[name].any())
+    }

@@ -112,7 +112,8 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         handle = open_lock(folder / LOCK)
     except OSError as error:
-        raise type(error)(f"Cannot write to {folder}: {error.strerror or error}.") from error
+        why = str(error.strerror or error).rstrip(".")
+        raise type(error)(f"Cannot write to {folder}: {why}.") from error
     try:
         if not take_lock(handle, folder / LOCK, wait=False):
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"

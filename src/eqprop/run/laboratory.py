@@ -17,9 +17,8 @@ from eqprop.cost import Problem
 from eqprop.engines.base import Precision
 from eqprop.engines.eager import compare_precision, compare_with_float64
 from eqprop.estimators import EP, Estimator
-from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.estimators.named import nudging_of
-from eqprop.gdu import AUTHORS, PAPER, Options
+from eqprop.gdu import AUTHORS, PAPER, Options, Report
 from eqprop.gdu import compare as compare_problem
 from eqprop.gdu.verdict import Diagnosis
 from eqprop.provenance import provenance
@@ -55,8 +54,7 @@ class BoundProblem:
     @property
     def estimator(self) -> Estimator:
         """The session's without a penalty; where it is no EP but Theorem 1 speaks of it, EP with the same phases."""
-        phases, estimator = self.spec.phases, self.session.estimator
-        estimator = estimator.base if isinstance(estimator, Homeostasis) else estimator
+        phases, estimator = self.spec.phases, self.session.estimator.plain
         same = EP(phases.T, phases.K, phases.beta, schedule=phases.schedule, stop=phases.stop)
         return estimator if isinstance(estimator, EP) or not estimator.follows_theorem else same
 
@@ -137,8 +135,8 @@ def in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
 
 def compare(
     subject: BoundProblem, *, drop_unsettled: bool = False, progress: Callable[[float], None] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """EP against BPTT with the phases of the spec: the document gdu.json, and the traces."""
+) -> tuple[dict[str, Any], Report]:
+    """EP against BPTT with the phases of the spec: the document gdu.json, and the report it is made of."""
     spec, of, phases = subject.spec, subject.problem, subject.spec.phases
     options = Options(
         drop_unsettled=drop_unsettled,
@@ -170,7 +168,7 @@ def compare(
         "format": FORMAT,
         "provenance": made_by,
     }
-    return document, {"name": spec.name, **report.traces_to_dict()}
+    return document, report
 
 
 def _free_steps(subject: BoundProblem) -> int:

@@ -142,8 +142,6 @@ class Loop:
         self.legs = session.legs()
         self.reached: dict[Leg, Head] = {}
         """Where each leg that was begun has come to."""
-        self.settling: dict[tuple[str, int], dict[str, Any]] = {}
-        """Where free phases end in what this process trained, by estimator and trial."""
         self._pointed: set[Leg] = set()
         self._drowned: set[Leg] = set()
         self.agreed: int | None = None
@@ -170,7 +168,6 @@ class Loop:
             self._tell_whether_bits_repeat(trainer)
             with fixed_algorithms(self.spec.run.deterministic):
                 self._train(trainer, len(left) - n - 1)
-                self.settling |= trainer.settling()
 
     def _unfinished(self, scope: Scope) -> list[Leg]:
         """The wanted legs that are not finished, with the log cut to their checkpoints."""

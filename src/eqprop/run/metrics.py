@@ -72,6 +72,9 @@ def summarise(session: Session, lines: Sequence[Line], reached: Mapping[Leg, Hea
     reached     where each leg that was begun has come to
     """
     engines = {leg.estimator: reached[leg].engine for leg in session.legs() if leg in reached}
+    settling: dict[str, dict[int, Any]] = {estimator: {} for estimator in session.spec.estimators}
+    for leg, head in reached.items():
+        settling[leg.estimator] |= head.settling
     seconds = math.fsum(head.seconds for head in reached.values())
     return {
         "name": session.spec.name,
@@ -83,8 +86,8 @@ def summarise(session: Session, lines: Sequence[Line], reached: Mapping[Leg, Hea
         "device": session.spec.run.device,
         "seconds": round(seconds, 3),
         "estimators": {
-            estimator: _summary([line for line in lines if line["estimator"] == estimator], session)
-            for estimator in session.spec.estimators
+            name: _summary([line for line in lines if line["estimator"] == name], session, settling[name])
+            for name in session.spec.estimators
         },
     }
 
@@ -95,13 +98,13 @@ def name_engines(engines: Mapping[str, str]) -> str:
     return names.pop() if len(names) == 1 else ", ".join(f"{estimator}: {name}" for estimator, name in engines.items())
 
 
-def _summary(lines: Sequence[Line], session: Session) -> dict[str, Any]:
-    return summarise_trials(
-        [
-            trial_of([x for x in lines if x["trial"] == t], session.spec.run.seed + t, session.spec.data.top5)
-            for t in range(session.spec.run.trials)
-        ]
-    )
+def _summary(lines: Sequence[Line], session: Session, settling: Mapping[int, Any]) -> dict[str, Any]:
+    trials = []
+    for t in range(session.spec.run.trials):
+        own = [line for line in lines if line["trial"] == t]
+        rest = {"settling": settling[t]} if t in settling else {}
+        trials.append({**trial_of(own, session.spec.run.seed + t, session.spec.data.top5), **rest})
+    return summarise_trials(trials)
 
 
 def summarise_trials(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from eqprop.messages import EXPECTED_ERRORS, unknown
 from eqprop.models.settings import ModelSettings
 from eqprop.plugins import Table
 from eqprop.settings import about
+from eqprop.state import LayerParameters
 
 Factory = Callable[..., Any]
 """Your own function: what `OwnFunction` describes."""
@@ -37,16 +38,23 @@ class OwnNet(ModelSettings, frozen=True):
     A run folder therefore never names code to execute: whoever opens it must pass the function again.
     """
 
-    function: Annotated[str, about("Your function that builds the network.", flag="--model")] = "own"
+    function: Annotated[str, about("FILE.py:FUNCTION that builds your own network.", flag="--model")] = "own"
     kind: Literal["own"] = "own"
+
+    @property
+    def layer_parameters(self) -> tuple[LayerParameters, ...]:
+        return ()
 
     def build(self, seed: int, dtype: torch.dtype) -> Dynamics:
         if (own := registered_own(self)) is not None:
             return own(seed).to(dtype)
         raise ValueError(
-            f"The experiment uses your own network ({self.function}), but got no function that builds it. Pass "
-            "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+            f"The experiment uses your own network ({self.function}), but got no function that builds it. Give it "
+            f"again: --model {self._where()}, or model=function in Python."
         )
+
+    def _where(self) -> str:
+        return self.function if ":" in self.function else f"FILE.py:{self.function}"
 
     def __str__(self) -> str:
         return f"own model {self.function}"

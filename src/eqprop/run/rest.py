@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics
 from eqprop.estimators import EP, Estimator
-from eqprop.estimators.homeostasis import Homeostasis
 from eqprop.gdu.beta import best_beta
 from eqprop.gdu.control import Settle, capped
 from eqprop.relax import Phase, relax
@@ -78,7 +78,7 @@ class Guard:
 
     def choose_beta(self, problem: Problem) -> None:
         """By the samples given, where beta is led and the estimator is EP."""
-        base = self.estimator.base if isinstance(self.estimator, Homeostasis) else self.estimator
+        base = self.estimator.plain
         if self.led and isinstance(base, EP):
             one = Problem(problem.model, problem.cost, problem.x[:MEASURED], problem.y[:MEASURED])
             self.beta = best_beta(one, base).beta
@@ -116,8 +116,6 @@ class Guard:
 
 
 def _changed(estimator: Estimator, T: int, beta: float | None) -> Estimator:
-    if isinstance(estimator, Homeostasis):
-        return replace(estimator, base=_changed(estimator.base, T, beta))
-    if isinstance(estimator, EP) and beta is not None:
-        return replace(estimator, T=T, beta=beta)
-    return replace(estimator, T=T)
+    plain = estimator.plain
+    changes: dict[str, Any] = {"T": T} if beta is None or not isinstance(plain, EP) else {"T": T, "beta": beta}
+    return estimator.with_plain(replace(plain, **changes))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eqprop import papers
-from eqprop.cost import Cost, Problem, SpinError, SquaredError
+from eqprop.cost import Cost, Problem, SquaredError
 from eqprop.data import Data, Images, Streamed, as_floats, from_arrays
 from eqprop.data.sources import SETS
 from eqprop.dynamics import Dynamics, PrimitiveDynamics, set_nudge_site
@@ -137,6 +137,15 @@ class Parts:
         if isinstance(images, Images):
             return self.stored(images.train_x)
         return torch.empty(0, math.prod(images.shape), dtype=images.dtype, device=images.device)
+
+    @property
+    def answers(self) -> Tensor:
+        """Labels or targets of all training samples; none where they are streamed."""
+        images = self.session.images
+        if isinstance(images, Images):
+            return images.train_y
+        shape, kind = ((0,), torch.int64) if images.labelled else ((0, images.classes), images.dtype)
+        return torch.empty(shape, dtype=kind, device=images.device)
 
     @cached_property
     def start(self) -> Start | None:
@@ -437,11 +446,9 @@ def build_cost(
                 "model=function in Python, or --model FILE.py:FUNCTION on the command line."
             )
         return cost.to(dtype)
-    if kind == "spins":
-        return SpinError(classes)
     if (make := COSTS[kind]) is not None:
         settings = {name: v for name, v in msgspec.to_builtins(spec.cost).items() if name != "kind"}
-        return make(**settings).to(dtype)
+        return make(**settings).for_classes(classes).to(dtype)
     seed = spec.run.seed + trial + READOUT_SEED
     return CrossEntropy(inputs, classes, init=spec.model.init, seed=seed, dtype=dtype)
 

@@ -13,25 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eqprop.cost import Problem
-from eqprop.estimators import EP, RBP
+from eqprop.estimators import EP
 from eqprop.files import write_json
 from eqprop.messages import shown
 from eqprop.physical.machine import Machine
-from eqprop.physical.spins import Spins
 from eqprop.provenance import provenance
-from eqprop.relax import Phase, Schedule, relax
+from eqprop.relax import Schedule
 from eqprop.run.api import begin_or_resume
 from eqprop.run.evaluate import load
+from eqprop.run.field import EXAMINED, cosines, exact_gradient
 from eqprop.run.folder import is_run, read_json
 from eqprop.run.own import own_of
 from eqprop.run.session import bind, chosen
 from eqprop.run.watch import Watch
 
-EXAMINED, STEPS = 100, 2000
-"""Training samples that gradients are compared on, and the most steps to the rest that the exact one is taken at."""
 POINT, DOCUMENT = "point.json", "sweep.json"
 NUMBERS = ("state_noise", "read_noise", "mismatch", "drift", "missing", "asymmetry", "weight_limit")
 BITS = ("state_bits", "read_bits", "weight_bits")
@@ -186,23 +183,15 @@ def gradient_cosines(problem: Problem, ep: Any) -> dict[str, float]:
     Empty where there is no gradient: of spins, or where the net does not settle.
     """
     machine = problem.model
-    if not isinstance(machine, Machine) or isinstance(machine.model, Spins) or not isinstance(ep, EP):
+    if not isinstance(machine, Machine) or not machine.model.differentiable or not isinstance(ep, EP):
         return {}
     got = ep.gradient(machine, problem.cost, problem.x, problem.y)[1]
     found = {name: got[p].detach().double() for name, p in machine.named_parameters() if p in got}
-    wide = Problem(machine.model, problem.cost, problem.x, problem.y).double()
-    schedule: Schedule = "sweeps" if getattr(wide.model, "bipartite", False) else "synchronous"
+    schedule: Schedule = "sweeps" if getattr(machine.model, "bipartite", False) else "synchronous"
     try:
-        at = relax(wide.model, wide.x, Phase(STEPS, schedule, stop="settled", still=1e-12)).state
-        exact = RBP(0, STEPS, stop="settled").gradient(wide.model, wide.cost, wide.x, wide.y, at)[1]
+        wanted = exact_gradient(Problem(machine.model, problem.cost, problem.x, problem.y), schedule)
     except ArithmeticError:
         return {}
-    wanted = {name: exact[p] for name, p in wide.model.named_parameters() if p in exact}
     names = [name for name in found if name in wanted]
-    pairs = {name: (found[name].flatten(), wanted[name].flatten()) for name in names}
-    pairs["all"] = (torch.cat([pairs[n][0] for n in names]), torch.cat([pairs[n][1] for n in names]))
-    return {name: _cosine(a, b) for name, (a, b) in pairs.items()}
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return round(float(torch.cosine_similarity(a, b, dim=0)), 6)
+    whole = [torch.cat([of[name].flatten() for name in names]) for of in (found, wanted)]
+    return cosines({**found, "all": whole[0]}, {**wanted, "all": whole[1]})

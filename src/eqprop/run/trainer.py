@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from eqprop.run.checkpoint import (
     source_of,
 )
 from eqprop.run.distributed import SUMS, SharedStart, shared_start
-from eqprop.run.evaluate import Errors, Measure, measured_set
+from eqprop.run.evaluate import PARTS, Errors, Measure
 from eqprop.run.extras import Average
 from eqprop.run.log import Line
 from eqprop.run.rest import MEASURED, Guard
@@ -110,31 +109,16 @@ class Trainer:
         averaged = self.spec.optimizer.average
         self.guard = self._guard() if self.spec.phases.steered and not isinstance(self.estimator, Backprop) else None
         self.average = Average([p for _, p in self._parameters()], averaged) if averaged else None
-        _, train_y, read_train = measured_set(session.images, "train")
-        test_x, test_y, read_test = measured_set(session.images, "test")
-        self.x, self.labels = parts.x, train_y
-        self.targets = session.targets(train_y)
+        self.x, self.labels = parts.x, parts.answers
+        self.targets = session.targets(self.labels)
         self._reading: tuple[Position, Iterator[StreamedBatch]] | None = None
         self.start = parts.start
         self.shared = shared_start(self.start, self.ranks, self.networks)
         # Made once, so that they keep their runners from epoch to epoch.
-        inputs = None if self.preparation is None else self.preparation.inputs
+        forward = isinstance(self.estimator, Backprop)
         self.test_measure, self.train_measure = (
-            Measure(
-                self.engine,
-                self.model,
-                self.spec,
-                x,
-                y,
-                networks=self.networks,
-                start=self.start,
-                cost=self.cost,
-                ranks=self.ranks,
-                inputs=inputs,
-                forward=isinstance(self.estimator, Backprop),
-                read=read,
-            )
-            for x, y, read in ((parts.stored(test_x), test_y, read_test), (self.x, train_y, read_train))
+            Measure(self.engine, self.model, session, part, self.networks, self.start, self.cost, forward)
+            for part in PARTS
         )
         self.position = self._next = Position()
         self.diverged: dict[int, Divergence] = {}
@@ -142,9 +126,6 @@ class Trainer:
         self.moved: float | None = None
         """How far the last epoch moved the weights, relative to their size; None where that is not known."""
         self.seconds = self.epoch_seconds = 0.0
-        self._first: tuple[int, int, float] | None = None
-        """Epoch, iterations and seconds of the first chunk of this process."""
-        self._evaluated: list[Measure] = []
         if checkpoint is not None:
             self._restore(checkpoint)
         elif self.guard is not None:
@@ -236,7 +217,7 @@ class Trainer:
         counts = self.counts()
         self.position = Position(epoch, first + n)
         self._look_for_divergence(counts)
-        self._spend_on(n, time.perf_counter() - start, epoch)
+        self._spend(time.perf_counter() - start)
         return counts
 
     def _augment_as_in(self, epoch: int) -> None:
@@ -311,16 +292,6 @@ class Trainer:
         self.seconds += seconds
         self.epoch_seconds += seconds
 
-    def _spend_on(self, n: int, seconds: float, epoch: int) -> None:
-        """Count a chunk of n iterations. The first of a process also compiles: it counts at the pace of the second."""
-        if self._first is None:
-            self._first = epoch, n, seconds
-        elif self._first[0] == epoch:
-            _, n_first, seconds_first = self._first
-            self._spend(-max(seconds_first - n_first * seconds / n, 0.0))
-            self._first = -1, 0, 0.0
-        self._spend(seconds)
-
     @torch.no_grad()
     def _finite(self) -> list[bool]:
         """Whether the weights are finite, per trial."""
@@ -373,15 +344,13 @@ class Trainer:
         r = self.leg.trials.index(trial)
         return self._network(r), self._cost(r)
 
-    def settling(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Where the free phases of the trials that ended well end, by estimator and trial."""
-        found = {}
+    def settling(self) -> dict[int, dict[str, Any]]:
+        """Where the free phases of the trials that ended well end; empty before the end."""
         with self.averaged():
-            for r, trial in enumerate(self.leg.trials):
-                rest = None if trial in self.diverged else audited(self.session, self.leg.estimator, self._network(r))
-                if rest is not None:
-                    found[self.leg.estimator, trial] = rest
-        return found
+            trials = enumerate(self.leg.trials) if self.finished else ()
+            well = {trial: self._network(r) for r, trial in trials if trial not in self.diverged}
+            found = {trial: audited(self.session, self.leg.estimator, network) for trial, network in well.items()}
+        return {trial: rest for trial, rest in found.items() if rest is not None}
 
     def _network(self, r: int) -> Dynamics:
         if self.networks is None:
@@ -487,34 +456,10 @@ class Trainer:
             return Errors(nothing, nothing), nothing
         start = time.perf_counter()
         with self.averaged():
-            test, compiled = self._errors(self.test_measure, between)
-            train, more = nothing, 0.0
-            if self._train_error_due(epoch):
-                errors, more = self._errors(self.train_measure, between)
-                train = errors.top1
-        self._spend(time.perf_counter() - start - compiled - more)
+            test = self.test_measure.errors(between)
+            train = self.train_measure.errors(between).top1 if self._train_error_due(epoch) else nothing
+        self._spend(time.perf_counter() - start)
         return test, train
-
-    def _errors(self, measure: Measure, between: Callable[[], None]) -> tuple[Errors, float]:
-        """The errors, and the seconds of compiling in between.
-
-        What this process evaluates first also compiles, for the first batch of a set and, where it is smaller, for the
-        last: these take as long as the longest of the others, and the rest is compiling.
-        """
-        marks: list[float] = []
-
-        def timed() -> None:
-            marks.append(time.perf_counter())
-            between()
-
-        errors = measure.errors(timed)
-        took = [b - a for a, b in pairwise([*marks, time.perf_counter()])]
-        known = measure in self._evaluated
-        self._evaluated.append(measure)
-        if known or len(took) < 2:
-            return errors, 0.0
-        usual = max(took[1:-1], default=min(took))
-        return errors, sum(max(seconds - usual, 0.0) for seconds in (took[0], took[-1]))
 
     def _line(self, r: int, epoch: int, counts: dict[str, float], measured: dict[str, float | None]) -> Line:
         trial, samples = self.leg.trials[r], max(counts["samples"], 1.0)
@@ -581,6 +526,7 @@ class Trainer:
             average=self._good_averages,
             guard={} if self.guard is None else self.guard.to_dict(),
             work=self.model.work.to_dict() if isinstance(self.model, Machine) else {},
+            settling=self.settling(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -140,26 +141,13 @@ class Several(Watch):
                     raise
                 self.gone.add(watch)
 
-    def begin(self, session: Session, folder: Path) -> None:
-        self._each("begin", session, folder)
-
-    def begin_leg(self, leg: Leg, engine: str, epoch: int) -> None:
-        self._each("begin_leg", leg, engine, epoch)
-
-    def progress(self, progress: Progress) -> None:
-        self._each("progress", progress)
-
-    def epoch(self, lines: Sequence[Line], progress: Progress) -> None:
-        self._each("epoch", lines, progress)
-
-    def warn(self, message: str) -> None:
-        self._each("warn", message)
-
-    def note(self, message: str) -> None:
-        self._each("note", message)
-
-    def end(self) -> None:
-        self._each("end")
+    begin = partialmethod(_each, "begin")
+    begin_leg = partialmethod(_each, "begin_leg")
+    progress = partialmethod(_each, "progress")
+    epoch = partialmethod(_each, "epoch")
+    warn = partialmethod(_each, "warn")
+    note = partialmethod(_each, "note")
+    end = partialmethod(_each, "end")
 
     def measure(self, network: Dynamics, cost: Cost, line: Line) -> Mapping[str, float]:
         found: dict[str, float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,22 @@ def _two_digits_down(value: int) -> int:
     return value // unit * unit
 
 
+@dataclass
+class Clock:
+    """Seconds since the tuning began, against the limit by which it should end."""
+
+    limit: float
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def allows(self, seconds: float) -> bool:
+        """Whether work that takes so long would still end in time."""
+        return self.elapsed + seconds <= self.limit
+
+
 FAILED = 100.0
 """Error in percent assigned to a training that diverged."""
 
@@ -140,10 +157,16 @@ class Trainings:
     images: Images
     effort: Effort
     out: Path
+    clock: Clock
     own: Factory | None = None
     device: str = "cpu"
     tell: Callable[[str], None] = lambda text: None
     done: list[Outcome] = field(default_factory=list)
+    longest: float = 0.0
+
+    def in_time(self) -> bool:
+        """Whether one more training, if it takes as long as the longest so far, would end in time."""
+        return self.clock.allows(self.longest)
 
     def run(self, spec: Spec, stage: str) -> Outcome:
         """Train, or return the earlier outcome of the same settings."""
@@ -151,7 +174,7 @@ class Trainings:
         same = next((o for o in self.done if _settings(o) == (phases.T, phases.K, phases.beta, rates)), None)
         if same is not None:
             return same
-        folder = self.out / stage
+        folder, began = self.out / stage, self.clock.elapsed
         self.tell(f"training {stage}")
         result = begin_or_resume(
             spec.override(epochs=self.effort.epochs),
@@ -178,6 +201,7 @@ class Trainings:
             folder=str(folder.relative_to(self.out.parent)),
         )
         self.done.append(outcome)
+        self.longest = max(self.longest, self.clock.elapsed - began)
         return outcome
 
     def trained(self, outcome: Outcome) -> tuple[Dynamics, Cost]:

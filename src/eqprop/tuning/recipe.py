@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,16 @@ from eqprop.provenance import provenance
 from eqprop.run.dataset import describe
 from eqprop.run.session import Session, bind
 from eqprop.run.spec import EVERY_OTHER, Spec
-from eqprop.tuning.effort import Effort, Outcome, Trainings, as_experiment, check_budget, held_out, short_training
+from eqprop.tuning.effort import (
+    Clock,
+    Effort,
+    Outcome,
+    Trainings,
+    as_experiment,
+    check_budget,
+    held_out,
+    short_training,
+)
 from eqprop.tuning.probe import (
     Batches,
     BetaAgreement,
@@ -140,16 +148,20 @@ def _wish(value: float, gradient: float) -> float | None:
 
 
 def climb(
-    error: Callable[[float], float], start: float, factor: float = 2.0, most: int = 6
+    error: Callable[[float], float],
+    start: float,
+    factor: float = 2.0,
+    most: int = 6,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> tuple[float, dict[float, float]]:
     """Minimise the error over start * factor^n, first upwards, then downwards, while it falls or is infinite.
 
-    Returns the best value and all errors tried.
+    Returns the best value and all errors tried: no more than `most`, and none after the first once time is up.
     """
     tried = {start: error(start)}
     for step in (factor, 1.0 / factor):
         here = min(tried, key=lambda c: (tried[c], c))
-        while len(tried) < most:
+        while len(tried) < most and in_time():
             there = here * step
             if there in tried:
                 break
@@ -195,6 +207,7 @@ FORMAT = 1
 MINI_BATCHES = 5
 """Number of mini-batches to probe."""
 
+TIME_IS_UP = "the budget ended before more was tried"
 TRAININGS, RATES = "trainings", "rates"
 
 
@@ -260,6 +273,7 @@ def tune(
     budget: float = 600.0,
     tell: Callable[[str], None] = lambda text: None,
     validation: int | None = None,
+    limit: float | None = None,
 ) -> TuningResult:
     """Run the recipe.
 
@@ -268,25 +282,30 @@ def tune(
 
     session     gives the network, its initial weights, batch, optimizer, epochs, schedule, seed, data and machine; its
                 T, K, beta and learning rates are ignored
-    budget      approximate seconds for the short trainings; operation counts convert them into samples
+    budget      seconds for the whole; operation counts convert them into samples of the short trainings
     validation  training samples to hold out; None: a sixth, and at most half of those trained on
+    limit       seconds after which no training begins, and what was not tried is named; None: the budget
     """
-    began = time.monotonic()
     check_budget(budget)
+    clock = Clock(budget if limit is None else limit)
     part = without_held_out(session, validation)
     recipe = Recipe(part, part.spec, tell)
     recipe.look(part.model, part.cost, "initial weights")
+    look_seconds = clock.elapsed
     effort = short_training(replace(part, spec=recipe.spec), budget, validation=validation)
     assert isinstance(session.images, Images), "tuning takes no stream"
     recipe.trainings = trainings = Trainings(
-        session.images, effort, out / TRAININGS, session.own, session.spec.run.device, tell
+        session.images, effort, out / TRAININGS, clock, session.own, session.spec.run.device, tell
     )
     pilot = _choose_rates(recipe, trainings, weight_names(part.model, part.cost))
-    recipe.look(*trainings.trained(pilot), "trained weights")
-    _shrink(recipe, trainings)
-    return TuningResult(
-        as_experiment(recipe.spec), _document(recipe, session, budget, effort, time.monotonic() - began)
-    )
+    if clock.allows(look_seconds + trainings.longest):
+        recipe.look(*trainings.trained(pilot), "trained weights")
+        _shrink(recipe, trainings)
+    else:
+        for name in ("T", "K", "beta"):
+            decision = recipe.decisions[name]
+            recipe.decide(replace(decision, reason=f"{decision.reason}. At the initial weights; {TIME_IS_UP}"))
+    return TuningResult(as_experiment(recipe.spec), _document(recipe, session, budget, effort, clock.elapsed))
 
 
 def without_held_out(session: Session, validation: int | None) -> Session:
@@ -306,7 +325,7 @@ def _choose_rates(recipe: Recipe, trainings: Trainings, names: Sequence[str]) ->
         # On targets, an error may be above that of a training that diverged.
         return math.inf if outcomes[height].diverged else outcomes[height].train
 
-    best, tried = climb(error, LARGEST_RATE)
+    best, tried = climb(error, LARGEST_RATE, in_time=trainings.in_time)
     if outcomes[best].diverged:
         raise ArithmeticError(
             f"Every short training diverged, with largest rates from {min(tried):g} to {max(tried):g}. Use initial "
@@ -347,6 +366,9 @@ def _shrink(recipe: Recipe, trainings: Trainings) -> None:
                 # While K equals T, T cannot shrink before K does.
                 if name == "K" or "K" in stopped:
                     stopped[name] = f"{getattr(recipe.spec.phases, name)} is the minimum"
+                continue
+            if not trainings.in_time():
+                stopped[name] = TIME_IS_UP
                 continue
             tried = trainings.run(spec, f"T-{spec.phases.T}-K-{spec.phases.K}")
             if tried.diverged:

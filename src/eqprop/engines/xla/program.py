@@ -31,7 +31,7 @@ from eqprop.engines.xla.lowering import Lowered, Values, operations
 from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
-from eqprop.estimators.base import by_network, difference_update, trainable, update
+from eqprop.estimators.base import by_network, difference_update, moved_contrast, trainable, update
 from eqprop.relax import (
     CHECK_EVERY,
     SWEEPS,
@@ -196,14 +196,20 @@ class Pieces:
         return Stepper(self.model, self.model.drive(x), nudge)
 
     def contrast(self, kind: Kind) -> tuple[Piece, list[Name]]:
-        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state in the difference form."""
+        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state where `contrasts_around`."""
         model, L = self.model, self.layers
         assert isinstance(model, PrimitiveDynamics)
-        names: list[Name] = []
+        names, around = list[Name](), self.contrasts_around(kind)
 
         def run(x: Tensor, nudge: Nudge, unit: Tensor, states: State) -> State:
             ends = [states[n : n + L] for n in range(0, len(states), L)]
-            found = model.difference_contrast(x, *ends) if kind.difference else model.contrast(x, *ends)
+            if kind.difference:
+                found = model.difference_contrast(x, *ends)
+            elif around:
+                begun, plus, minus = ends
+                found = moved_contrast(model, x, plus, minus, begun)
+            else:
+                found = model.contrast(x, *ends)
             learned = [name for name in trainable(model) if name in found]
             names[:] = [(0, name) for name in learned]
             lost = next((name for name in found if name not in dict(model.named_parameters())), None)
@@ -213,7 +219,11 @@ class Pieces:
 
         end = self.start(kind)
         moving = end if kind.difference and not kind.symmetric else (*end, *end)
-        return self._piece("contrast", run, moving, self.s if kind.difference else ()), names
+        return self._piece("contrast", run, moving, self.s if around else ()), names
+
+    def contrasts_around(self, kind: Kind) -> bool:
+        """Whether the contrast asks for where the phase begun: as a difference of it, or where there is no Phi."""
+        return kind.difference or (kind.symmetric and not getattr(self.model, "conservative", True))
 
     def update(self, update_of: Update, kind: Kind) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
@@ -436,6 +446,7 @@ class Gradient(Program):
         kind, names = self.kind, list[Name]()
         self._start = [dtype_of(v.dtype) for v in pieces.start(kind)]
         self._contrast: Piece | None = None
+        self._around = pieces.contrasts_around(kind)
         self._steps: dict[Update, Piece] = {}
         for u in kind.second.pattern:
             if not isinstance(pieces.model, PrimitiveDynamics):
@@ -457,7 +468,7 @@ class Gradient(Program):
         if self._contrast is None:
             plus, *minus = [end[layers:] for end in ends]  # the updates of all steps  [eq:ep-weight-update]
             grads = tuple(map(operator.sub, plus, minus[0])) if minus else plus
-        elif self.kind.difference:
+        elif self._around:
             grads = self._contrast.at(given, s)(*seen)
         else:  # from the two ends of the second phase, or of both  [eq:ep-grad]
             grads = self._contrast.at(given)(*(seen if self.kind.symmetric else (*seen, *s)))
