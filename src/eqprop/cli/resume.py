@@ -19,7 +19,7 @@ def resume_run(
 ) -> None:
     """Continue a run where it stopped, with its own settings.
 
-    The options are the settings that may change on the way; the defaults are the run's own.
+    The options are the settings that may change on resume; the run keeps all others.
     """
     check_json(as_json)
     with stopping(), own_code(settings.get("function")):

@@ -38,7 +38,7 @@ class OwnNet(ModelSettings, frozen=True):
     A run folder therefore never names code to execute: whoever opens it must pass the function again.
     """
 
-    function: Annotated[str, about("Your function that builds the network.", flag="--model")] = "own"
+    function: Annotated[str, about("FILE.py:FUNCTION that builds your own network.", flag="--model")] = "own"
     kind: Literal["own"] = "own"
 
     @property
@@ -49,9 +49,12 @@ class OwnNet(ModelSettings, frozen=True):
         if (own := registered_own(self)) is not None:
             return own(seed).to(dtype)
         raise ValueError(
-            f"The experiment uses your own network ({self.function}), but got no function that builds it. Pass "
-            "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+            f"The experiment uses your own network ({self.function}), but got no function that builds it. Give it "
+            f"again: --model {self._where()}, or model=function in Python."
         )
+
+    def _where(self) -> str:
+        return self.function if ":" in self.function else f"FILE.py:{self.function}"
 
     def __str__(self) -> str:
         return f"own model {self.function}"
