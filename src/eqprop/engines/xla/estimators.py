@@ -146,7 +146,7 @@ class Unrolled(Program):
     def second(self, given: Inputs, s: Arrays) -> Second:
         turns, K, layers = self.kind.second, self.kind.fixed, len(s)
         steps = {u: piece.at(given) for u, piece in self._steps.items()}
-        back = {u: piece.at(given) for u, piece in self._back.items()}
+        back, zeros, whole = self._summed(self._back, given)
 
         def forth(s: Arrays, updates: tuple[Update, ...]) -> tuple[Arrays, list[Arrays]]:
             """The state after these updates, and those before each."""
@@ -166,10 +166,10 @@ class Unrolled(Program):
         pattern, rest = turns.pattern, turns.pattern[: turns.rest]
         s, periods = lax.scan(lambda s, _: forth(s, pattern), tuple(s), length=turns.periods(K))
         end, passed = forth(s, rest)
-        carried = (*self._pull.at(given)(*end), *self._zeros(given))
+        carried = (*self._pull.at(given)(*end), *zeros)
         carried = gone_back(carried, rest, passed)
         carried, _ = lax.scan(lambda c, p: (gone_back(c, pattern, p), None), carried, periods, reverse=True)
-        return Second(end, K, carried[layers:], ())
+        return Second(end, K, whole(carried[layers:]), ())
 
 
 class Adjoint(Program):

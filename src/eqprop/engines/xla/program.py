@@ -27,7 +27,7 @@ from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.traced import CannotTrace, trace
-from eqprop.engines.xla.lowering import Lowered, operations
+from eqprop.engines.xla.lowering import Lowered, Values, operations
 from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
@@ -308,11 +308,27 @@ class Piece(NamedTuple):
 
     def at(self, inputs: Inputs, fixed: Arrays = ()) -> Callable[..., Arrays]:
         """The piece as a function of what moves, all else computed."""
-        constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
-        prepared = self.lowered.prepare(
-            (*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit, *fixed), constants
-        )
+        prepared = self._prepared(inputs, fixed)
         return lambda *moving: self.lowered(prepared, moving)
+
+    def summed(
+        self, inputs: Inputs, sums: int, fixed: Arrays = ()
+    ) -> tuple[Callable[..., Arrays], Arrays, Callable[[Arrays], Arrays]]:
+        """The same where the last results are added up over steps: of them it returns terms.
+
+        With it, a sum of terms to begin with, and what a sum of terms comes to.
+        """
+        prepared, chains = self._prepared(inputs, fixed), self.lowered.chains(sums)
+        terms = [chain[0].meta["val"] for chain in chains]
+        return (
+            lambda *moving: self.lowered.terms(prepared, moving, chains),
+            tuple([jnp.zeros(v.shape, dtype_of(v.dtype)) for v in terms]),
+            lambda found: self.lowered.sums(prepared, found, chains),
+        )
+
+    def _prepared(self, inputs: Inputs, fixed: Arrays) -> Values:
+        constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
+        return self.lowered.prepare((*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit, *fixed), constants)
 
 
 class Inputs(NamedTuple):
@@ -412,6 +428,16 @@ class Program(ABC):
         """A sum of gradients to begin with."""
         return tuple(jnp.zeros_like(given.theta[n]) for n in self._places)
 
+    def _summed(
+        self, pieces: Mapping[Update, Piece], given: Inputs, fixed: Arrays = ()
+    ) -> tuple[Steps, Arrays, Callable[[Arrays], Arrays]]:
+        """The steps of a phase that adds up gradients, by update; how a sum begins, and what it comes to."""
+        if len(pieces) > 1:  # whose terms differ
+            return {u: piece.at(given, fixed) for u, piece in pieces.items()}, self._zeros(given), lambda sums: sums
+        ((update, piece),) = pieces.items()
+        step, zeros, whole = piece.summed(given, len(self._places), fixed)
+        return {update: step}, zeros, whole
+
 
 class Gradient(Program):
     """EP's gradient."""
@@ -450,12 +476,15 @@ class Gradient(Program):
 
     def _end(self, given: Inputs, start: Arrays, s: Arrays) -> Arrays:
         """The end of a nudged phase, and the sum of its updates where there is no Phi."""
-        around = s if self._contrast is None or self.kind.difference or self.kind.held else ()
-        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        count, layers = given.periods[1], len(s)
         if self._contrast is None:
-            steps = {u: adding(step, len(s)) for u, step in steps.items()}
-            start = (*start, *self._zeros(given))
-        return run_phase(steps, self.kind.second, given.periods[1], start)
+            updates, zeros, whole = self._summed(self._steps, given, s)
+            added: Steps = {u: adding(step, layers) for u, step in updates.items()}
+            end = run_phase(added, self.kind.second, count, (*start, *zeros))
+            return (*end[:layers], *whole(end[layers:]))
+        around = s if self.kind.difference or self.kind.held else ()
+        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        return run_phase(steps, self.kind.second, count, start)
 
 
 def apart(a: Arrays, b: Arrays, dims: int) -> Array:
