@@ -126,7 +126,7 @@ Nudging = Literal["one-sided", "symmetric", "random-sign"]
 class EPSettings(EstimatorSettings, frozen=True, kw_only=True):
     """Of `EP`."""
 
-    form: Annotated[PhaseForm, about("Nudged phases on the state (plain) or on its difference.", common=True)] = "plain"
+    form: Annotated[PhaseForm, about("Nudged phase on the state (plain) or on its difference.", common=True)] = "plain"
     held: Annotated[bool, about("Whether the nudge keeps the force it begins with.")] = False
 
 
