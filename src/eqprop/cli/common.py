@@ -205,7 +205,7 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def results_table(found: Sequence[Row]) -> Table:
-    """Our results next to the paper's, within 80 columns."""
+    """Our results, next to the paper's where it has any, within 80 columns."""
     from eqprop.estimators.named import label
 
     data = ", ".join(dict.fromkeys(row.run.data for row in found))
@@ -219,20 +219,24 @@ def results_table(found: Sequence[Row]) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    for heading in ("network", "estimator", "ours", "paper", "epochs", "reproduced"):
+    published = any(row.paper_result for row in found)
+    for heading in ("network", "estimator", "ours", *(["paper"] if published else []), "epochs"):
         table.add_column(
             heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=heading != "network"
         )
+    if published:
+        table.add_column("reproduced", justify="right", no_wrap=True)
     for row in found:
-        paper = row.paper_result
+        paper = "--" if row.paper_result is None else str(row.paper_result)
+        verdict = row.verdict if row.verdict in ("yes", "no") else "--"
         ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
         table.add_row(
             row.run.title,
             label(row.estimator),
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
-            "--" if paper is None else str(paper),
+            *([paper] if published else []),
             f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
-            row.verdict if row.verdict in ("yes", "no") else "--",
+            *([verdict] if published else []),
         )
     return table
 
