@@ -7,7 +7,7 @@
 # takes [minutes to hours](../table1.md):
 #
 # ```bash
-# eqprop reproduce table1 --rows P-1h --trials 5
+# eqprop reproduce table1 --rows P-1h --trials 5 --out table1
 # ```
 
 # %%

@@ -138,7 +138,7 @@ for command in ("eqprop evaluate runs/small", "eqprop doctor runs/small", "eqpro
 # eqprop train cifar10-scellier-2023 --device cuda --out runs/scellier         # float32, 100 epochs
 # eqprop train cifar10-scellier-2023 --device cuda --preset fast --out runs/fast   # 58 epochs, 16-bit products
 # eqprop train cifar10-laborieux-2021 --device cuda --out runs/laborieux       # T = 250, 120 epochs; the paper: 11.7 %
-# torchrun --standalone --nproc-per-node 8 -m eqprop train cifar10-scellier-2023 --device cuda --out runs/eight
+# torchrun --standalone --nproc-per-node 8 -m -- eqprop train cifar10-scellier-2023 --device cuda --out runs/eight
 # eqprop resume runs/scellier                                                  # after a stop: the same bits
 # eqprop reproduce cifar10 --device cuda --engine compiled --minutes 9 --out cifar10   # all published rows, in pieces
 # ```

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eqprop import CrossEntropy, Dynamics, PrimitiveDynamics, from_energy, from_primitive
-from eqprop.models import Activation, Connection, Conv, Convolutional, Dense, Layered, Network, Toy, stack
+from eqprop.models import Activation, Connection, Conv, Convolutional, Dense, Layered, Network, Toy, Transposed, stack
 from eqprop.state import State
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -92,6 +92,7 @@ def untied_convolutions() -> Network:
         Conv("x", "h1", kernel=3, padding=1),
         Conv("h1", "h2", stride=2, pool=2, pooling="average", bias=True, **kinds),
         Conv("h1", "h3", pool=2, pooling="soft", **kinds),
+        Transposed("h2", "h3", kernel=2, stride=2, untied=True),
         Dense("h2", "out"),
         Dense("h3", "out", untied=True),
     ]

@@ -23,6 +23,7 @@ from eqprop.cost import Cost, FunctionCost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.messages import EXPECTED_ERRORS, unknown
 from eqprop.models.settings import ModelSettings
+from eqprop.physical.settings import OWN
 from eqprop.plugins import Table
 from eqprop.settings import about
 from eqprop.state import LayerParameters
@@ -148,6 +149,12 @@ def is_own(target: object) -> bool:
 def load_own(where: str) -> OwnFunction:
     """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `OwnFunction`."""
     return OwnFunction(MODELS[where] if where in MODELS else load_function(where), where)
+
+
+def meet_machine(where: object) -> None:
+    """Load the class of your own machine, FILE.py:CLASS, so that specs may name it in this process."""
+    if isinstance(where, str) and ".py:" in where and where not in OWN:
+        OWN[where] = load_function(where)
 
 
 def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]:
