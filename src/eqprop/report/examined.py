@@ -28,7 +28,7 @@ from eqprop.report.runs import RunFolder
 from eqprop.run.dataset import data_again, read_images
 from eqprop.run.evaluate import Trained, evaluation_phase, load
 from eqprop.run.laboratory import Weights, examine, find_problem
-from eqprop.run.session import Session, make_estimator
+from eqprop.run.session import Session, leg_folder, make_estimator
 from eqprop.state import State, distance
 
 OPERATIONS = 1e12
@@ -102,7 +102,7 @@ def examinations(run: RunFolder, gradients: bool = False) -> Iterator[ExaminedNe
     gradients   also compare the estimator's gradient with BPTT's
     """
     for name in run.spec.estimators:
-        if (run.folder / run.described.folder_of(name, 0)).is_dir():
+        if (run.folder / leg_folder(name, 0, run.spec)).is_dir():
             yield _examined(run, name, gradients)
 
 
