@@ -15,7 +15,7 @@ test: setup lint
 
 # The long tests: thousands of kills and bad inputs, random models, pages and notebooks executed; an hour or two.
 campaigns: setup
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow --record results/long-tests.json
 
 lint: setup
 	$(BIN)/ruff check .

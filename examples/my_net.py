@@ -1,8 +1,8 @@
-"""A network of one's own, to copy and change: an energy, its sizes, its data.
+"""Your own network, to copy and change: an energy, its sizes, its data.
 
 eqprop doctor examples/my_net.py:build
 eqprop train examples/my_net.py:build --epochs 2 --out runs/mine
-eqprop report runs/mine
+eqprop report runs/mine --model examples/my_net.py:build
 """
 
 import torch
@@ -27,7 +27,7 @@ def energy(x, s, theta):
 
 
 def build(seed):
-    """The model, its cost and its data; what is drawn from torch is seeded by the trial."""
+    """The model, its cost and its data. Draws from torch are seeded, so `seed` is not needed here."""
     theta = {
         "V": torch.randn(INPUTS, HIDDEN) / INPUTS**0.5,
         "W": torch.randn(HIDDEN, OUTPUTS) / HIDDEN**0.5,

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from eqprop import engines
 from eqprop.data import images
 
-pytest_plugins = ["helpers.long_tests"]
+pytest_plugins = ["helpers.long_tests", "helpers.records"]
 
 settings.register_profile(
     "eqprop", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -74,8 +74,8 @@ CURVES = "src/eqprop/report/curves.json"
 GALLERY = "docs/pictures.md"
 GALLERY_INTRODUCTION = """# Every other picture
 
-Drawn from `results/` by `python -m docs.build`, like the [figures of the paper](figures.md); each stands on the page
-that explains it.
+The pictures of this site that are not [figures of the paper](figures.md), each with a link to the page that explains
+it. `python -m docs.build` draws them from `results/`.
 """
 
 

@@ -33,9 +33,9 @@ def rows_block() -> str:
 
 
 def remarks_block() -> str:
-    """Rows that do not come out."""
+    """Rows that are not reproduced."""
     found = [f"- `{name}`: {row.remark}" for name, row in papers.field_rows().items() if row.remark]
-    return "\n".join(found) or "Every row that is trained came out as expected."
+    return "\n".join(found) or "Every trained row is as expected."
 
 
 def cosines_block() -> str:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.bench_experiments import Spoiled, brief, few_images, rows_of_table1
+from helpers.bench_experiments import Spoiled, brief, few_images
 
 from benchmarks import run as bench
 from benchmarks.__main__ import exit_code, main
 from benchmarks.cases import Case
-from benchmarks.table1 import ITERATIONS, project
 from benchmarks.timing import Contestant, take_turns
 from eqprop import papers
 from eqprop.data import Images
@@ -26,26 +25,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def images() -> Images:
     return few_images()
-
-
-def test_a_contestant_counts_and_chooses_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("benchmarks.timing.time.perf_counter", lambda: clock[0])
-    first = [True]
-
-    def run(n: int) -> None:
-        clock[0] += 0.004 * n + (2.0 if first[0] else 0.0)
-        first[0] = False
-
-    contestant = Contestant(run, CPU)
-    contestant.prepare(0.3)
-    assert contestant.chunk == 50
-    assert contestant.setup == pytest.approx(2.0)
-    for _ in range(3):
-        contestant.time_chunk()
-    assert contestant.us == pytest.approx(4000.0)
-    assert contestant.spread_us == pytest.approx(0.0, abs=1e-6)
-    assert contestant.done == 1 + 1 + 10 + 3 * 50
 
 
 def test_the_slow_one_joins_evenly() -> None:
@@ -132,16 +111,6 @@ def test_what_nobody_serves_is_told_before_anything_is_timed(quick: bench.Plan) 
     served, skipped = bench.choose_engines(replace(plan, experiments=(eb, *quick.experiments)))
     assert [case.experiment.name for case, _ in served] == ["P-1h"]
     assert [s.case.experiment.name for s in skipped] == ["EB-1h"]
-
-
-def test_table1_adds_up() -> None:
-    total = project(rows_of_table1())["all_steps"]
-    epochs = sum(experiment.optimizer.epochs for experiment in papers.paper_rows().values())
-    expected = 2 * (epochs * (ITERATIONS * 1e-4 + 0.5) + 6 * (3.0 + 6 * 0.5))
-    assert total["seconds"] == pytest.approx(expected)
-    assert total["missing"] == []
-    one_by_one = project(rows_of_table1(trials=1))["all_steps"]
-    assert one_by_one["seconds"] == pytest.approx(5 * expected)
 
 
 def test_json_stands_alone_on_standard_output(

@@ -440,8 +440,11 @@ def harm(path: Path, draw: random.Random, folder: Path) -> None:
 def _link_parent(path: Path, folder: Path) -> None:
     """Replace the folder of a checkpoint by a link to one with files of others."""
     if path.parent.name in ("run", "unfinished"):
-        (path.parent / ".lock").unlink(missing_ok=True)
-        (path.parent / ".lock").symlink_to(folder / "keep" / "sentinel")
+        lock = path.parent / ".lock"
+        if lock.is_dir() and not lock.is_symlink():  # an earlier harm made it one
+            lock.rmdir()
+        lock.unlink(missing_ok=True)
+        lock.symlink_to(folder / "keep" / "sentinel")
     else:
         shutil.rmtree(path.parent)
         path.parent.symlink_to(folder / "keep" / "others")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from eqprop import CrossEntropy, Dynamics, PrimitiveDynamics, from_energy, from_primitive
-from eqprop.models import Activation, Convolutional, Dense, Layered, Network, Toy, stack
+from eqprop.models import Activation, Connection, Conv, Convolutional, Dense, Layered, Network, Toy, Transposed, stack
 from eqprop.state import State
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -86,6 +86,20 @@ def without_feedback() -> Network:
     return Network(6, {"out": 3, "h": 5}, links, "tanh", seed=0, dtype=F64)
 
 
+def untied_convolutions() -> Network:
+    kinds: dict[str, Any] = {"kernel": 3, "padding": 1, "untied": True, "feedback_angle": 60.0}
+    links: list[Connection] = [
+        Conv("x", "h1", kernel=3, padding=1),
+        Conv("h1", "h2", stride=2, pool=2, pooling="average", bias=True, **kinds),
+        Conv("h1", "h3", pool=2, pooling="soft", **kinds),
+        Transposed("h2", "h3", kernel=2, stride=2, untied=True),
+        Dense("h2", "out"),
+        Dense("h3", "out", untied=True),
+    ]
+    layers: dict[str, int | tuple[int, ...]] = {"out": 3, "h3": (2, 4, 4), "h2": (3, 2, 2), "h1": (2, 8, 8)}
+    return Network((1, 8, 8), layers, links, "tanh", init="glorot", seed=0, dtype=F64)
+
+
 def own_model() -> Any:
     return example("own_model").Lateral(2, 4, 3)
 
@@ -114,6 +128,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "conv nudged inside": lambda: case(convolutional(activation="tanh", nudge_site="inside")),
     "conv own activation": lambda: case(convolutional(activation=swish, bias=False)),
     "conv three layers deep": lambda: case(convolutional(channels=(2, 2, 2), flat=(3, 4), kernel=2, padding=1)),
+    "conv untied": lambda: case(convolutional(flat=(3, 4), activation="tanh", untied=True)),
+    "graph of untied convolutions": lambda: case(untied_convolutions()),
     "conv without flat layers": lambda: read_out(convolutional(flat=(), activation="tanh")),
     "P read out": lambda: read_out(prototypical(3, "sigmoid")),
     "toy read out": lambda: read_out(toy()),

@@ -80,17 +80,6 @@ def test_a_cost_of_theta_gets_the_factor_of_its_samples(summed: Any) -> None:
     assert_close(named(model, grads)["W"], expected, rtol=SAME_FORMULA, atol=SAME_FORMULA)
 
 
-@pytest.mark.parametrize("wrong", ["mean", "samples gone"])
-def test_a_cost_without_its_samples_is_refused(wrong: str) -> None:
-    def loss(s: Any, y: Tensor) -> Tensor:
-        squares = (s[0] - y).square()
-        return squares.mean() if wrong == "mean" else squares.sum(0).sum((-1, -2))
-
-    x, y, model = random_like((4, 5), 3), random_like((4, *SHAPE), 4), made(SHAPE)
-    with pytest.raises(ValueError, match=r"one value per sample, shape \(4,\).*Sum over the neurons"):
-        EP(5, 3).gradient(model, FunctionCost(loss), x, y)
-
-
 @pytest.mark.parametrize("networks", [None, 2])
 def test_a_net_whose_output_is_an_image_trains(networks: int | None) -> None:
     nets = [

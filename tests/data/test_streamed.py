@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -182,31 +181,6 @@ class Empty(Pictures):
 def test_what_cannot_be_streamed_is_refused(train: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         data.streamed(train, Pictures(), classes=4)
-
-
-def test_bytes_and_pictures_of_pillow_stay_bytes_with_channels_first() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
-    pairs = [(Image.fromarray(image), n % 2) for n, image in enumerate(pixels)]
-    streamed = data.streamed(pairs, pairs, classes=2)
-    assert streamed.shape == (3, 5, 4)
-    (batch,) = streamed.batches(torch.arange(6).unsqueeze(0))
-    assert np.array_equal(batch.x.view(6, 3, 5, 4).numpy(), pixels.transpose(0, 3, 1, 2))
-    assert streamed.floats(batch.x).dtype == torch.float32
-    whole = data.as_images((Listed(pairs), Listed(pairs)))
-    assert isinstance(whole, data.Images)
-    assert whole.shape == (3, 5, 4)
-    assert torch.equal(whole.train_x, streamed.floats(batch.x))
-
-
-class Listed(Dataset[Any]):
-    def __init__(self, pairs: list[Any]) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, n: int) -> Any:
-        return self.pairs[n]
 
 
 @pytest.mark.gpu

@@ -25,4 +25,5 @@ def test_an_energy_becomes_a_trained_network_and_a_page_in_three_commands(tmp_pa
     assert "No cause found" in said[0]
     page = (tmp_path / "runs" / "mine" / "report.html").read_text(encoding="utf-8")
     assert "my-build" in page
+    assert "Errors by class" in page
     assert "own cost" not in page, "the squared error is nobody's own"

@@ -161,7 +161,17 @@ FLOWS = {"backward layered": (96, 12), "train P-1h --epochs 1 --samples 200 --qu
 """What each call passed when it was last looked at: fewer is better, and the aims are 45 in 8, 250 in 24, 150 in 16."""
 
 
-@pytest.mark.parametrize(("words", "most"), FLOWS.items(), ids=[words.split()[0] for words in FLOWS])
+LONG = ("gdu",)
+"""Flows that take longer than the others together."""
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        pytest.param(*flow, id=flow[0].split()[0], marks=[pytest.mark.slow] if flow[0].split()[0] in LONG else [])
+        for flow in FLOWS.items()
+    ],
+)
 def test_a_reader_of_a_call_meets_few_functions_and_files(tmp_path: Path, words: str, most: tuple[int, int]) -> None:
     script = [sys.executable, str(ROOT / "tests" / "guard" / "rooms.py"), *words.split()]
     said = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

@@ -87,7 +87,9 @@ def test_start_leads_to_an_own_net_in_three_commands(tmp_path: Path) -> None:
     lines = [shlex.split(line) for line in others]
     assert [words[1] for words in lines] == ["train", "report"]
     run_block(tmp_path, IN_TURN.format(lines=[_shortened(words) for words in lines]))
-    assert "The nets" in (tmp_path / "runs" / "mine" / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "runs" / "mine" / "report.html").read_text(encoding="utf-8")
+    for promised in ("Errors by class", "Worst answers", "How the state settles", "The doctor"):
+        assert promised in page, promised
 
 
 def _shortened(words: list[str]) -> list[str]:

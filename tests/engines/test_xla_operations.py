@@ -386,3 +386,30 @@ def test_an_operation_outside_the_table_is_named() -> None:
     graph = trace(lambda x: [torch.linalg.det(x)], [torch.eye(3)], operations())
     with pytest.raises(CannotTrace, match="_linalg_det"):
         Lowered(graph)
+
+
+def test_sums_over_steps_are_made_of_the_smallest_that_they_are_linear_in() -> None:
+    def step(x: Tensor, s: Tensor) -> list[Tensor]:
+        return [
+            s.tanh(),
+            (s.T @ x).T.neg() / 4.0,  # in s: 4 x 5 numbers are added, not 5 x 5
+            ((s * s).T @ x.exp()).mul(2.0),  # in the square of s
+            (s.T @ s) / 3.0,  # in the product of two that move
+            (x / s).sum(0),  # in nothing but itself
+            x.sum(0) * 2.0,  # which never moves
+        ]
+
+    x, states = torch.randn(4, 5, dtype=torch.float64), torch.rand(3, 4, 5, dtype=torch.float64) + 1.0
+    part = Lowered(trace(step, (x, states[0]), operations()), moving=1)
+    chains = part.chains(5)
+    assert [chain[0].meta["val"].shape for chain in chains] == [(4, 5), (4, 5), (5, 5), (5,), (5,)]
+    assert chains[0][0] is part.inputs[1]
+    assert chains[1][0] is not part.inputs[1]
+    assert chains[2][0].target is aten.mm.default
+    with jax.enable_x64(True):
+        prepared = part.prepare([x.numpy()], {})
+        found = [part.terms(prepared, [s.numpy()], chains) for s in states]
+        sums = part.sums(prepared, [sum(terms) for terms in zip(*(terms[1:] for terms in found), strict=True)], chains)
+    wanted = [sum(parts) for parts in zip(*(step(x, s)[1:] for s in states), strict=True)]
+    for ours, theirs in zip(sums, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(np.array(ours)), theirs, rtol=0.0, atol=1e-12)

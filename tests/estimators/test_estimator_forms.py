@@ -168,21 +168,6 @@ def test_the_mean_over_signs_is_the_symmetric_gradient(name: str) -> None:
     assert_close(plus, gradient(form.with_sign(1), net, x, y, state), rtol=0.0, atol=0.0)
 
 
-def test_an_own_loop_draws_its_signs_from_torch() -> None:
-    net = prototypical(2)
-    x, y = batch(net)
-    form = EP(10, 3, beta=0.3, nudging="random-sign")
-
-    def drawn(seed: int) -> list[float]:
-        torch.manual_seed(seed)
-        return [float(gradient(form, net, x, y, net.init_state(x))["W01"].sum()) for _ in range(20)]
-
-    one, again, other = drawn(0), drawn(0), drawn(1)
-    assert one == again != other
-    sides = {float(gradient(form.with_sign(s), net, x, y, net.init_state(x))["W01"].sum()) for s in (1, -1)}
-    assert set(one) == sides
-
-
 def test_stacked_networks_have_each_their_own_sign() -> None:
     nets = [prototypical(2, seed=seed) for seed in range(3)]
     pairs = [batch(net, seed=seed) for seed, net in enumerate(nets)]

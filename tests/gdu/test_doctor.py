@@ -20,8 +20,12 @@ from torch import Tensor
 
 import eqprop
 from eqprop import EP, Dynamics
+from eqprop.cost import Problem
+from eqprop.gdu.examination import Examination
 from eqprop.gdu.gradient_checks import _start
+from eqprop.gdu.trial import attempt
 from eqprop.gdu.verdict import CAUSES, Diagnosis, Finding
+from eqprop.models import Layered
 from eqprop.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,6 +284,15 @@ def test_nothing_is_called_verified_where_the_nudge_cannot_be_moved() -> None:
     assert set(finding.change) == {"K"}
     assert not finding.verified
     assert finding.tried.endswith("the rest is the nudge outside sigma")
+
+
+def test_a_change_that_the_nudged_phase_refuses_is_not_proposed() -> None:
+    """Symmetric and implicit: at beta = 1 it would be taken away from the target with a strength of -1."""
+    net = Layered((2, 5, 4), "prototypical", "tanh", nudge_site="implicit", seed=0, dtype=torch.float64)
+    x, y = Draw(1).batch(4, 2)
+    p = Examination(Problem(net, eqprop.SquaredError(), x, y), EP(50, 20, beta=0.1, nudging="symmetric"))
+    assert attempt(p, {"beta": 1.0}) is None
+    assert attempt(p, {"beta": 0.2}) is not None
 
 
 def test_a_remedy_of_another_cause_earns_nothing() -> None:

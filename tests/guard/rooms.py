@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -55,20 +55,29 @@ class Rooms:
     functions: dict[str, dict[int, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))
     compiled: set[str] = field(default_factory=set)
     headers: set[str] = field(default_factory=set)
+    passed: dict[int, CodeType] = field(default_factory=dict)
+    """Code that need not be looked at again; kept, so that no other takes its address."""
 
     def profile(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event != "call" or code.co_name in COMPREHENSIONS or not code.co_flags & inspect.CO_OPTIMIZED:
+        if event != "call" or id(code) in self.passed:
+            return
+        if code.co_name in COMPREHENSIONS or not code.co_flags & inspect.CO_OPTIMIZED:
+            self.passed[id(code)] = code
             return
         # By identity: generated functions of two classes may be equal.
         if code.co_filename.startswith(INSIDE):
             found = self.functions[str(Path(code.co_filename).relative_to(SOURCE))]
             if id(code) not in found and not importing(frame):
                 found[id(code)] = (code.co_firstlineno, code.co_qualname)
+                self.passed[id(code)] = code
         elif code.co_filename == "<string>" and id(code) not in self.functions[GENERATED]:
             name = generated_name(frame)
             if name is not None and not importing(frame):
                 self.functions[GENERATED][id(code)] = (0, name)
+                self.passed[id(code)] = code
+        elif code.co_filename != "<string>":
+            self.passed[id(code)] = code
 
     @property
     def files(self) -> int:

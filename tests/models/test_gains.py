@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from eqprop import EP, CrossEntropy, relax
+from eqprop.autodiff import leaf
 from eqprop.cost import Nudge
 from eqprop.data import one_hot
 from eqprop.estimators import Backprop
-from eqprop.models import Dense, Layered, Network
+from eqprop.estimators.base import minus_sum
+from eqprop.models import Convolutional, Dense, Layered, Network
+from eqprop.models.predictive import PredictiveCoding
 
 F64 = torch.float64
 
@@ -88,17 +92,36 @@ def test_at_gain_one_it_is_not_backprop() -> None:
     assert max(float((found[p] - g).norm() / g.norm()) for p, g in exact.items()) > 0.1
 
 
-def test_both_forms_agree_on_nets_without_a_phi() -> None:
+@pytest.mark.parametrize("untied", [False, True])
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"nudging": "symmetric"}, {"nudging": "symmetric", "form": "difference"}, {"schedule": "sweeps"}],
+    ids=lambda chosen: "-".join(chosen.values()) or "plain",
+)
+def test_the_updates_of_the_steps_add_up_to_the_gradient(chosen: dict[str, Any], untied: bool) -> None:
     x, y = data()
-    for untied in (False, True):
-        net, cost = chain(0.3, untied=untied), CrossEntropy(6, 3, seed=0, dtype=F64)
-        free = relax(net, x, 500).state
-        for held in (False, True):
-            plain, moved = (
-                EP(1, 12, beta=0.3, form=form, held=held).gradient(net, cost, x, y, free)[1]  # type: ignore[arg-type]
-                for form in ("plain", "difference")
-            )
-            assert_close(list(moved.values()), list(plain.values()), rtol=1e-8, atol=1e-12)
+    net, cost = chain(0.3, untied=untied), CrossEntropy(6, 3, seed=0, dtype=F64)
+    ep = EP(30, 12, beta=0.3, **chosen)
+    free, grads = ep.gradient(net, cost, x, y)
+    total = minus_sum(ep.steps(net, cost, x, y, free))
+    assert_close([total[name] for name in total], [grads[net.get_parameter(name)] for name in total])
+
+
+@pytest.mark.parametrize("engine", ["eager", "xla"])
+def test_symmetric_nudging_errs_by_the_square_of_beta_without_a_phi_too(engine: str) -> None:
+    """Halving beta quarters what separates it from its limit: pre-activities are those of the free phase's end."""
+    if engine == "xla":
+        pytest.importorskip("jax")
+    x, y = data()
+    net, cost = chain(0.5, 2, untied=True), CrossEntropy(6, 3, seed=0, dtype=F64)
+
+    def gradient(beta: float) -> Tensor:
+        net.zero_grad()
+        EP(200, 60, beta=beta, nudging="symmetric").backward(net, cost, x, y, engine=engine)
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    far, near, limit = gradient(0.2), gradient(0.1), gradient(1e-3)
+    assert 3.8 < float((far - limit).norm() / (near - limit).norm()) < 4.2
 
 
 def test_an_untied_way_back_learns_by_how_far_its_end_moved() -> None:
@@ -121,3 +144,27 @@ def test_feedback_begins_at_its_angle() -> None:
     assert torch.equal(nets[0].get_parameter("B01"), weight)
     assert not torch.allclose(rest, weight)
     torch.testing.assert_close(nets[60].get_parameter("B01"), math.sqrt(0.75) * rest + 0.5 * weight)
+
+
+def test_an_untied_convolution_comes_back_through_the_maxima_of_its_way_there() -> None:
+    net = Convolutional((1, 10, 10), (3, 2), (4,), "tanh", kernel=3, untied=True, seed=0, dtype=F64)
+    x = random_like((5, 1, 10, 10), 0)
+    rest = relax(net, x, 30).state
+    plus = tuple(v + 0.1 * random_like(tuple(v.shape), n) for n, v in enumerate(rest))
+    assert [p.weights for p in net.layer_parameters] == [("Wfc01", "Bfc01"), ("Wconv01", "Bconv01"), ("Wconv12",)]
+
+    weight, back = net.get_parameter("Wconv01"), net.get_parameter("Bconv01")
+    z = leaf(torch.nn.functional.conv2d(rest[2], weight, net.get_parameter("bconv0")))
+    (spread,) = torch.autograd.grad(torch.nn.functional.max_pool2d(z, 2), z, rest[1])
+    returned = torch.nn.functional.conv_transpose2d(spread, back)
+    with torch.no_grad():
+        assert_close(net.transition(x, rest)[2], torch.tanh(net.drive(x)[2] + returned))  # type: ignore[operator]
+        found = net.contrast(x, plus, rest)
+    (wanted,) = torch.autograd.grad((returned * (plus[2] - rest[2])).sum() / 5, back)
+    assert_close(found["Bconv01"], wanted)
+
+
+def test_a_predictive_net_refuses_a_way_back_of_its_own() -> None:
+    links = [Dense("x", "s1"), Dense("s1", "s0", untied=True)]
+    with pytest.raises(ValueError, match="comes back by the derivative"):
+        PredictiveCoding(5, {"s0": 3, "s1": 4}, links, "tanh")

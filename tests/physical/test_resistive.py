@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eqprop import EP, SquaredError, relax
+from eqprop import EP, SquaredError, doctor, relax
 from eqprop.cost import Nudge
+from eqprop.data import one_hot
 from eqprop.physical.resistive import Resistive
 from eqprop.relax import Phase
 
@@ -101,3 +102,14 @@ def test_conductances_stay_at_zero_or_above() -> None:
     assert min(float(model.weight(n).detach().min()) for n in range(2)) < 0.0
     model.constrain()
     assert all(float(model.weight(n).detach().min()) >= 0.0 for n in range(2))
+
+
+@pytest.mark.parametrize(("rate", "healthy"), [(0.01, True), (1e4, False)])
+def test_the_doctor_tries_rates_on_a_circuit_that_stays_one(rate: float, healthy: bool) -> None:
+    """Its steps are projected as those of training: no conductance goes below 0, whatever the rates."""
+    net = Resistive((3, 12, 16), gain=10.0, seed=0)
+    x = torch.rand(20, 16, generator=torch.Generator().manual_seed(0))
+    y = one_hot(torch.arange(20) % 3, 3)
+    found = doctor(net, SquaredError(), x, y, EP(20, 20, 0.01, "symmetric", schedule="sweeps"), rates=rate)
+    assert found.healthy is healthy, found.verdict
+    assert healthy or "loss" in found.verdict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import eqprop
 from eqprop.report.examined import ExaminedNet, examinations
 from eqprop.report.page import write_report
 from eqprop.report.runs import read_run
-from eqprop.report.sections import _some, compared, differing, epochs_table, what_is_seen
+from eqprop.report.sections import compared, differing
 from eqprop.run import train
 
 DATA = few_images(200, 60)
@@ -83,23 +82,6 @@ def test_the_doctor_and_the_gradient_are_asked_about_ep_and_bptt(folder: Path, s
     assert other.diagnosis is None, "BPTT is not examined for EP's faults"
     assert other.gradients is not None
     assert other.gradients.parameters["all"].cosine == pytest.approx(1.0, abs=1e-6)
-
-
-def test_epochs_show_their_changes_and_the_best(folder: Path) -> None:
-    run = read_run(folder / "one")
-    errors = [p.mean for p in run.curve("ep", "test")]
-    headings, rows = epochs_table(run, "ep")
-    assert headings[:2] == ["test error, %", "change"]
-    assert {len(row.cells) for row in rows} == {len(headings)}
-    assert [float(row.cells[0]) for row in rows] == pytest.approx(errors, abs=0.005)
-    changes = [float(row.cells[1].replace("−", "-")) for row in rows[1:]]
-    assert changes == pytest.approx([b - a for a, b in pairwise(errors)], abs=0.011)
-    (best,) = [row.epoch for row in rows if row.best]
-    assert errors[best - 1] == min(errors)
-    assert f"{errors[0]:.2f} % to {errors[-1]:.2f} %" in what_is_seen(run)
-    shown = _some(list(range(1, 101)), 57)
-    assert {1, 57, 100} <= set(shown)
-    assert len(shown) <= 12
 
 
 def test_runs_side_by_side_show_every_setting_that_differs_and_no_other(folder: Path) -> None:

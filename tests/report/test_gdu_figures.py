@@ -16,7 +16,6 @@ from eqprop import SquaredError, gdu, papers
 from eqprop.estimators.named import ESTIMATORS
 from eqprop.report.figures import COLOURS, Panel, error_curves, save
 from eqprop.report.gdu import processes, rmse_panels, rmse_single, shown_rmse, symbol
-from eqprop.report.paper import FIGURES, curves
 from eqprop.report.runs import Point
 from eqprop.report.schematics import saw_teeth
 from eqprop.run.laboratory import FORMAT, is_same
@@ -76,29 +75,6 @@ def test_a_group_without_a_signal_is_not_drawn_as_a_match(compared: Any) -> None
     assert "0" not in texts
 
 
-def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
-    found = compared["P-1h"][0]
-    nets = [{**found, "name": f"net {n}"} for n in range(6)]
-    settled = copy.deepcopy({kind: found[kind] for kind in ("neurons", "synapses")})
-    settled["neurons"]["s0"]["rmse"] = 0.123
-    nets[5]["settled"] = settled
-    figure = rmse_panels(nets)
-    assert [ax.get_title().split(":")[0] for ax in figure.axes] == [n["name"] for n in nets]
-    plain, both = bar_heights(figure.axes[0]), bar_heights(figure.axes[5])
-    assert both[0::2] == plain
-    assert both[1] == 0.123
-
-
-def test_saw_teeth_draws_what_was_measured(compared: Any) -> None:
-    figure = saw_teeth(compared["P-1h"][1], compared["toy"][1])
-    _, saw, smooth, *_ = figure.axes
-    teeth, leak = ([line.get_ydata() for line in ax.get_lines()] for ax in (saw, smooth))
-    # BPTT of s0, on the prototypical net zero at every odd t; the leak of the energy-based one leaves no zero.
-    assert not any(teeth[0][1::2])
-    assert all(v > 0 for v in teeth[0][0::2])
-    assert all(v > 0 for v in leak[0])
-
-
 def test_files_are_a_picture_and_a_document(compared: Any) -> None:
     files = save(rmse_single(compared["toy"][0]))
     assert set(files) == {"png", "pdf"}
@@ -133,11 +109,24 @@ def test_a_comparison_is_used_again_only_with_every_setting_the_same() -> None:
     assert not is_same(base, spec, torch.float32)
 
 
-def test_training_curves_are_drawn_as_stored() -> None:
-    (figure,) = (f for f in FIGURES if f.name == "curves-p-conv")
-    (ax,) = figure.draw({}).axes
-    stored = curves()["P-conv"]["errors"]
-    drawn = [list(line.get_ydata()) for line in ax.get_lines()]
-    for estimator, kind in (("ep", "test"), ("ep", "train"), ("bptt", "test"), ("bptt", "train")):
-        assert [mean for mean, _ in stored[estimator][kind]] in drawn
-    assert "stored: NVIDIA H200" in ax.get_xlabel()
+def test_panels_show_a_net_with_and_without_its_unsettled_samples(compared: Any) -> None:
+    found = compared["P-1h"][0]
+    nets = [{**found, "name": f"net {n}"} for n in range(6)]
+    settled = copy.deepcopy({kind: found[kind] for kind in ("neurons", "synapses")})
+    settled["neurons"]["s0"]["rmse"] = 0.123
+    nets[5]["settled"] = settled
+    figure = rmse_panels(nets)
+    assert [ax.get_title().split(":")[0] for ax in figure.axes] == [n["name"] for n in nets]
+    plain, both = bar_heights(figure.axes[0]), bar_heights(figure.axes[5])
+    assert both[0::2] == plain
+    assert both[1] == 0.123
+
+
+def test_saw_teeth_draws_what_was_measured(compared: Any) -> None:
+    figure = saw_teeth(compared["P-1h"][1], compared["toy"][1])
+    _, saw, smooth, *_ = figure.axes
+    teeth, leak = ([line.get_ydata() for line in ax.get_lines()] for ax in (saw, smooth))
+    # BPTT of s0, on the prototypical net zero at every odd t; the leak of the energy-based one leaves no zero.
+    assert not any(teeth[0][1::2])
+    assert all(v > 0 for v in teeth[0][0::2])
+    assert all(v > 0 for v in leak[0])

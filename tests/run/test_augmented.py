@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -180,19 +179,6 @@ def images_of(tmp_path: Path) -> Images:
     return open_set(write_cifar(tmp_path / "few", 20, 10))
 
 
-def test_images_that_do_not_fit_are_refused_before_training(images: Images) -> None:
-    floats = replace(images, train_x=images.floats(images.train_x), test_x=images.floats(images.test_x))
-    bind(COLOUR, floats)
-    for half in ("train_x", "test_x"):
-        with pytest.raises(ValueError, match="grey levels from 0 to 1; the images hold 0 to 2"):
-            bind(COLOUR, replace(floats, **{half: 255 * getattr(floats, half)}))
-    with pytest.raises(ValueError, match=r"have shape \(32, 32, 3\), channels last\. Give them channels first"):
-        bind(COLOUR, replace(floats, shape=(32, 32, 3)))
-    cut = replace(floats, shape=(3, 28, 28), train_x=floats.train_x[:, :2352], test_x=floats.test_x[:, :2352])
-    with pytest.raises(ValueError, match=r"inputs of shape \(3, 32, 32\); the images .* have shape \(3, 28, 28\)"):
-        bind(COLOUR, cut)
-
-
 def test_a_net_and_its_feed_forward_twin_train_in_one_run(tmp_path: Path, images: Images) -> None:
     run = tmp_path / "run"
     train(COLOUR.override(start="carried"), run, data=images, estimators="ep-symmetric,backprop")
@@ -275,15 +261,3 @@ def test_pictures_and_arrays_with_channels_last_are_not_scrambled() -> None:
     for x in (last, last[0]):
         with pytest.raises(ValueError, match="channels last"):
             eqprop.predict(net, x)
-
-
-def test_predict_with_other_steps_keeps_the_schedule() -> None:
-    net = eqprop.load(EXAMPLE, "ep-symmetric")
-    short = replace(net, spec=net.spec.override(T=8))
-    drawn = torch.Generator().manual_seed(0)
-    x = torch.rand(200, 3, 1, 1, generator=drawn) * (0.5 + 0.5 * torch.rand(200, 3, 32, 32, generator=drawn))
-    x[:, :, 16:] /= 3
-    answers = eqprop.predict(short, x)
-    assert torch.equal(eqprop.predict(net, x, T=8), answers)
-    at_once = replace(short, spec=short.spec.override(schedule="synchronous"))
-    assert not torch.equal(eqprop.predict(at_once, x), answers)

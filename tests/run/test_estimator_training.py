@@ -150,19 +150,6 @@ def test_records_make_each_form() -> None:
     assert changed == ["estimator ep-holomorphic instead of ep", "points 6"]
 
 
-def test_trials_side_by_side_draw_the_signs_they_draw_alone(tmp_path: Path, images: Images) -> None:
-    options: dict[str, Any] = {"data": images, "estimator": "ep-random-sign", "engine": "eager", "epochs": 1}
-    train(SMALL, tmp_path / "both", trials=2, stacked=True, **options)
-    for trial in range(2):
-        train(SMALL, tmp_path / str(trial), seed=trial, **options)
-        for name in ("W01", "W12", "b0"):
-            together, alone = (
-                weights(tmp_path / place, "ep-random-sign")[f"{number}.{name}"]
-                for place, number in (("both", trial), (str(trial), 0))
-            )
-            assert_close(together, alone, rtol=1e-4, atol=1e-5)
-
-
 def small_job(networks: int | None, signs: Signs | None, form: Estimator, device: str = "cpu") -> Job:
     nets = [Layered((3, 6, 4), dtype=torch.float64, seed=seed) for seed in range(networks or 1)]
     model = (nets[0] if networks is None else stack(nets)).to(device)

@@ -150,16 +150,6 @@ def test_predict_takes_a_folder_one_sample_bytes_and_a_picture(tmp_path: Path) -
     assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "small"
 
 
-def test_a_watch_may_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    eqprop.train(SMALL, tmp_path / "run", data=few_images(), epochs=1, watch="lines")
-    assert "ep epoch 1/1: test " in capsys.readouterr().err
-    eqprop.resume(tmp_path / "run", data=few_images(), epochs=2)
-    assert capsys.readouterr().err == ""
-    with pytest.raises(ValueError, match=r"Unknown logger 'line'.*Did you mean 'lines'"):
-        eqprop.train(SMALL, tmp_path / "other", data=few_images(), epochs=1, watch="line")
-    assert not (tmp_path / "other").exists()
-
-
 def test_only_names_estimators_of_the_run(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": few_images(), "epochs": 1, "estimators": "ep,ep-symmetric"}
     with pytest.raises(ValueError, match="Unknown estimator 'bptt'; expected one of ep, ep-symmetric"):

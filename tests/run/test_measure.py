@@ -12,7 +12,7 @@ import torch
 from helpers.training_runs import SMALL, assert_same_bits, few_images, metrics
 from torch import Tensor
 
-from eqprop import SquaredError, papers, relax
+from eqprop import papers, relax
 from eqprop.data import Images, mnist, one_hot
 from eqprop.engines import Engine, Job, Runner, Task, choose
 from eqprop.engines.base import full_precision
@@ -20,13 +20,12 @@ from eqprop.engines.cuda.conv import ConvEngine
 from eqprop.engines.cuda.deep import Deep
 from eqprop.engines.cuda.job import CapturedRunner
 from eqprop.engines.eager import Eager
-from eqprop.models import CrossEntropy, stack
+from eqprop.models import stack
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.run import evaluate, train
 from eqprop.run.evaluate import Measure, evaluation_phase
 from eqprop.run.session import Session, build_model
 from eqprop.run.spec import Spec
-from eqprop.starts import Persistent
 
 EXPERIMENTS = {
     "layered": SMALL.override(init="default"),
@@ -103,26 +102,6 @@ def test_one_runner_serves_every_epoch_and_sees_the_weights_of_each(images: Imag
     assert len({second for _, second in rates}) == 1
 
 
-def test_a_label_that_no_output_stands_for_is_an_error(images: Images) -> None:
-    other = replace(images, test_y=images.test_y + 10)
-    assert measure(Counting(), EXPERIMENTS["layered"], other, None).error_rates() == [100.0]
-
-
-def test_what_iterations_cannot_do_is_relaxed(images: Images) -> None:
-    class OnlySquared(Counting):
-        def refuses(self, model: Any, cost: Any = None, estimator: Any = None, optimizer: Any = None) -> str | None:
-            return None if type(cost) is SquaredError else "it has one cost."
-
-    experiment = EXPERIMENTS["layered"]
-    model = build_model(experiment, 0)
-    start = Persistent(model, images.train_x)
-    for options in ({"cost": CrossEntropy(10, 10)}, {"start": start}):
-        engine = OnlySquared()
-        ours = measure(engine, experiment, images, None, **options)
-        assert ours.error_rates() == replace(ours, engine=Eager()).error_rates()
-        assert engine.runners == []
-
-
 def test_a_run_evaluated_by_iterations_is_the_same_run(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,14 +117,6 @@ def test_a_run_evaluated_by_iterations_is_the_same_run(
     monkeypatch.setattr(Eager, "evaluates", lambda self, samples: True)
     found = evaluate(tmp_path / "counted", data=images, engine="eager")
     assert found == evaluate(tmp_path / "relaxed", data=images, engine="eager")
-
-
-def test_few_samples_at_a_time_are_relaxed() -> None:
-    for engine in (ConvEngine(), Deep()):
-        assert engine.evaluated_from is not None
-        assert engine.evaluates(engine.evaluated_from)
-        assert not engine.evaluates(engine.evaluated_from - 1)
-    assert not Eager().evaluates(1000)
 
 
 @pytest.fixture(scope="module", params=["P-conv", "P-2h"])

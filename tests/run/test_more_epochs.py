@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +139,3 @@ def test_what_ended_early_stays_ended(tmp_path: Path, images: Images, epochs: in
     resume(tmp_path / "run", data=images, epochs=9, watch=said)
     assert read_checkpoint(tmp_path / "run" / "ep").position.epoch == 2
     assert said.notes[0] == "ep ended early after epoch 2, as it would have in a longer run."
-
-
-def test_the_first_number_ties_checkpoints_to_their_run(tmp_path: Path, images: Images) -> None:
-    run = tmp_path / "run"
-    train(SMALL.override(epochs=1), run, data=images)
-    resume(run, data=images, epochs=2)
-    content = json.loads((run / "experiment.json").read_text())
-    for wrong, message in (([3], "does not match experiment.json"), ("1", "earlier_epochs"), ([True], "damaged")):
-        (run / "experiment.json").write_text(json.dumps({**content, "earlier_epochs": wrong}))
-        with pytest.raises(ValueError, match=message):
-            resume(run, data=images)

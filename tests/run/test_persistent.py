@@ -130,19 +130,6 @@ def states(folder: Path, leg: str = LEG) -> dict[str, Tensor]:
     return read_checkpoint(folder / leg).start
 
 
-def test_kept_states_change_what_is_learnt(tmp_path: Path, images: Images) -> None:
-    """In the first epoch nothing is kept yet, so both runs are alike; from the second on they part."""
-    train(KEPT, tmp_path / "kept", data=images)
-    train(KEPT, tmp_path / "zero", data=images, start="zero")
-    kept, zero = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("kept", "zero")
-    )
-    assert kept[0]["loss"] == zero[0]["loss"]
-    assert kept[1]["residual_mean"] < zero[1]["residual_mean"]
-    assert kept[-1]["residual_mean"] < 0.5 * zero[-1]["residual_mean"]
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, images: Images) -> None:
     data = write_idx(tmp_path / "data", images)

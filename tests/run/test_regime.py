@@ -16,7 +16,7 @@ from eqprop.data.images import stacked_order
 from eqprop.run import resume, train
 from eqprop.run.checkpoint import read_checkpoint
 from eqprop.run.evaluate import outside_top5
-from eqprop.run.extras import Average, make_optimizer
+from eqprop.run.extras import Average
 from eqprop.run.log import read_metrics
 from eqprop.run.loop import Stopped
 from eqprop.run.session import build_model, make_estimator
@@ -161,15 +161,6 @@ def test_an_average_forgets_the_initial_weights_and_gives_them_back() -> None:
     assert p.tolist() == [4.0] * 3
 
 
-@pytest.mark.parametrize("biases", [True, False])
-def test_coupled_decay_is_the_optimizers_own(images: Images, biases: bool) -> None:
-    experiment = SMALL.override(weight_decay=0.01, weight_decay_biases=biases)
-    groups = make_optimizer(experiment, build_model(experiment, 0)).param_groups
-    names = [name for name, _ in build_model(experiment, 0).named_parameters()]
-    decay = {name: group["weight_decay"] for name, group in zip(names, groups, strict=True)}
-    assert decay == {name: 0.01 if biases or name.startswith("W") else 0.0 for name in names}
-
-
 def test_top_five() -> None:
     outputs = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]]).expand(6, 6)
     assert outside_top5(outputs, torch.arange(6)).tolist() == [False] * 5 + [True]
@@ -177,17 +168,3 @@ def test_top_five() -> None:
     assert outside_top5(silent, torch.arange(7)).sum() == 2, "of equal outputs five come first"
     assert outside_top5(torch.full((1, 6), torch.nan), torch.tensor([0])).all()
     assert outside_top5(outputs[:1], torch.tensor([9])).all(), "a label without an output"
-
-
-def test_both_errors_are_in_metrics_and_result(tmp_path: Path, images: Images) -> None:
-    result = train(SMALL.override(epochs=1, top5=True), tmp_path / "run", data=images)
-    line = read_metrics(tmp_path / "run")[-1]
-    assert 0 <= line["test_error_top5"] < line["test_error"]
-    scores = eqprop.load(tmp_path / "run")
-    free = eqprop.relax(scores.model, images.test_x, SMALL.phases.T).state[0]
-    top5 = free.topk(5, dim=-1).indices
-    expected = 100 * (1 - (top5 == images.test_y[:, None]).any(-1).double().mean().item())
-    assert line["test_error_top5"] == pytest.approx(expected)
-    assert result.summary["estimators"]["ep"]["test_error_top5_mean"] == line["test_error_top5"]
-    train(SMALL.override(epochs=1), tmp_path / "top1", data=images)
-    assert "test_error_top5" not in read_metrics(tmp_path / "top1")[-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -342,13 +340,3 @@ def test_a_file_and_its_folder_are_flushed_after_the_rename(tmp_path: Path, monk
     monkeypatch.setattr(os, "replace", renamed)
     write_text(tmp_path / "file", "text")
     assert done == ["file", "rename", "folder"]
-
-
-def test_a_file_system_without_locks_is_refused_in_a_sentence(
-    run: Path, images: Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(handle: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    refused(run, images, "Cannot lock .*No locks available.*Choose a folder on a local disk", OSError)

@@ -61,13 +61,6 @@ def test_flat_settings_go_to_their_sections() -> None:
     assert SMALL.override(rates={"W01": 0.3}).optimizer.rates == {"W01": 0.3, "W12": 0.2}
 
 
-def test_several_estimators_are_named_in_one_option() -> None:
-    assert SMALL.override(estimator="bptt").estimators == ("bptt",)
-    several = SMALL.override(estimators="ep, BPTT")
-    assert several.estimators == ("ep", "bptt")
-    assert several.override(estimator="rbp").estimators == ("rbp",)
-
-
 def test_flat_names_are_unique() -> None:
     for spec in [papers.find(name, preset) for name, preset in EVERY]:
         names = [field.flat for field in declared(spec)]
@@ -102,11 +95,6 @@ BAD = {
 def test_an_error_names_the_setting_and_what_is_expected(message: str, flat: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=message):
         SMALL.override(**flat)
-
-
-def test_a_section_made_by_hand_is_checked_in_the_spec() -> None:
-    with pytest.raises(ValueError, match="model.eps is 'x'"):
-        Spec(name="own", model=LayeredNet((10, 784), eps="x"))  # type: ignore[arg-type]
 
 
 def test_results_are_read_as_printed() -> None:

@@ -24,7 +24,7 @@ from eqprop.engines import Task, choose, engine_names
 from eqprop.models.convolutional import ConvolutionalNet
 from eqprop.models.layered import LayeredNet
 from eqprop.run import Stopped, Watch, evaluate, load, predict, resume, train
-from eqprop.run.checkpoint import join_tensors, read_checkpoint, split_tensors
+from eqprop.run.checkpoint import join_tensors, split_tensors
 from eqprop.run.description import read_description
 from eqprop.run.folder import sessions
 from eqprop.run.metrics import deviation
@@ -469,14 +469,6 @@ def test_only_the_machine_may_change_on_a_resume(tmp_path: Path, images: Images)
     experiment.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="does not match experiment.json"):
         resume(tmp_path / "run", data=images)
-
-
-def test_the_loop_looks_at_the_clock_only_to_cut_chunks(tmp_path: Path, images: Images) -> None:
-    """Checkpoints inside an epoch leave no trace in the result."""
-    train(SMALL, tmp_path / "a", data=images)
-    train(SMALL, tmp_path / "b", data=images, checkpoint_every=1e-9)
-    assert_same_bits(tmp_path / "a", tmp_path / "b")
-    assert read_checkpoint(tmp_path / "a" / "ep").finished
 
 
 @pytest.mark.gpu

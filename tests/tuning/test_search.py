@@ -213,3 +213,26 @@ def test_a_study_of_other_settings_is_not_mixed(tmp_path: Path) -> None:
         search(wanted(tmp_path, 2, SMALL.override(T=12)))
     with pytest.raises(ValueError, match=r"begun with other settings \(validation\)"):
         search(wanted(tmp_path, 2, validation=300))
+
+
+@pytest.mark.parametrize(
+    ("storage", "complaint"),
+    [
+        ("sqlite:///no/such/folder/study.db", "Cannot open the storage"),
+        ("nosuchdatabase://x", "Cannot open the storage"),
+        ("garbage.journal", "garbage.journal"),
+    ],
+)
+def test_a_bad_storage_is_told(
+    storage: str,
+    complaint: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage.journal").write_text("this is no journal\nnor is this\n")
+    asked = ("tune", place / "small.toml", "--data", place / "data", "--out", "out", "--search", 2, "--threads", 1)
+    assert call_main(monkeypatch, *asked, "--storage", storage) == 2
+    assert complaint in capsys.readouterr().err

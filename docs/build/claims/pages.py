@@ -1,4 +1,4 @@
-"""The pages on the paper: docs/paper.md with what comes out and what does not, docs/paper/*.md a page per section."""
+"""The pages on the paper: docs/paper.md with what holds and what does not, docs/paper/*.md a page per section."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ sentence that says what was found has a row, with the command that shows it, our
 [Table 1](table1.md) and the [figures](figures.md) have pages of their own; symbols and conventions are under
 [notation](notation.md).
 
-A verdict is computed from `results/` by the rule that stands beside it. Rules were written before the numbers that they
-judge, except where numbers were there before this page.
+A verdict is computed from `results/` by the rule beside it. Rules were written before the numbers that they judge,
+except where the numbers are older than this page.
 
 - **holds**: under every condition listed.
 - **holds under** ...: only under those: a preset, a precision or a net.
-- **does not come out**: under none.
+- **not reproduced**: under none.
 - **not measured yet**: there is a command, and no result.
 - **not quantitative**: nothing to compute, such as a heading.
 
-Presets: `paper` as printed, `authors` as their code ran, `tuned` with the fewest changes that reproduce the number.
+Presets: `paper` as printed, `authors` as their code runs, `tuned` with the fewest changes that reproduce the number.
 """
 
 
@@ -84,7 +84,7 @@ def overview() -> str:
     lines.append(["together", *(together[word] for word in VERDICTS)])
     failed = [(page, row) for page in SECTIONS for row in every(page) if verdict(row).word == NOT]
     missed = [[_place(row), f"[{_says(row)}](paper/{page}.md)", shown(row)] for page, row in failed]
-    parts = [TITLE, INTRODUCTION.strip(), table(["", *VERDICTS], lines), "## What does not come out"]
+    parts = [TITLE, INTRODUCTION.strip(), table(["", *VERDICTS], lines), "## What is not reproduced"]
     return "\n\n".join([*parts, table(["where", "the paper", "ours"], missed, words=3)]) + "\n"
 
 

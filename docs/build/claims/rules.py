@@ -24,7 +24,7 @@ from docs.build.text import number, span
 
 FOLDER = Path(__file__).parent
 HOLDS, UNDER, NOT, UNMEASURED, WORDS = (
-    *("holds", "holds under", "does not come out", "not measured yet", "not quantitative"),
+    *("holds", "holds under", "not reproduced", "not measured yet", "not quantitative"),
 )
 
 

@@ -31,8 +31,8 @@ Experiment = Annotated[
 Examined = Annotated[
     str, typer.Argument(help="An experiment by name, a TOML or JSON file, FILE.py:FUNCTION, or a run folder.")
 ]
-OfRun = Annotated[str | None, typer.Option(hidden=True, help="Whose weights of a run folder; its first by default.")]
-Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Trial of a run folder; 0 by default.")]
+OfRun = Annotated[str | None, typer.Option(hidden=True, help="Of a run folder: whose weights; its first by default.")]
+Trial = Annotated[int | None, typer.Option(hidden=True, min=0, help="Of a run folder: which trial; 0 by default.")]
 Preset = Annotated[str | None, typer.Option(help="paper, authors, tuned, ... (see eqprop list --all).")]
 Folder = Annotated[Path, typer.Argument(help="The run folder.")]
 Logger = Annotated[
@@ -43,7 +43,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", hidden=True, h
 Json = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE|-", hidden=True, help="Write the result as JSON; - for stdout, and nothing else there."
+        "--json",
+        metavar="FILE|-",
+        hidden=True,
+        help="Write the result as JSON; - writes it to standard output, and nothing else.",
     ),
 ]
 
@@ -180,6 +183,7 @@ def give_result(result: Result, as_json: str | None, quiet: bool) -> None:
 def show_result(summary: Mapping[str, Any], folder: Path) -> None:
     """Show the result next to the paper's, and what a reader of it should know."""
     from eqprop.report.runs import read_run, rows
+    from eqprop.run.own import OwnNet
 
     run, console = read_run(folder), new_console()
     console.print(results_table(rows([run])))
@@ -195,11 +199,13 @@ def show_result(summary: Mapping[str, Any], folder: Path) -> None:
             if len(said) > 1:
                 console.print(f"{', '.join(said)}.", soft_wrap=True)
     console.print(f"Run folder: {folder}, engine {summary['engine']}, device {summary['device']}", soft_wrap=True)
-    console.print(f"Next, write its page: {command('report', folder)}", soft_wrap=True)
+    own = run.spec.model
+    again = ("--model", own.function) if isinstance(own, OwnNet) and ":" in own.function else ()
+    console.print(f"Next, write its page: {command('report', folder, *again)}", soft_wrap=True)
 
 
 def results_table(found: Sequence[Row]) -> Table:
-    """Our results next to the paper's, within 80 columns."""
+    """Our results, next to the paper's where it has any, within 80 columns."""
     from eqprop.estimators.named import label
 
     data = ", ".join(dict.fromkeys(row.run.data for row in found))
@@ -231,9 +237,13 @@ def results_table(found: Sequence[Row]) -> Table:
 
 
 def not_at_rest(layers: Mapping[str, Mapping[str, float]]) -> str:
-    """The layers that some samples have not brought to rest, with the share of samples and how far they are."""
-    away = [f"{n} {100 * a['unsettled']:.0f} % by up to {a['max']:.1e}" for n, a in layers.items() if a["unsettled"]]
-    return f"samples not at rest: {', '.join(away)}" if away else ""
+    """The layers that one more step would still move, with the share of samples and how far they move."""
+    away = [
+        f"{n} in {100 * a['unsettled']:.0f} % of samples, by up to {a['max']:.1e}"
+        for n, a in layers.items()
+        if a["unsettled"]
+    ]
+    return f"one more step after the free phase would move {'; '.join(away)}" if away else ""
 
 
 def new_console(**options: Any) -> Console:

@@ -31,8 +31,8 @@ def doctor(
 ) -> None:
     """Why does it not learn? The first cause, the number that shows it, and the remedy.
 
-    Checks what eqprop train would run with the same words, and prints that command; of a run folder, its weights as
-    they are now, with the run's settings. The exit code is 1 where a cause was found.
+    Takes the arguments of eqprop train and examines what it would run; or takes a run folder and examines its weights
+    as they are now, with the run's settings. The exit code is 1 if a cause was found.
     """
     check_json(json)
     words = [target, *(["--preset", preset] if preset else []), *words_of(settings)]
@@ -47,7 +47,7 @@ def doctor(
     turns = "" if spec.phases.schedule == "synchronous" else f" {spec.phases.schedule}"
     said = f"T = {spec.phases.T}{turns}, K = {spec.phases.K}, beta = {spec.phases.beta:g}, {samples} samples"
     console.print(Text(f"{spec.name}: {said}, {found.seconds:.1f} s", style="bold"))
-    console.print(Text(f"Checked is what this runs: {checked}"), soft_wrap=True)
+    console.print(Text(f"Examined is what this command runs: {checked}"), soft_wrap=True)
     width = max((len(name) for name in found.passed), default=0)
     for name, what in found.passed.items():
         console.print(Text(f"  {name:<{width}}  {what}"))

@@ -14,10 +14,11 @@ from eqprop.run.own import own_code
 
 
 @command("evaluate", "eqprop evaluate runs/p1h", "eqprop evaluate runs/p1h --data fashion-mnist --json -")
-@with_settings("data", "function", "engine", "device", "precision")
+@with_settings("data", "function", "machine", "engine", "device", "precision")
 def evaluate_run(folder: Folder, settings: dict[str, Any], as_json: Json = None) -> None:
     """Measure the test error of every trial of a run again, from its weights."""
     check_json(as_json)
+    settings.pop("machine", None)  # as in resume
     with own_code(settings.get("function")):
         found = evaluate(folder, model=factory(settings), **settings)
     give_json(found, as_json)

@@ -61,11 +61,11 @@ def gdu(
 ) -> None:
     """Does EP compute the gradient of this model, and if not, why?
 
-    Compares EP's updates with BPTT's gradients, step by step and layer by layer, with an error budget. Of an experiment
-    of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) with the settings of that table, its preset gdu; of
-    a net of your own with T 1000, K 20, beta 0.01; of a run folder, its weights and settings.
-    --precision NAME also says how far products in that precision lose the update. --nudging all instead compares
-    nudging rules with the exact gradient at rest, and prints the order of their bias in beta.
+    Compares EP's updates with BPTT's gradients, step by step and layer by layer, and splits the error into its causes.
+    An experiment of Table 2 (toy, EB-1h, EB-2h, EB-3h, P-1h, P-2h, P-3h, P-conv) runs with the settings of that table,
+    its preset gdu; a net of your own with T 1000, K 20, beta 0.01; a run folder with its own weights and settings.
+    --precision NAME also says how much of the update is lost with products in that precision. --nudging all compares
+    nudging rules with the exact gradient at rest instead, and prints the order of their bias in beta.
     """
     check_json(json)
     check_out(out)

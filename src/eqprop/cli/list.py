@@ -26,13 +26,13 @@ def list_experiments(
         bool, typer.Option("--all", metavar="", help="Also other papers' experiments, and every preset.")
     ] = False,
     parts: Annotated[
-        bool, typer.Option("--parts", metavar="", help="Estimators, engines, costs, data sets, ... instead.")
+        bool, typer.Option("--parts", metavar="", help="List estimators, engines, costs, data sets, ... instead.")
     ] = False,
     as_json: Json = None,
 ) -> None:
     """List the experiments, or the parts that they are made of.
 
-    Of the paper, Table 1 (eqprop train) and Table 2 (eqprop gdu); eqprop show NAME prints every setting of one.
+    Without options those of the paper: Table 1 (eqprop train) and Table 2 (eqprop gdu).
     """
     check_json(as_json)
     if parts:
@@ -53,13 +53,13 @@ def list_experiments(
         for line in (*_presets(), *_literature()):
             console.print(line, soft_wrap=True)
         return
-    console.print("Errors: published test errors, train errors in brackets.")
+    console.print("EP and BPTT: published test errors, train errors in brackets.")
     others = counted(len(papers.names()) - len({*names, *(spec.name for spec in compared)}), "experiment")
-    console.print(f"{others} of other papers: --all. Every setting of one: eqprop show NAME.")
+    console.print(f"{others} of other papers: eqprop list --all. Every setting of one: eqprop show NAME.")
 
 
 def _trained(specs: Iterable[Spec], everything: bool) -> Table:
-    title = "Table 1 and other papers" if everything else "Table 1"
+    title = "Table 1 of the paper, and other papers" if everything else "Table 1 of the paper"
     table = _table(f"{title}: eqprop train NAME", ("name",), ("T", "K", "beta", "epochs", "EP, %", "BPTT, %"))
     if everything:
         table.add_column("network")
@@ -73,7 +73,7 @@ def _trained(specs: Iterable[Spec], everything: bool) -> Table:
 
 
 def _compared(specs: Iterable[Spec]) -> Table:
-    table = _table("Table 2: eqprop gdu NAME", ("name", "network"), ("T", "K", "beta", "eps"))
+    table = _table("Table 2 of the paper: eqprop gdu NAME", ("name", "network"), ("T", "K", "beta", "eps"))
     table.add_column("activation")
     for spec in specs:
         net: Any = spec.model

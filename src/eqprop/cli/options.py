@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from eqprop.run.own import OwnFunction, load_own
+from eqprop.run.own import OwnFunction, load_own, meet_machine
 from eqprop.run.spec import EVERY_OTHER, declared
 from eqprop.settings import Field, bare
 
@@ -51,6 +51,7 @@ def with_settings(*names: str, without: Iterable[str] = (), defaults: bool = Tru
         def called(**given: Any) -> None:
             given.pop("help_all", None)
             settings = {f.flat: value for f in fields if (value := read(f, given.pop(f.flat))) is not None}
+            meet_machine(settings.get("machine"))
             command(**given, settings=settings)
 
         if any(p.annotation.__metadata__[0].hidden for p in parameters):

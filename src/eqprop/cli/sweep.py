@@ -61,7 +61,7 @@ def sweep_devices(
     mismatch: Annotated[str | None, _axis("Spread of the weights, fixed per device.", "--mismatch")] = None,
     drift: Annotated[str | None, _axis("Spread that is added with each write.", "--drift")] = None,
     missing: Annotated[str | None, _axis("Share of weights that are 0.", "--missing")] = None,
-    asymmetry: Annotated[str | None, _axis("Of updates up and down.", "--asymmetry")] = None,
+    asymmetry: Annotated[str | None, _axis("Difference between updates up and down.", "--asymmetry")] = None,
     preset: Preset = None,
     out: Annotated[Path | None, typer.Option(help=r"Folder. \[default: sweeps/NAME]")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Points trained at a time; one per core by default.")] = None,
@@ -70,9 +70,9 @@ def sweep_devices(
 ) -> None:
     """How good must a device be? Train a net on devices that differ in one or two imperfections. Resumable.
 
-    Every point begins with the same weights and mini-batches. It writes FOLDER/sweep.json and the picture: the test
-    error, and the cosine of EP's gradient on the device with the exact one of the perfect net with the same weights.
-    Imperfections that all points share are given by --imperfect.
+    Every device begins with the same weights and mini-batches. Writes FOLDER/sweep.json and a picture: the test error,
+    and the cosine of EP's gradient on the device with the exact one of the perfect net with the same weights.
+    --imperfect gives imperfections that all devices share.
     """
     given = {"state_noise": noise, "read_noise": read_noise, "weight_bits": weight_bits, "state_bits": state_bits}
     given |= {"read_bits": read_bits, "weight_limit": weight_limit, "mismatch": mismatch, "drift": drift}

@@ -29,7 +29,7 @@ def train_experiment(
 ) -> None:
     """Train an experiment, or your own net, in a run folder. Ctrl-C saves; eqprop resume continues.
 
-    An option replaces the experiment's setting. The defaults are those of an experiment that does not say.
+    An option replaces the experiment's setting. A default holds where the experiment has none.
     """
     check_json(as_json)
     with stopping(), own_code(settings.get("function") or experiment):

@@ -85,8 +85,8 @@ def tune_experiment(
 ) -> None:
     """Choose T, K, beta and the learning rates, without looking at the test set.
 
-    As the paper did by hand, or by a search. Writes an experiment for eqprop train, the curves behind each decision,
-    and the reasons. Resumable. --validation N holds out N training samples instead of a sixth.
+    Follows the paper's recipe, or searches (--search). Writes an experiment for eqprop train, the curves behind each
+    decision, and the reasons. Resumable. --validation N holds out N training samples instead of a sixth.
     """
     check_json(as_json)
     where, validation = settings.get("function"), settings.pop("validation", None)

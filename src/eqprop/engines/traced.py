@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -247,8 +248,10 @@ class Fingerprint:
 
     def __init__(self, *roots: object) -> None:
         self.refusal: str | None = None
-        # Containers that stay the same object, with a copy; and what has to be read anew, with what it was.
-        self._held: list[tuple[Any, Any]] = []
+        # Containers that stay the same object, with a copy and the names that are not looked at; what is iterated to
+        # see all that they hold; and what has to be read anew, with what it was.
+        self._held: list[tuple[Any, Any, frozenset[str]]] = []
+        self._views: list[Iterable[Any]] = []
         self._reads: list[tuple[Callable[[], Any], Any]] = []
         self._hooks: list[Mapping[Any, Any]] = [v for n, v in vars(nn.modules.module).items() if n in _GLOBAL_HOOKS]
         self._seen: dict[int, object] = {}
@@ -260,22 +263,29 @@ class Fingerprint:
         if self._hooked():
             self.refusal = "it has hooks, which run at every step"
         self._seen.clear()  # or a model would live as long as what is remembered of it
+        self._objects, self._sizes = list(chain.from_iterable(self._views)), [len(now) for now, _, _ in self._held]
 
     def changed(self) -> bool:
         """Whether anything that is watched is no longer as it was."""
-        same = all(_same(now, then) for now, then in self._held) and all(
-            _same(read(), was) for read, was in self._reads
-        )
-        return not same or self._hooked()
+        if self._hooked() or not all(_same(read(), was) for read, was in self._reads):
+            return True
+        objects = chain.from_iterable(self._views)
+        if [len(now) for now, _, _ in self._held] == self._sizes and all(map(operator.is_, objects, self._objects)):
+            return False  # the same objects, which is a question of microseconds
+        return not all(_same(_without(now, names), _without(then, names)) for now, then, names in self._held)
 
     def _hooked(self) -> bool:
         return any(self._hooks)
 
-    def _hold(self, container: Any) -> Iterable[object]:
-        """Watch a mapping or list; its members are to be looked at too."""
-        copied = dict(container) if isinstance(container, Mapping) else type(container)(container)
-        self._held.append((container, copied))
-        return container.values() if isinstance(container, Mapping) else container
+    def _hold(self, container: Any, skipped: frozenset[str] = frozenset()) -> Iterable[object]:
+        """Watch a mapping, but for some names, or a list; its members are to be looked at too."""
+        if not isinstance(container, Mapping):
+            self._held.append((container, type(container)(container), frozenset()))
+            self._views.append(container)
+            return container
+        self._held.append((container, dict(container), skipped))
+        self._views += (container.keys(), container.values())
+        return container.values()
 
     def _read(self, read: Callable[[], Any]) -> Any:
         """Watch what a function returns."""
@@ -368,21 +378,20 @@ class Fingerprint:
         yield from self._of_type(part)
 
     def _of_type(self, part: object) -> Iterator[object]:
-        place = weakref.ref(part) if isinstance(part, nn.Module) else lambda: part
-        self._read(lambda: type(place()))
-        yield from (kind for kind in type(part).__mro__ if not _is_library(kind))
+        own = [kind for kind in type(part).__mro__ if not _is_library(kind)]
+        if own:  # else nobody gives it another type
+            place = weakref.ref(part) if isinstance(part, nn.Module) else lambda: part
+            self._read(lambda: type(place()))
+        yield from own
 
     def _of_class(self, kind: type) -> Iterator[object]:
         if _is_library(kind):
             return
         held = vars(kind)
-        copied = {name: v for name, v in held.items() if name not in _VOLATILE}
-        if len(copied) == len(held):
-            self._held.append((held, copied))
-        else:
-            self._read(lambda: {name: v for name, v in held.items() if name not in _VOLATILE})
+        self._hold(held, _VOLATILE)
         if not kind.__module__.startswith("eqprop."):
-            yield from (getattr(v, "__func__", getattr(v, "fget", v)) for v in copied.values())
+            parts = _without(held, _VOLATILE | _GENERATED).values()
+            yield from (getattr(v, "__func__", getattr(v, "fget", v)) for v in parts)
 
     def _of_function(self, function: types.FunctionType) -> Iterator[object]:
         # Where it was written: a decorator may give it another's __module__.
@@ -407,7 +416,8 @@ class Fingerprint:
         if _OUTSIDE & set(names):
             self.refusal = "it reads files or the environment, which cannot be watched"
         known = [name for name in names if name in space]
-        yield from self._values(self._read(lambda: [space.get(name) for name in known]), names)
+        if known:
+            yield from self._values(self._read(lambda: [space.get(name) for name in known]), names)
 
     def _values(self, values: Iterable[object], names: Sequence[str]) -> Iterator[object]:
         """Values that a function names; of modules among them what it may name."""
@@ -419,25 +429,39 @@ class Fingerprint:
 
     def _of_names(self, module: types.ModuleType, names: Sequence[str]) -> Iterator[object]:
         if not _is_library_module(module):
-            known = [name for name in names if name in vars(module)]
-            yield from self._read(lambda: [vars(module).get(name) for name in known])
+            held = vars(module)
+            known = [name for name in names if name in held]
+            if known:
+                yield from self._read(lambda: [held.get(name) for name in known])
 
 
 _GLOBAL_HOOKS = tuple(n for n, v in vars(nn.modules.module).items() if n.startswith("_global_") and isinstance(v, dict))
 _VOLATILE = frozenset({"__doc__", "__annotations__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"})
+_GENERATED = frozenset(f"__{name}__" for name in ("dataclass_fields", "dataclass_params", "match_args"))
+"""What describes the fields of a dataclass; none of its methods reads it."""
+
+
+def _without(held: Any, names: frozenset[str]) -> Any:
+    """A mapping without these names; what is no mapping has none."""
+    return {name: v for name, v in held.items() if name not in names} if names else held
 
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two values are one object, equal numbers or words, or containers of such."""
     if a is b:
         return True
+    kind = type(a)
+    if kind is list or kind is tuple:
+        return type(b) is kind and len(a) == len(b) and _all_same(a, b)
     if isinstance(a, _LEAVES):
-        return type(a) is type(b) and (a == b or (a != a and b != b))
-    if isinstance(a, Mapping):
-        return isinstance(b, Mapping) and len(a) == len(b) and _all_same(a, b) and _all_same(a.values(), b.values())
+        return type(b) is kind and (a == b or (a != a and b != b))
+    if kind is dict or isinstance(a, Mapping):
+        if len(a) != (len(b) if type(b) is dict or isinstance(b, Mapping) else -1):
+            return False
+        return not a or (_all_same(a.values(), b.values()) and _all_same(a, b))
     if isinstance(a, set):
         return bool(a == b)
-    return isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b) and _all_same(a, b)
+    return isinstance(a, list | tuple) and type(b) is kind and len(a) == len(b) and _all_same(a, b)
 
 
 def _all_same(a: Iterable[Any], b: Iterable[Any]) -> bool:

@@ -299,13 +299,28 @@ def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
 
-def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor) -> Step:
-    """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep]."""
+def moved_contrast(model: PrimitiveDynamics, x: Tensor, after: State, before: State, begun: State) -> dict[str, Tensor]:
+    """The contrast of two states of a nudged phase that begun at a state.
+
+    Where there is no Phi, contrasts are of the move seen from the state it leaves: here both are seen from where the
+    phase begun, so that those of its steps add up to that of the whole.
+    """
+    if model.conservative or before is begun:
+        return model.contrast(x, after, before)
+    ends = [model.contrast(x, end, begun) for end in (after, before)]
+    return {name: g - ends[1][name] for name, g in ends[0].items()}
+
+
+def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor, begun: State | None = None) -> Step:
+    """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep].
+
+    begun   where the phase begun, which nets without a Phi ask for; None: at `before`
+    """
     moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
     if not isinstance(model, PrimitiveDynamics):
         return Step(moved, parameter_vjp(model, x, before, moved))
     learned = trainable(model)
-    contrast = model.contrast(x, after, before)
+    contrast = moved_contrast(model, x, after, before, before if begun is None else begun)
     return Step(moved, {name: by_network(unit, g) * g.detach() for name, g in contrast.items() if name in learned})
 
 

@@ -25,6 +25,7 @@ from eqprop.estimators.base import (
     difference,
     difference_update,
     minus_sum,
+    moved_contrast,
     parameter_pull_back,
     parameter_vjp,
     trainable,
@@ -126,7 +127,7 @@ Nudging = Literal["one-sided", "symmetric", "random-sign"]
 class EPSettings(EstimatorSettings, frozen=True, kw_only=True):
     """Of `EP`."""
 
-    form: Annotated[PhaseForm, about("Nudged phases on the state (plain) or on its difference.", common=True)] = "plain"
+    form: Annotated[PhaseForm, about("Nudged phase on the state (plain) or on its difference.", common=True)] = "plain"
     held: Annotated[bool, about("Whether the nudge keeps the force it begins with.")] = False
 
 
@@ -273,7 +274,8 @@ class EP(Estimator):
         if self.form == "difference":
             contrast = model.difference_contrast(problem.x, free.state, *ends)
         else:
-            contrast = model.contrast(problem.x, ends[0], ends[1] if self.nudging == "symmetric" else free.state)
+            other = ends[1] if self.nudging == "symmetric" else s
+            contrast = moved_contrast(model, problem.x, ends[0], other, s)
         return {name: by_network(-unit, g) * g.detach() for name, g in contrast.items()}
 
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:
@@ -295,7 +297,7 @@ class EP(Estimator):
             if self.form == "difference":
                 parts = [difference_update(model, x, free.state, before, after, unit) for before, after in pairs]
             else:
-                parts = [update(model, x, before, after, unit) for before, after in pairs]
+                parts = [update(model, x, before, after, unit, free.state) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
 
     def _recorded(self, problem: Problem, free: Relaxation) -> Iterator[Step]:

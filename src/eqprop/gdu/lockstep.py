@@ -124,7 +124,7 @@ def drift_steps(problem: Problem, free: Relaxation, ep: EP) -> Iterator[Step]:
     for group in turns(model, len(s), ep.schedule, range(ep.K)):
         with torch.no_grad():
             new = step(s, group)
-        yield update(model, x, s, new, unit)
+        yield update(model, x, s, new, unit, free.state)
         s = new
 
 

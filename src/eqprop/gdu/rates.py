@@ -102,9 +102,10 @@ def trial(p: Examination, factor: float, steps: int = TRIAL_STEPS) -> tuple[floa
         optimizer.zero_grad()
         try:
             ep.backward(model, cost, p.problem.x, p.problem.y, p.state)
-        except ArithmeticError:
+        except (ArithmeticError, ValueError):  # it has gone where the state bursts, or where no nudge can be taken
             return before, math.inf
         optimizer.step()
+        model.constrain()
     after = _loss(problem, p)
     return before, after if math.isfinite(after) else math.inf
 

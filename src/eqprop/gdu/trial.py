@@ -97,11 +97,16 @@ def attempt(p: Examination, change: Mapping[str, Any]) -> Trial | None:
     try:
         treated = applied(p, change)
         treated.ep.check_nudge(treated.problem.model, treated.problem.x.dtype)
+        return _judged(treated, p.most_steps)
     except (ValueError, TypeError):
         return None
+
+
+def _judged(treated: Examination, most_steps: int) -> Trial:
+    """What the change did. Raises ValueError where the nudged phase refuses it, as an implicit nudge does beta = 1."""
     if not float(treated.free.residual.max()) < EXPLODED:
         return Trial(False, "the state still grows without bound")
-    there = march(treated.wide, tuple(v.double() for v in treated.free.state), p.most_steps, 1e-12)
+    there = march(treated.wide, tuple(v.double() for v in treated.free.state), most_steps, 1e-12)
     if not there.rests(AT_REST):
         return Trial(False, f"the state still does not rest, residual {there.residual:.1e}")
     treated.take_rest(there.state)

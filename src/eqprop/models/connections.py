@@ -83,7 +83,8 @@ class Connection:
     name        of its weight; by default made from the layers' names
     gain        factor of the initial range of its weights
     forward_gain, feedback_gain     factors of A(pre) on its way to post and of the feedback on its way to pre
-    untied      whether the feedback has weights of its own, "B", shaped as "W"
+    untied      whether the feedback has weights of its own, "B", shaped as "W"; of a convolution it still passes the
+                pooling as the way there did, so that it follows the maxima of W * pre
     feedback_angle  degrees from W at which those begin, B = sin a R + cos a W with R drawn as W is; 90: R alone
 
     Where both gains are equal and the weights tied, the term of Phi is that gain times <post, A(pre)>; else a net with
@@ -115,6 +116,9 @@ class Connection:
         """Whether the feedback does not change with small changes of pre."""
         return self.linear
 
+    unties: ClassVar[bool | None] = None
+    """Whether its way back can have weights of its own; None: where it is linear."""
+
     stacks: ClassVar[bool] = False
     """Whether its formulas also serve stacked networks, (R, B, ...), whose weights have a leading dimension."""
 
@@ -136,6 +140,14 @@ class Connection:
     def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
         """d<post, A(pre)>/dtheta, summed over the samples."""
         return self.autodiff_weight_gradient(post, pre, theta)
+
+    def returning(self, names: Mapping[str, str], own: str) -> dict[str, str]:
+        """The names of the feedback's parameters where it has weights of its own: in the place of W, or beside it."""
+        return {**names, "W": own}
+
+    def back_gradient(self, post: Tensor, pre: Tensor, moved: Tensor, theta: Theta) -> Tensor:
+        """d<feedback(post) at pre, moved>/dB, summed over the samples; theta holds what the feedback reads."""
+        return self.weight_gradient(post, moved, theta)["W"]
 
     def both(self, post: Tensor, pre: Tensor, theta: Theta) -> tuple[Tensor, Tensor]:
         """A(pre) and the feedback, for connections that can share work between them."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from eqprop.models.connections import (
 )
 from eqprop.models.graph import INPUT, Graph, Wiring
 from eqprop.models.settings import ModelSettings, from_input
-from eqprop.settings import Positive, about
+from eqprop.settings import Finite, Positive, about
 
 Image = tuple[int, int, int]
 Pooling = Literal["max", "average", "soft"]
@@ -241,6 +241,7 @@ class Conv(Connection):
     bias: bool = field(default=False, kw_only=True)
 
     stacks: ClassVar[bool] = True
+    unties: ClassVar[bool | None] = True
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -271,11 +272,6 @@ class Conv(Connection):
         return tuple((n + 2 * self.padding - self.kernel) // self.stride + 1 for n in pre[-2:])
 
     def check(self, pre: Shape, post: Shape) -> None:
-        if self.untied:
-            raise ValueError(
-                f"Conv {self} is untied; expected tied weights: its way back follows the maxima of its way there. Use "
-                "an untied Dense, or feedback_gain."
-            )
         _check_images(self, pre, post, self.groups)
         _check_result(self, pre, post, (post[0], *(n // self.pool for n in self._sides(pre))))
 
@@ -292,6 +288,12 @@ class Conv(Connection):
     def passed(self, pre: Tensor, theta: Theta) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         found = self._respond(pre, theta)
         return found.values, lambda post: self.back(found.spread(post), pre, theta)
+
+    def returning(self, names: Mapping[str, str], own: str) -> dict[str, str]:
+        return {**names, "B": own}
+
+    def back_gradient(self, post: Tensor, pre: Tensor, moved: Tensor, theta: Theta) -> Tensor:
+        return conv_weight(moved, self._spread(post, pre, theta), theta["W"], self.window)
 
     def weight_gradient(self, post: Tensor, pre: Tensor, theta: Theta) -> dict[str, Tensor]:
         return self._by_weights(post, conv_weight(pre, self._spread(post, pre, theta), theta["W"], self.window))
@@ -327,7 +329,7 @@ class Conv(Connection):
         return before, moved.spread(minus.post, change.post)
 
     def around(self, at: Ends, theta: Theta, back: Theta) -> ConnectionDeparture:
-        return ConvDeparture(self, at, theta)
+        return ConvDeparture(self, at, back)  # which holds W too
 
     def _by_weights(self, post: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """With the gradient of b, all of post: in each zone the slopes of the pooling sum to 1."""
@@ -366,10 +368,10 @@ class Conv(Connection):
         return self._respond(pre, theta).spread(post)
 
     def back(self, z: Tensor, pre: Tensor, theta: Theta) -> Tensor:
-        """W~ * z, shaped as pre."""
+        """W~ * z, shaped as pre; B~ * z where the way back has weights of its own."""
         # What a stride left over at the far side comes back as zeros.
         rest = [(n + 2 * self.padding - self.kernel) % self.stride for n in pre.shape[-2:]]
-        return conv_transpose(z, theta["W"], self.window, rest)
+        return conv_transpose(z, theta.get("B", theta["W"]), self.window, rest)
 
 
 class ConvDeparture:
@@ -493,6 +495,9 @@ class Convolutional(Graph):
     padding     zeros around a map
     pool        side of the pooling
     bias        whether there are biases
+    untied      whether layers have weights of their own on the way back, Bfc01, Bconv01, ...; there is no Phi then.
+                The inverse pooling is that of the way there
+    feedback_angle  degrees from the weights at which those begin; 90: independent of them
     init        how weights are drawn
     seed        of the weights; None: torch's own stream
     dtype       of the weights; None: torch's default
@@ -514,6 +519,8 @@ class Convolutional(Graph):
         pool: int = 2,
         bias: bool = True,
         nudge_site: NudgeSite = "outside",
+        untied: bool = False,
+        feedback_angle: float = 90.0,
         init: Init = "default",
         seed: int | None = None,
         dtype: torch.dtype | None = None,
@@ -526,11 +533,12 @@ class Convolutional(Graph):
         links: list[Connection] = []
         for post, pre in pairwise((*layers, INPUT)):
             kind, n = post[0], int(post[1:])
+            back: dict[str, Any] = {"untied": untied and pre != INPUT, "feedback_angle": feedback_angle}
             if kind == "s":
-                links.append(Dense(pre, post, name=f"Wfc{n}{n + 1}"))
+                links.append(Dense(pre, post, name=f"Wfc{n}{n + 1}", **back))
             else:
                 name = f"Wconv{n}{n + 1}"
-                links.append(Conv(pre, post, kernel=kernel, padding=padding, pool=pool, bias=bias, name=name))
+                links.append(Conv(pre, post, kernel=kernel, padding=padding, pool=pool, bias=bias, name=name, **back))
         sigma = _activation(activation)
         net = Wiring(image, layers, tuple(links[::-1]), (sigma,) * len(layers), bias=bias, nudge_site=nudge_site)
         super().__init__(net, init, seed, dtype)
@@ -567,6 +575,8 @@ class ConvolutionalNet(ModelSettings, frozen=True):
     padding: Annotated[int, about("Zeros around an image.", ge=0)] = 0
     pool: Annotated[int, about("Side of the zones that are pooled.", ge=1)] = 2
     bias: Annotated[bool, about("Whether layers have biases.")] = True
+    untied: Annotated[bool, about("Whether the way back has weights of its own, Bfc01, Bconv01, ...")] = False
+    feedback_angle: Annotated[Finite, about("Degrees from the weights at which those begin; 90: independent.")] = 90.0
     kind: Literal["convolutional"] = "convolutional"
 
     network = Convolutional

@@ -56,6 +56,7 @@ class Link(NamedTuple):
     """A connection in its place: the numbers of its layers, the input after the last, and its parameters' names.
 
     back    the names of the parameters of its feedback, the same unless it is untied
+    own     the name of the weights that only the feedback has; None unless it is untied
     """
 
     connection: Connection
@@ -63,6 +64,7 @@ class Link(NamedTuple):
     pre: int
     names: dict[str, str]
     back: dict[str, str]
+    own: str | None
 
 
 Apply = Callable[..., Any]
@@ -122,8 +124,8 @@ class Graph(PrimitiveDynamics):
         """Begin untied ways back at their angle from the way there."""
         for link in self._links:
             angle = math.radians(link.connection.feedback_angle)
-            if link.connection.untied and link.connection.feedback_angle != 90.0:
-                back, weight = self.get_parameter(link.back["W"]), self.get_parameter(link.names["W"])
+            if link.own is not None and link.connection.feedback_angle != 90.0:
+                back, weight = self.get_parameter(link.own), self.get_parameter(link.names["W"])
                 back.mul_(math.sin(angle)).add_(math.cos(angle) * weight)
 
     @property
@@ -139,7 +141,7 @@ class Graph(PrimitiveDynamics):
         found = []
         for n in range(len(self.layers)):
             fed = [name for link in self._links if link.post == n for name in link.names.items()]
-            fed += [("B", link.back["W"]) for link in self._links if link.post == n and link.connection.untied]
+            fed += [("B", link.own) for link in self._links if link.post == n and link.own is not None]
             inside = next((name for short, name in fed if short == "b"), None)
             weights = tuple(name for short, name in fed if short != "b")
             found.append(LayerParameters(weights, self._biases[n] or inside))
@@ -320,6 +322,8 @@ class Graph(PrimitiveDynamics):
         r = self.activity(s)
         if minus is None:
             return self._contrast(x, add(r, plus), r, plus)
+        if not self.conservative:  # the move alone counts, seen from s
+            return self._contrast(x, add(r, plus), r, subtract(plus, minus))
         return self._contrast(x, add(r, plus), add(r, minus), subtract(plus, minus))
 
     def _contrast(self, x: Tensor, plus: State, minus: State, change: State | None) -> dict[str, Tensor]:
@@ -356,9 +360,9 @@ class Graph(PrimitiveDynamics):
         c, scales = link.connection, self.update_scales
         found = self._call(link, c.weight_gradient, moved.post, at.pre)
         out = {link.names[short]: _times(g, c.forward_gain / scales[link.post]) for short, g in found.items()}
-        if c.untied:
-            (back,) = self._call(link, c.weight_gradient, at.post, moved.pre, names=link.back).values()
-            out[link.back["W"]] = _times(back, c.feedback_gain / scales[link.pre])
+        if link.own is not None:
+            back = self._call(link, c.back_gradient, at.post, at.pre, moved.pre, names=link.back)
+            out[link.own] = _times(back, c.feedback_gain / scales[link.pre])
         return out
 
     def _update_scales(self) -> tuple[float, ...]:
@@ -439,22 +443,24 @@ class Graph(PrimitiveDynamics):
                 _check_gain(f"The {what} of {c}", getattr(c, what))
             shorts = c.weights(self.shape(c.pre), self.shape(c.post))
             names = {short: self.weight_name(c, short) for short in shorts}
-            back = names | {"W": self._back_name(c)} if c.untied else names
-            for name in {**names, "back": back["W"]}.values() if c.untied else names.values():
+            own = self._back_name(c) if c.untied else None
+            back = names if own is None else c.returning(names, own)
+            for name in dict.fromkeys((*names.values(), *back.values())):
                 if not name.isidentifier() or hasattr(self, name):
                     raise ValueError(f"The connection {c} names its weight {name!r}; expected a word such as 'W12'.")
                 if name in taken:
                     raise ValueError(f"Two parameters are named {name!r}, one of {c}: give the connection a name=.")
             taken |= {*names.values(), *back.values()}
-            found.append(Link(c, places[c.post], places[c.pre], names, back))
+            found.append(Link(c, places[c.post], places[c.pre], names, back, own))
         return tuple(found)
 
     def _back_name(self, c: Connection) -> str:
         """The name of the weight of an untied way back: B01 beside W01, B_h1_x, B_name."""
-        if not c.linear or "W" not in c.weights(self.shape(c.pre), self.shape(c.post)) or INPUT in (c.pre, c.post):
+        unties = c.linear if c.unties is None else c.unties
+        if not unties or "W" not in c.weights(self.shape(c.pre), self.shape(c.post)) or INPUT in (c.pre, c.post):
             raise ValueError(
-                f"{type(c).__name__} {c} is untied; expected that of a linear connection with weights, between two "
-                "layers of the net. Leave out untied=True."
+                f"{type(c).__name__} {c} is untied; expected that of a linear connection or of a Conv, with weights, "
+                "between two layers of the net. Leave out untied=True."
             )
         if c.name is None:
             return self.weight_name(replace(c, name=None), "B")
@@ -465,10 +471,10 @@ class Graph(PrimitiveDynamics):
         wanted: dict[str, Weight] = {}
         for n, shape in enumerate(self.layers.values()):
             fans = None
-            for c, post, _, names, back in self._links:
+            for c, post, _, names, _back, own in self._links:
                 for short, weight in c.weights(self.shape(c.pre), shape).items() if post == n else ():
                     gain = self.bias_gain if short == "b" else c.gain
-                    for name in (names[short], back[short]):
+                    for name in (names[short], own) if short == "W" and own is not None else (names[short],):
                         wanted[name] = weight._replace(gain=gain * weight.gain)
                     fans = fans or weight[1:3]
             if (bias := self._biases[n]) is not None:

@@ -78,6 +78,11 @@ class PredictiveCoding(Graph):
         order = self._forward_order()
         if order is None or any(c.pre == c.post for c in connections):
             raise ValueError("The connections make a loop; expected a net with a forward pass. Use Network.")
+        if not self.conservative:
+            raise ValueError(
+                f"{self._lopsided()} has gains or weights of its own on the way back; in a predictive-coding net an "
+                "error comes back by the derivative of the prediction. Leave them out, or use Network."
+            )
         self._order_of_layers = tuple(order)
         self.groups = chosen or tuple((self.names[n],) for n in order)
         self.bipartite = False

@@ -30,7 +30,7 @@ class ModelSettings(Section, frozen=True, kw_only=True):
         kind: str = ""  # declared by each kind, after the fields of its own that may be given by position
     init: Annotated[InitName, about("Initial weights: glorot or default (PyTorch's).")] = "glorot"
     nudge_site: Annotated[NudgeSite, about("Nudge outside sigma, as in the paper, inside, or implicit.")] = "outside"
-    output_bias: Annotated[Finite, about("Initial biases of the outputs; as drawn where none are given.")] | None = None
+    output_bias: Annotated[Finite, about("Initial biases of the outputs; by default drawn.")] | None = None
     output_scale: Annotated[Finite, about("Factor on the outputs' initial weights.")] = 1.0
 
     @property

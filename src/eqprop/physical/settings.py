@@ -39,13 +39,20 @@ class MachineSettings(Section, frozen=True, kw_only=True):
     options         arguments of the machine's class beside the network
     """
 
-    kind: Annotated[str, about("none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True)] = NONE
+    kind: Annotated[
+        str,
+        about("Machine: none, simulated, spice, ising, or FILE.py:CLASS.", flat="machine", common=True),
+    ] = NONE
     imperfections: (
-        Annotated[Imperfections, about("read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect")] | None
+        Annotated[
+            Imperfections,
+            about("Imperfection: read_noise=0.01, weight_bits=8, ... (repeatable).", flag="--imperfect"),
+        ]
+        | None
     ) = None
     options: Annotated[
         Mapping[str, Any],
-        about("Of the machine: reads=10 (repeatable).", flat="machine_options", flag="--machine-option"),
+        about("Option of the machine: reads=10 (repeatable).", flat="machine_options", flag="--machine-option"),
     ] = msgspec.field(default_factory=dict)
 
     @property

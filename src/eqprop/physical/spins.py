@@ -121,9 +121,7 @@ class SpinNet(ChainNet, frozen=True):
     """`Spins` as data; sizes go from the output to the input. Their cost is "spins"."""
 
     sizes: Annotated[tuple[Positive, ...], about("Spins per layer, from the output to the input.")] = (40, 120, 784)
-    gains: Annotated[tuple[float, ...], about("Of the couplings drawn, one or one per layer from the output on.")] = (
-        *(1.0,),
-    )
+    gains: Annotated[tuple[float, ...], about("Gain of the initial couplings, one or one per layer.")] = (*(1.0,),)
     limit: Annotated[float, about("Largest coupling and bias.", gt=0, le=1e9)] | None = 1.0
     nudge_site: Annotated[NudgeSite, about("Where the nudge enters: inside, as a field.")] = "inside"
     kind: Literal["spins"] = "spins"

@@ -28,6 +28,7 @@ from eqprop.report.runs import RunFolder
 from eqprop.run.dataset import data_again, read_images
 from eqprop.run.evaluate import Trained, evaluation_phase, load
 from eqprop.run.laboratory import Weights, examine, find_problem
+from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
 from eqprop.run.session import Session, leg_folder, make_estimator
 from eqprop.state import State, distance
 
@@ -96,28 +97,36 @@ class ExaminedNet:
     missing: tuple[str, ...] = ()
 
 
-def examinations(run: RunFolder, gradients: bool = False) -> Iterator[ExaminedNet]:
+def examinations(run: RunFolder, gradients: bool = False, model: Factory | None = None) -> Iterator[ExaminedNet]:
     """Look at the first trial of every estimator that has weights.
 
     gradients   also compare the estimator's gradient with BPTT's
+    model       the function that builds the net, of a run that trained your own
     """
+    own = own_of(model if isinstance(run.spec.model, OwnNet) else None, run.spec.model)
     for name in run.spec.estimators:
         if (run.folder / leg_folder(name, 0, run.spec)).is_dir():
-            yield _examined(run, name, gradients)
+            yield _examined(run, name, gradients, own)
 
 
-def _examined(run: RunFolder, estimator: str, gradients: bool) -> ExaminedNet:
+def _examined(run: RunFolder, estimator: str, gradients: bool, own: OwnFunction | None) -> ExaminedNet:
     found = ExaminedNet(estimator)
     try:
-        trained = load(run.folder, estimator)
-        images = read_images(data_again(run.described.data, None, None), run.spec.data)
+        trained = load(run.folder, estimator, model=own)
+        images = read_images(data_again(run.described.data, None, own), run.spec.data)
     except EXPECTED_ERRORS as error:
-        return replace(found, missing=(f"The net was not looked at again. {error}",))
+        return replace(
+            found,
+            missing=(
+                f"The net could not be loaded, so its errors by class, its settling and the "
+                f"doctor's verdict are missing. {error}",
+            ),
+        )
     found = replace(found, epoch=trained.epoch)
     if isinstance(images, Images):
         with using_threads(run.spec.run.threads or torch.get_num_threads()):
             found = _on_test_set(found, trained, images)
-    return _by_the_doctor(found, run, gradients)
+    return _by_the_doctor(found, run, gradients, own)
 
 
 def _on_test_set(found: ExaminedNet, trained: Trained, images: Images) -> ExaminedNet:
@@ -137,7 +146,7 @@ def _on_test_set(found: ExaminedNet, trained: Trained, images: Images) -> Examin
         if trained.estimator != BACKPROP and not trained.model.settles_itself:
             found = replace(found, settling=_settling(trained, made[0], images))
     except EXPECTED_ERRORS as error:
-        found = replace(found, missing=(*found.missing, f"The test set was not passed again. {error}"))
+        found = replace(found, missing=(*found.missing, f"The test set could not be evaluated. {error}"))
     return found
 
 
@@ -217,18 +226,18 @@ def _moves(states: tuple[State, ...]) -> tuple[tuple[float, float], ...]:
     return tuple((float(move.median()), float(move.max())) for move in moves)
 
 
-def _by_the_doctor(found: ExaminedNet, run: RunFolder, gradients: bool) -> ExaminedNet:
+def _by_the_doctor(found: ExaminedNet, run: RunFolder, gradients: bool, own: OwnFunction | None) -> ExaminedNet:
     """The doctor's verdict on the weights as they are, for the variants of EP; the gradient's cosine if asked."""
     if found.estimator == BACKPROP:
         return found
     try:
-        subject = find_problem(str(run.folder.resolve()), weights=Weights(found.estimator, 0))
-        own = make_estimator(subject.spec, found.estimator, subject.problem.model)
-        if isinstance(own, EP):
+        subject = find_problem(str(run.folder.resolve()), model=own, weights=Weights(found.estimator, 0))
+        estimator = make_estimator(subject.spec, found.estimator, subject.problem.model)
+        if isinstance(estimator, EP):
             found = replace(found, diagnosis=examine(subject))
         if gradients:
             of = subject.problem
-            found = replace(found, gradients=compare_gradients(own, of.model, of.cost, of.x, of.y))
+            found = replace(found, gradients=compare_gradients(estimator, of.model, of.cost, of.x, of.y))
     except EXPECTED_ERRORS as error:
-        found = replace(found, missing=(*found.missing, f"The doctor was not asked. {error}"))
+        found = replace(found, missing=(*found.missing, f"The doctor could not examine the net. {error}"))
     return found

@@ -24,6 +24,7 @@ from eqprop.report.runs import Contents, Picture, Row, RunFolder, collect_all, r
 from eqprop.report.sections import compared, epochs_table, in_words, settings_of, what_is_seen
 from eqprop.run.folder import AUGMENTED
 from eqprop.run.log import cosines
+from eqprop.run.own import Factory
 from eqprop.run.watch import duration
 
 PAGE, CSV, LATEX, CURVES = "report.html", "table.csv", "table.tex", "curves"
@@ -60,6 +61,7 @@ def write_report(
     with_curves: bool = True,
     examine: bool = True,
     gradients: bool = False,
+    model: Factory | None = None,
 ) -> ReportFiles:
     """Write the page, the table as CSV and LaTeX, and the curves of each run as PNG and PDF.
 
@@ -68,6 +70,7 @@ def write_report(
     with_curves     draw the curves as files, which takes time: not needed for intermediate updates
     examine         load the nets, of three runs at most: errors by class, worst answers, settling, the doctor's verdict
     gradients       also compare the estimator's gradient of a mini-batch with BPTT's
+    model           the function that builds your own net; without it such a net is not loaded
     """
     contents = collect_all([folder] if isinstance(folder, Path) else folder)
     place = out or contents.folder
@@ -80,7 +83,7 @@ def write_report(
         if panel.curves:
             write_figure(written.curves / _file_name(run, contents.folder), save(error_curves([panel])))
     few = examine and len(contents.runs) <= MOST_EXAMINED
-    seen = [(run, list(examinations(run, gradients))) for run in contents.runs] if few else []
+    seen = [(run, list(examinations(run, gradients, model))) for run in contents.runs] if few else []
     write_text(written.page, render(contents, seen))
     return written
 

@@ -23,6 +23,7 @@ from eqprop.cost import Cost, FunctionCost, SquaredError
 from eqprop.dynamics import Dynamics
 from eqprop.messages import EXPECTED_ERRORS, unknown
 from eqprop.models.settings import ModelSettings
+from eqprop.physical.settings import OWN
 from eqprop.plugins import Table
 from eqprop.settings import about
 from eqprop.state import LayerParameters
@@ -38,7 +39,7 @@ class OwnNet(ModelSettings, frozen=True):
     A run folder therefore never names code to execute: whoever opens it must pass the function again.
     """
 
-    function: Annotated[str, about("Your function that builds the network.", flag="--model")] = "own"
+    function: Annotated[str, about("FILE.py:FUNCTION that builds your own network.", flag="--model")] = "own"
     kind: Literal["own"] = "own"
 
     @property
@@ -49,9 +50,12 @@ class OwnNet(ModelSettings, frozen=True):
         if (own := registered_own(self)) is not None:
             return own(seed).to(dtype)
         raise ValueError(
-            f"The experiment uses your own network ({self.function}), but got no function that builds it. Pass "
-            "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+            f"The experiment uses your own network ({self.function}), but got no function that builds it. Give it "
+            f"again: --model {self._where()}, or model=function in Python."
         )
+
+    def _where(self) -> str:
+        return self.function if ":" in self.function else f"FILE.py:{self.function}"
 
     def __str__(self) -> str:
         return f"own model {self.function}"
@@ -145,6 +149,12 @@ def is_own(target: object) -> bool:
 def load_own(where: str) -> OwnFunction:
     """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `OwnFunction`."""
     return OwnFunction(MODELS[where] if where in MODELS else load_function(where), where)
+
+
+def meet_machine(where: object) -> None:
+    """Load the class of your own machine, FILE.py:CLASS, so that specs may name it in this process."""
+    if isinstance(where, str) and ".py:" in where and where not in OWN:
+        OWN[where] = load_function(where)
 
 
 def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]:

@@ -32,7 +32,7 @@ from eqprop.run.dataset import describe, given_data, read_images, source_fields,
 from eqprop.run.distributed import ALONE, Ranks, check_divides
 from eqprop.run.extras import Preparation, image_shape, make_optimizer
 from eqprop.run.folder import FORMAT
-from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
+from eqprop.run.own import Factory, OwnFunction, OwnNet, meet_machine, own_of
 from eqprop.run.spec import DataSettings, Spec, fields_of_spec, section_type
 from eqprop.starts import Carried, Initialised, Persistent, Start, fingerprint
 
@@ -537,6 +537,7 @@ def chosen(
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(model, ModelSettings | Mapping):
         given["model"], model = model, None
+    meet_machine(given.get("machine"))
     found, own = papers.find_own(what, model)
     spec = papers.find(found, given.pop("preset", None))
     if given.get("validation") and "test_samples" not in given and spec.data.test_samples:

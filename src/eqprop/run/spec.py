@@ -82,15 +82,15 @@ class Phases(Section, frozen=True, kw_only=True):
 
     T: Annotated[int, about("Steps of the free phase.", common=True, ge=1, le=MOST_STEPS)] = 50
     K: Annotated[int, about("Steps of the second phase.", common=True, ge=1, le=MOST_STEPS)] = 10
-    beta: Annotated[Finite, about("Strength of the nudge; auto: led by the residual.", common=True)] = 0.1
-    beta_led: Annotated[bool, about("Whether beta follows the residual; --beta auto says so.")] = False
+    beta: Annotated[Finite, about("Strength of the nudge; auto: let it follow the residual.", common=True)] = 0.1
+    beta_led: Annotated[bool, about("Whether beta follows the residual, as --beta auto asks.")] = False
     schedule: Annotated[Schedule, about("synchronous; alternating free phase; or sweeps.")] = "synchronous"
     stop: Annotated[Stop, about("Stop early: never, or settled (same bits).")] = "never"
     start: Annotated[StartName, about("Initial states: zero, persistent, initialised or carried.")] = "zero"
     initialiser_rate: Annotated[float, about("Rate of the initialiser.", gt=0, lt=2)] = 1.0
-    evaluation_T: (
-        Annotated[int, about("T when measuring errors; T where none is given.", ge=1, le=MOST_STEPS)] | None
-    ) = None
+    evaluation_T: Annotated[int, about("T of evaluation; by default that of training.", ge=1, le=MOST_STEPS)] | None = (
+        None
+    )
     keep_at_rest: (
         Annotated[AtRest, about("radius=0.95, longest=200, slower=true, ... (repeatable).", flag="--keep-at-rest")]
         | None
@@ -125,7 +125,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=lambda: {EVERY_OTHER: 0.001})
     options: Annotated[
         Mapping[str, Any],
-        about("Of the optimizer: momentum=0.9 (repeatable).", flat="optimizer_options", flag="--optimizer-option"),
+        about("Optimizer's option: momentum=0.9 (repeatable).", flat="optimizer_options", flag="--optimizer-option"),
     ] = {}
     batch: Annotated[int, about("Mini-batch size.", common=True, ge=1, le=MOST_STEPS)] = 20
     epochs: Annotated[int, about("Passes over the training set.", common=True, ge=1, le=MOST_EPOCHS)] = 10
@@ -133,9 +133,9 @@ class Optimizer(Section, frozen=True, kw_only=True):
         Literal["none", "cosine", "exponential"],
         about("Decay of the rates: none, cosine or exponential."),
     ] = "none"
-    decay_factor: Annotated[float, about("Of the rates per epoch, where they decay exponentially.", gt=0, le=1)] = 0.99
+    decay_factor: Annotated[float, about("Factor on the rates per epoch, for exponential decay.", gt=0, le=1)] = 0.99
     decay_epochs: (
-        Annotated[int, about("Epochs over which rates fall; then they stay. None: all.", ge=1, le=MOST_EPOCHS)] | None
+        Annotated[int, about("Epochs over which rates fall, then stay; by default all.", ge=1, le=MOST_EPOCHS)] | None
     ) = None
     decay_floor: Annotated[Rate, about("The rate that decay ends at.")] = 0.0
     warmup: Annotated[Rate, about("Epochs, or a part of one, over which rates rise from 0.")] = 0.0
@@ -147,7 +147,7 @@ class Optimizer(Section, frozen=True, kw_only=True):
     clip_norm: Annotated[float, about("Largest norm of the gradient.", gt=0, le=LARGEST)] | None = None
     label_smoothing: Annotated[Share, about("Share of a target that is spread over all classes.")] = 0.0
     homeostasis: Annotated[Rate, about("Weight of a penalty on |J - J^T|, the Jacobian's asymmetry.")] = 0.0
-    average: Annotated[Share, about("Evaluate with an average of the weights, such as 0.999.")] = 0.0
+    average: Annotated[Share, about("Evaluate with a running average of the weights; its decay, such as 0.999.")] = 0.0
 
     def rate_factor(self, epoch: int) -> float:
         """The share of the way down to the floor that is left to the rates in this epoch, counted from 0."""
@@ -214,10 +214,10 @@ class Run(Section, frozen=True, kw_only=True):
     engine: Annotated[str, about("auto, or an engine by name.")] = "auto"
     device: Annotated[str, about("cpu, cuda, cuda:1, ...", common=True)] = "cpu"
     threads: Annotated[int, about("CPU threads.", ge=1, le=1024)] | None = None
-    precision: Annotated[Precision, about("Of products: float32, tf32, float16 or bfloat16.")] = "float32"
+    precision: Annotated[Precision, about("Precision of products: float32, tf32, float16 or bfloat16.")] = "float32"
     train_error_every: Annotated[int, about("Measure the train error every N epochs.", ge=0, le=MANY)] = 0
     checkpoint_every: Annotated[float, about("Seconds between checkpoints in an epoch.", gt=0)] = 120.0
-    stacked: Annotated[bool, about("Train trials side by side; if faster where not given.")] | None = None
+    stacked: Annotated[bool, about("Train trials side by side; by default where that is faster.")] | None = None
     patience: Annotated[int, about("Stop when the test error has not fallen for N epochs.", ge=0, le=MANY)] = 0
     keep_best: Annotated[bool, about("Also keep the weights with the lowest test error.")] = False
     keep_every: Annotated[int, about("Also keep the weights of every N-th epoch.", ge=0, le=MANY)] = 0

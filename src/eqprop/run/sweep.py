@@ -85,9 +85,10 @@ def sweep(
 
         eqprop.sweep("P-1h", {"state_noise": [0, 0.05, 0.1], "weight_bits": [4, 6, 8]}, "sweep", samples=2000)
 
-    Returns what it writes to OUT/sweep.json: per point the test error of each trial in percent, and the cosine of EP's
-    gradient on that device, after training, with the exact one of the perfect net with the same weights (recurrent
-    backprop at rest, in float64), whole and per parameter. Resumable: points that are there are kept.
+    Returns what it writes to OUT/sweep.json, with the seconds that this call took: per point the test error of each
+    trial in percent, and the cosine of EP's gradient on that device, after training, with the exact one of the perfect
+    net with the same weights (recurrent backprop at rest, in float64), whole and per parameter. Resumable: points that
+    are there are kept.
 
     experiment  as `eqprop.train` takes it
     axes        values by the name of an imperfection (see `eqprop.physical.Imperfections`); None: a perfect device
@@ -102,7 +103,7 @@ def sweep(
     work = [(str(experiment), out / folder_of(point), {**shared, **point}, options) for point in points]
     for one in work:
         _spec_of(*one)  # what cannot be is refused before anything is trained
-    jobs = min(len(points), jobs or _cores())
+    jobs, began = min(len(points), jobs or _cores()), time.monotonic()
     found: dict[str, dict[str, Any]] = {}
     for name, record in _trained(work, jobs):
         found[name] = record
@@ -114,6 +115,8 @@ def sweep(
         "axes": {name: list(values) for name, values in axes.items()},
         "points": [{"at": point, **found[folder_of(point)]} for point in points],
         "spec": spec.to_dict(),
+        "jobs": jobs,
+        "seconds": round(time.monotonic() - began, 1),
         "provenance": provenance(),
     }
     write_json(out / DOCUMENT, document)

@@ -37,7 +37,7 @@ def _lines(table: Mapping[str, Any], reasons: Mapping[str, str], beside: Mapping
             yield from _comment(reasons.get(key, ""))
             yield f"{_key(key)} = {_value(value, key)}{origin}"
         elif origin:
-            yield f"# {_key(key)} is not set{origin}"
+            yield f"# {_key(key)} is not set ({beside[key]})"
 
 
 def _comment(text: str) -> list[str]:

@@ -21,6 +21,17 @@ _aten = torch.ops.aten
 _OF_PLACES = frozenset({_aten.max_unpool2d.default, _aten.max_pool2d_with_indices_backward.default})
 """Operations that know what to do with `Zones`; others take the places as numbers."""
 
+_LINEAR = frozenset(
+    {
+        *(_aten.mm.default, _aten.bmm.default, _aten.mul.Tensor, _aten.mul.Scalar, _aten.neg.default),
+        *(_aten.permute.default, _aten.view.default, _aten.reshape.default, _aten.clone.default),
+        *(_aten.unsqueeze.default, _aten.squeeze.dims, _aten.expand.default, _aten.sum.dim_IntList),
+    }
+)
+"""Operations linear in each of their arguments."""
+_FRACTIONS = frozenset({_aten.div.Tensor, _aten.div.Scalar})
+"""Linear in the first."""
+
 
 def operations() -> dict[Any, Callable[..., Any]]:
     """How graphs are to be traced to be lowered."""
@@ -64,7 +75,46 @@ class Lowered:
     def __call__(self, prepared: Values, moving: Sequence[Array] = ()) -> tuple[Array, ...]:
         values = prepared | dict(zip(self.inputs[self.split :], moving, strict=True))
         _evaluate(self.moving_nodes, values)
-        return tuple([_typed(_plain(values[node]), node) for node in self.output])
+        return self._values(values, self.output)
+
+    def chains(self, count: int) -> list[list[fx.Node]]:
+        """How the last outputs follow from what moves: each linear in the first node of its chain, and made from it.
+
+        The sum of such an output over steps is the chain applied once to the sum of the first node, which is no larger:
+        of weights of x, for instance, the sum of what the neurons contribute, times x.
+        """
+        moved = {*self.inputs[self.split :], *self.moving_nodes}
+        found: list[list[fx.Node]] = []
+        for node in self.output[len(self.output) - count :]:
+            chain = [node]
+            while (before := _linear_in(chain[0], moved)) is not None:
+                chain.insert(0, before)
+            least = min(_numbers(n) for n in chain)
+            while _numbers(chain[0]) > least:
+                chain.pop(0)
+            found.append(chain)
+        return found
+
+    def terms(
+        self, prepared: Values, moving: Sequence[Array], chains: Sequence[Sequence[fx.Node]]
+    ) -> tuple[Array, ...]:
+        """The same with the first nodes of the chains in the place of their outputs."""
+        values = prepared | dict(zip(self.inputs[self.split :], moving, strict=True))
+        _evaluate(self.moving_nodes, values)
+        first = self.output[: len(self.output) - len(chains)]
+        return self._values(values, [*first, *(chain[0] for chain in chains)])
+
+    def sums(self, prepared: Values, terms: Sequence[Array], chains: Sequence[Sequence[fx.Node]]) -> tuple[Array, ...]:
+        """The outputs summed over steps, from the sums of those nodes."""
+        found = list[Array]()
+        for term, chain in zip(terms, chains, strict=True):
+            values = prepared | {chain[0]: term}
+            _evaluate(chain[1:], values)
+            found += self._values(values, chain[-1:])
+        return tuple(found)
+
+    def _values(self, values: Values, nodes: Sequence[fx.Node]) -> tuple[Array, ...]:
+        return tuple([_typed(_plain(values[node]), node) for node in nodes])
 
 
 def _attribute(graph: fx.GraphModule, path: str) -> Tensor:
@@ -72,6 +122,21 @@ def _attribute(graph: fx.GraphModule, path: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise CannotTrace("it branches or loops by an operator of torch, such as torch.cond")
     return found.detach()
+
+
+def _linear_in(node: fx.Node, moved: set[fx.Node]) -> fx.Node | None:
+    """The one input that moves, if an operation is linear in it."""
+    inputs = [n for n in node.all_input_nodes if n in moved]
+    uses = sum(n in moved for n in node.args if isinstance(n, fx.Node))
+    if len(inputs) != 1 or uses != 1:
+        return None
+    linear = node.target in _LINEAR or (node.target in _FRACTIONS and node.args[0] is inputs[0])
+    return inputs[0] if linear and node.meta["val"].dtype == inputs[0].meta["val"].dtype else None
+
+
+def _numbers(node: fx.Node) -> int:
+    found: int = node.meta["val"].numel()
+    return found
 
 
 def _is_item(node: fx.Node) -> bool:

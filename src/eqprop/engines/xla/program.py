@@ -27,11 +27,11 @@ from eqprop.autodiff import with_values
 from eqprop.cost import Cost, Nudge, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.engines.traced import CannotTrace, trace
-from eqprop.engines.xla.lowering import Lowered, operations
+from eqprop.engines.xla.lowering import Lowered, Values, operations
 from eqprop.engines.xla.operations import dtype_of
 from eqprop.engines.xla.windows import Array
 from eqprop.estimators import BPTT, EP, RBP, Estimator, HolomorphicEP
-from eqprop.estimators.base import by_network, difference_update, trainable, update
+from eqprop.estimators.base import by_network, difference_update, moved_contrast, trainable, update
 from eqprop.relax import (
     CHECK_EVERY,
     SWEEPS,
@@ -148,21 +148,32 @@ class Kind:
         return cls(free, second, False, settles, form, points)
 
 
+class Traced:
+    """What was traced of a model and a cost for some shapes: programs of other estimators take the same steps.
+
+    pieces      by what they are, with the parameters that they return something for
+    constants   tensors that they read besides parameters and buffers
+    """
+
+    def __init__(self) -> None:
+        self.pieces: dict[object, tuple[Piece, list[Name]]] = {}
+        self.constants: list[Tensor] = []
+
+
 class Pieces:
     """The pieces of a gradient as functions of arrays, each traced when first asked for.
 
     given   what they take first: parameters and buffers, x, y, beta and the unit of the updates
     """
 
-    def __init__(self, problem: Problem, s: State, beta: Tensor, unit: Tensor) -> None:
+    def __init__(self, problem: Problem, s: State, beta: Tensor, unit: Tensor, traced: Traced | None = None) -> None:
         self.model, self.cost, self.layers = problem.model, problem.cost, len(s)
         self.modules: tuple[nn.Module, ...] = (problem.model, problem.cost)
         self.held = [held_by(module) for module in self.modules]
         theta = [place.tensor.detach() for held in self.held for place in held.values()]
         self.x, self.s = problem.x, s
         self.given = (*theta, problem.x, problem.y, beta, unit)
-        self.constants: list[Tensor] = []
-        self._known: dict[object, Piece] = {}
+        self.traced = traced or Traced()
 
     def step(self, nudged: bool, update: Update = None) -> Piece:
         """s -> the next state."""
@@ -171,7 +182,7 @@ class Pieces:
             with torch.no_grad():
                 return _unchanged(Stepper(self.model, self.model.drive(x), nudge if nudged else None)(s, update), s)
 
-        return self._piece(("step", nudged, update), run, self.s)
+        return self._piece(("step", nudged, update), run, self.s)[0]
 
     def nudged(self, update: Update, kind: Kind) -> Piece:
         """s -> the next nudged state, in an own form (see `Kind`) around a fixed state."""
@@ -180,7 +191,8 @@ class Pieces:
             at, s = both[: self.layers], both[self.layers :]
             return _unchanged(self._stepper(x, nudge, at, kind)(s, update), s)
 
-        return self._piece(("nudged", update), torch.no_grad()(run), self.start(kind), self.s)
+        key = "nudged", update, kind.difference, kind.held
+        return self._piece(key, torch.no_grad()(run), self.start(kind), self.s)[0]
 
     def start(self, kind: Kind) -> State:
         """What a nudged phase begins from where the free one ends in `s`."""
@@ -196,14 +208,20 @@ class Pieces:
         return Stepper(self.model, self.model.drive(x), nudge)
 
     def contrast(self, kind: Kind) -> tuple[Piece, list[Name]]:
-        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state in the difference form."""
+        """s_plus, s_minus -> the gradient of each parameter of Phi; around a fixed state where `contrasts_around`."""
         model, L = self.model, self.layers
         assert isinstance(model, PrimitiveDynamics)
-        names: list[Name] = []
+        names, around = list[Name](), self.contrasts_around(kind)
 
         def run(x: Tensor, nudge: Nudge, unit: Tensor, states: State) -> State:
             ends = [states[n : n + L] for n in range(0, len(states), L)]
-            found = model.difference_contrast(x, *ends) if kind.difference else model.contrast(x, *ends)
+            if kind.difference:
+                found = model.difference_contrast(x, *ends)
+            elif around:
+                begun, plus, minus = ends
+                found = moved_contrast(model, x, plus, minus, begun)
+            else:
+                found = model.contrast(x, *ends)
             learned = [name for name in trainable(model) if name in found]
             names[:] = [(0, name) for name in learned]
             lost = next((name for name in found if name not in dict(model.named_parameters())), None)
@@ -213,7 +231,12 @@ class Pieces:
 
         end = self.start(kind)
         moving = end if kind.difference and not kind.symmetric else (*end, *end)
-        return self._piece("contrast", run, moving, self.s if kind.difference else ()), names
+        key = "contrast", kind.difference, around, len(moving)
+        return self._piece(key, run, moving, self.s if around else (), names)
+
+    def contrasts_around(self, kind: Kind) -> bool:
+        """Whether the contrast asks for where the phase begun: as a difference of it, or where there is no Phi."""
+        return kind.difference or (kind.symmetric and not getattr(self.model, "conservative", True))
 
     def update(self, update_of: Update, kind: Kind) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
@@ -230,7 +253,8 @@ class Pieces:
             names[:] = [(0, name) for name in step.synapses]
             return (*new, *step.synapses.values())
 
-        return self._piece(("update", update_of), run, self.start(kind), self.s), names
+        key = "update", update_of, kind.difference, kind.held
+        return self._piece(key, run, self.start(kind), self.s, names)
 
     def direct(self) -> tuple[Piece, list[Name]]:
         """s -> the gradient of the cost at that state, for parameters it depends on."""
@@ -242,20 +266,26 @@ class Pieces:
             names[:] = [known[p] for p in found]
             return tuple(found.values())
 
-        return self._piece("direct", run, self.s), names
+        return self._piece("direct", run, self.s, names=names)
 
     def place(self, name: Name) -> int:
         """Where a parameter is among the given tensors."""
         k, path = name
         return k * len(self.held[0]) + list(self.held[k]).index(path)
 
-    def _piece(self, key: object, run: Callable[..., State], moving: State, fixed: State = ()) -> Piece:
-        """run(x, nudge, unit, (*fixed, *moving)) as a piece; what `fixed` alone decides is computed once per phase."""
-        if key not in self._known:
+    def _piece(
+        self, key: object, run: Callable[..., State], moving: State, fixed: State = (), names: list[Name] | None = None
+    ) -> tuple[Piece, list[Name]]:
+        """run(x, nudge, unit, (*fixed, *moving)) as a piece; what `fixed` alone decides is computed once per phase.
+
+        names   the parameters that it returns something for, filled by `run`
+        """
+        pieces = self.traced.pieces
+        if key not in pieces:
             function = partial(self._with_given, run)
             lowered = Lowered(trace(function, (*self.given, *fixed, *moving), operations()), len(moving))
-            self._known[key] = Piece(lowered, self._places(list(lowered.constants.values())))
-        return self._known[key]
+            pieces[key] = Piece(lowered, self._places(list(lowered.constants.values()))), names or []
+        return pieces[key]
 
     def _with_given(self, run: Callable[..., State], *values: Tensor) -> State:
         """run(x, nudge, unit, moving) with the given values in the place of the parameters and buffers."""
@@ -268,11 +298,12 @@ class Pieces:
 
     def _places(self, tensors: list[Tensor]) -> list[int]:
         """Where these tensors are among the constants of all pieces, added where they are new."""
-        known = {_memory(v): n for n, v in enumerate(self.constants)}
+        constants = self.traced.constants
+        known = {_memory(v): n for n, v in enumerate(constants)}
         for v in tensors:
             if _memory(v) not in known:
-                known[_memory(v)] = len(self.constants)
-                self.constants.append(v)
+                known[_memory(v)] = len(constants)
+                constants.append(v)
         return [known[_memory(v)] for v in tensors]
 
 
@@ -298,11 +329,27 @@ class Piece(NamedTuple):
 
     def at(self, inputs: Inputs, fixed: Arrays = ()) -> Callable[..., Arrays]:
         """The piece as a function of what moves, all else computed."""
-        constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
-        prepared = self.lowered.prepare(
-            (*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit, *fixed), constants
-        )
+        prepared = self._prepared(inputs, fixed)
         return lambda *moving: self.lowered(prepared, moving)
+
+    def summed(
+        self, inputs: Inputs, sums: int, fixed: Arrays = ()
+    ) -> tuple[Callable[..., Arrays], Arrays, Callable[[Arrays], Arrays]]:
+        """The same where the last results are added up over steps: of them it returns terms.
+
+        With it, a sum of terms to begin with, and what a sum of terms comes to.
+        """
+        prepared, chains = self._prepared(inputs, fixed), self.lowered.chains(sums)
+        terms = [chain[0].meta["val"] for chain in chains]
+        return (
+            lambda *moving: self.lowered.terms(prepared, moving, chains),
+            tuple([jnp.zeros(v.shape, dtype_of(v.dtype)) for v in terms]),
+            lambda found: self.lowered.sums(prepared, found, chains),
+        )
+
+    def _prepared(self, inputs: Inputs, fixed: Arrays) -> Values:
+        constants = dict(zip(self.lowered.constants, (inputs.constants[n] for n in self.places), strict=True))
+        return self.lowered.prepare((*inputs.theta, inputs.x, inputs.y, inputs.beta, inputs.unit, *fixed), constants)
 
 
 class Inputs(NamedTuple):
@@ -402,6 +449,16 @@ class Program(ABC):
         """A sum of gradients to begin with."""
         return tuple(jnp.zeros_like(given.theta[n]) for n in self._places)
 
+    def _summed(
+        self, pieces: Mapping[Update, Piece], given: Inputs, fixed: Arrays = ()
+    ) -> tuple[Steps, Arrays, Callable[[Arrays], Arrays]]:
+        """The steps of a phase that adds up gradients, by update; how a sum begins, and what it comes to."""
+        if len(pieces) > 1:  # whose terms differ
+            return {u: piece.at(given, fixed) for u, piece in pieces.items()}, self._zeros(given), lambda sums: sums
+        ((update, piece),) = pieces.items()
+        step, zeros, whole = piece.summed(given, len(self._places), fixed)
+        return {update: step}, zeros, whole
+
 
 class Gradient(Program):
     """EP's gradient."""
@@ -410,6 +467,7 @@ class Gradient(Program):
         kind, names = self.kind, list[Name]()
         self._start = [dtype_of(v.dtype) for v in pieces.start(kind)]
         self._contrast: Piece | None = None
+        self._around = pieces.contrasts_around(kind)
         self._steps: dict[Update, Piece] = {}
         for u in kind.second.pattern:
             if not isinstance(pieces.model, PrimitiveDynamics):
@@ -431,7 +489,7 @@ class Gradient(Program):
         if self._contrast is None:
             plus, *minus = [end[layers:] for end in ends]  # the updates of all steps  [eq:ep-weight-update]
             grads = tuple(map(operator.sub, plus, minus[0])) if minus else plus
-        elif self.kind.difference:
+        elif self._around:
             grads = self._contrast.at(given, s)(*seen)
         else:  # from the two ends of the second phase, or of both  [eq:ep-grad]
             grads = self._contrast.at(given)(*(seen if self.kind.symmetric else (*seen, *s)))
@@ -439,12 +497,15 @@ class Gradient(Program):
 
     def _end(self, given: Inputs, start: Arrays, s: Arrays) -> Arrays:
         """The end of a nudged phase, and the sum of its updates where there is no Phi."""
-        around = s if self._contrast is None or self.kind.difference or self.kind.held else ()
-        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        count, layers = given.periods[1], len(s)
         if self._contrast is None:
-            steps = {u: adding(step, len(s)) for u, step in steps.items()}
-            start = (*start, *self._zeros(given))
-        return run_phase(steps, self.kind.second, given.periods[1], start)
+            updates, zeros, whole = self._summed(self._steps, given, s)
+            added: Steps = {u: adding(step, layers) for u, step in updates.items()}
+            end = run_phase(added, self.kind.second, count, (*start, *zeros))
+            return (*end[:layers], *whole(end[layers:]))
+        around = s if self.kind.difference or self.kind.held else ()
+        steps: Steps = {u: piece.at(given, around) for u, piece in self._steps.items()}
+        return run_phase(steps, self.kind.second, count, start)
 
 
 def apart(a: Arrays, b: Arrays, dims: int) -> Array:
