@@ -29,14 +29,14 @@ from eqprop.messages import unknown
 from eqprop.state import State
 
 OF_GRADIENT = (
-    *("formulas", "cost", "attracts", "weights", "silence", "depth"),
+    *("formulas", "derivatives", "cost", "attracts", "weights", "silence", "depth"),
     *("phi", "symmetric", "rounding", "beta", "nudge", "gradient"),
 )
 """Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
 with them."""
 
 OF_NET = (
-    *("numbers", "repeatable", "samples", "optimizer", "targets", "formulas", "cost"),
+    *("numbers", "repeatable", "samples", "optimizer", "targets", "formulas", "derivatives", "cost"),
     *("start", "attracts", "input", "saturation", "depth"),
 )
 """Those that ask nothing of EP."""
