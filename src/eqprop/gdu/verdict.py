@@ -19,6 +19,7 @@ CAUSES = {
     "optimizer": "The optimizer does not hold the model's parameters",
     "targets": "The targets are out of the outputs' reach",
     "formula": "A hand-written formula is not the derivative of Phi",
+    "cut": "A derivative is cut off",
     "start": "The free phase begins in the wrong place",
     "unbounded": "The energy is unbounded below",
     "diverges": "The state grows without bound",

@@ -19,7 +19,7 @@ from eqprop.dynamics import Dynamics
 from eqprop.engines.traced import CannotTrace, Checks, Fingerprint, Restless, apart, first_line, size_of, watched
 from eqprop.engines.xla.compiling import running
 from eqprop.engines.xla.estimators import PROGRAMS, Derivatives, FreePhaseAlone
-from eqprop.engines.xla.program import LARGE, Inputs, Kind, Outputs, as_array, as_tensor, taken_over
+from eqprop.engines.xla.program import LARGE, Inputs, Kind, Outputs, Traced, as_array, as_tensor, taken_over
 from eqprop.estimators import EP, ContinualEP, Estimator, Grads, HolomorphicEP
 from eqprop.estimators.holomorphic import check_analytic
 from eqprop.relax import Phase, Relaxation, prepare, relax, settled_below
@@ -50,14 +50,14 @@ class Call(NamedTuple):
 class GuardedProgram:
     """A program and what keeps it true."""
 
-    def __init__(self, call: Call, kind: Kind) -> None:
-        model, cost = call.problem.model, call.problem.cost
-        self.watch = watched(first_steps(call, kind), model, type(cost) if is_plain(cost) else cost)
-        beta, unit = strength(call.estimator, model)
+    def __init__(self, call: Call, kind: Kind, watch: Fingerprint, traced: Traced) -> None:
+        cost = call.problem.cost
+        self.watch = watch
+        beta, unit = strength(call.estimator, call.problem.model)
         one = (beta[0], unit[0]) if isinstance(call.estimator, HolomorphicEP) else (beta, unit)
-        pieces = Derivatives(call.problem, call.s, *one)
+        pieces = Derivatives(call.problem, call.s, *one, traced)
         self.program = PROGRAMS[type(call.estimator)](pieces, kind)
-        self.held, self.constants = pieces.held, pieces.constants
+        self.held, self.constants = pieces.held, list(traced.constants)
         self.cost = weakref.ref(cost)
         self.checks = Checks()
         self.calls = 0
@@ -170,6 +170,7 @@ class Memory:
     """What is known of a model: its programs, and why it has none.
 
     kinds       of estimators that were asked for
+    traced      what programs are made of
     changes     in a row, without a call between that found all as it was
     warned      the reasons that were given as warnings
     """
@@ -177,6 +178,7 @@ class Memory:
     programs: dict[object, GuardedProgram] = field(default_factory=dict)
     refused: dict[object, Refusal] = field(default_factory=dict)
     kinds: dict[Estimator, Kind] = field(default_factory=dict)
+    traced: dict[object, tuple[Fingerprint, Traced]] = field(default_factory=dict)
     changes: int = 0
     warned: set[str] = field(default_factory=set)
 
@@ -216,6 +218,7 @@ class Programs:
                 return call.reference()  # which says where a number was first not finite
             if known.checks.due() and not self._is_true(memory, known, call._replace(s=free.state)):
                 del memory.programs[key]
+                memory.traced.clear()
                 return self.gradient(problem, estimator, s, falls_back)
         except CannotTrace as error:
             memory.programs.pop(key, None)
@@ -254,8 +257,22 @@ class Programs:
             self._count(memory, "what it reads beside tensors changes at every call")
         if len(memory.programs) >= MOST:
             memory.programs.clear()
-        memory.programs[key] = GuardedProgram(call, kind)
+        memory.programs[key] = GuardedProgram(call, kind, *self._traced(memory, call, kind))
         return memory.programs[key]
+
+    def _traced(self, memory: Memory, call: Call, kind: Kind) -> tuple[Fingerprint, Traced]:
+        """What was traced for these shapes, for estimators of all kinds, and the watch of it."""
+        model, cost = call.problem.model, call.problem.cost
+        key = _shapes(call), *((v.shape[-1:], v.dtype) for v in strength(call.estimator, model))
+        known, steps = memory.traced.get(key), first_steps(call, kind)
+        if known is not None and not known[0].changed():
+            steps()
+            if not known[0].changed():
+                return known
+        if len(memory.traced) >= MOST:
+            memory.traced.clear()
+        memory.traced[key] = watched(steps, model, type(cost) if is_plain(cost) else cost), Traced()
+        return memory.traced[key]
 
     def _count(self, memory: Memory, reason: str) -> None:
         memory.changes += 1
@@ -335,8 +352,11 @@ def reference(problem: Problem, estimator: Estimator, s: State) -> tuple[Relaxat
 
 
 def _key(call: Call, kind: Kind) -> object:
-    problem, estimator, s = call
-    layouts = tuple([(v.shape, v.dtype) for v in (problem.x, problem.y, *s)])
-    beta, cost = getattr(estimator, "beta", None), problem.cost
-    held = SquaredError if is_plain(cost) else id(cost)
-    return kind, layouts, beta.shape if isinstance(beta, Tensor) else None, held, torch.get_default_dtype()
+    beta = getattr(call.estimator, "beta", None)
+    return kind, beta.shape if isinstance(beta, Tensor) else None, _shapes(call)
+
+
+def _shapes(call: Call) -> object:
+    problem = call.problem
+    layouts = tuple([(v.shape, v.dtype) for v in (problem.x, problem.y, *call.s)])
+    return layouts, SquaredError if is_plain(problem.cost) else id(problem.cost), torch.get_default_dtype()

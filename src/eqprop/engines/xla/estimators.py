@@ -52,7 +52,7 @@ class Derivatives(Pieces):
             with torch.no_grad():
                 return Problem(self.model, self.cost, x, nudge.y).pull(s)
 
-        return self._piece("pull", run, self.s)
+        return self._piece("pull", run, self.s)[0]
 
     def back(self, group: Update) -> tuple[Piece, list[Name]]:
         """s, v -> (dF/ds)^T v and (dF/dtheta)^T v  [eq:bptt-state, eq:bptt-param]."""
@@ -64,7 +64,7 @@ class Derivatives(Pieces):
             names[:] = [(0, name) for name in synapses]
             return (*earlier, *synapses.values())
 
-        return self._piece(("back", group), run, (*self.s, *self.s)), names
+        return self._piece(("back", group), run, (*self.s, *self.s), names=names)
 
     def adjoint(self) -> Piece:
         """s, v -> (dF/ds)^T v; what depends on s alone is computed once."""
@@ -75,7 +75,7 @@ class Derivatives(Pieces):
                 out = self.model.step(self.model.drive(x), leaves)
             return pull_back(out, leaves, both[self.layers :])
 
-        return self._piece("adjoint", run, self.s, self.s)
+        return self._piece("adjoint", run, self.s, self.s)[0]
 
     def parameters(self) -> tuple[Piece, list[Name]]:
         """s, v -> (dF/dtheta)^T v."""
@@ -86,7 +86,7 @@ class Derivatives(Pieces):
             names[:] = [(0, name) for name in found]
             return tuple(found.values())
 
-        return self._piece("parameters", run, (*self.s, *self.s)), names
+        return self._piece("parameters", run, (*self.s, *self.s), names=names)
 
     def complex_step(self, group: Update) -> Piece:
         """s -> the next nudged state, all complex."""
@@ -94,7 +94,7 @@ class Derivatives(Pieces):
         def run(x: Tensor, nudge: Nudge, unit: Tensor, s: State) -> State:
             return in_complex(self.modules, lambda: self._complex_step(x, nudge, s, group))
 
-        return self._piece(("complex step", group), run, tuple(map(complex_of, self.s)))
+        return self._piece(("complex step", group), run, tuple(map(complex_of, self.s)))[0]
 
     def complex_contrast(self) -> tuple[Piece, list[Name]]:
         """s_plus, s -> the share of a point on the circle in each parameter's gradient."""
@@ -108,7 +108,7 @@ class Derivatives(Pieces):
             return tuple([(by_network(-unit, found[name]) * found[name].detach()).real for _, name in names])
 
         moving = tuple(map(complex_of, self.s))
-        return self._piece("complex contrast", run, (*moving, *moving)), names
+        return self._piece("complex contrast", run, (*moving, *moving), names=names)
 
     def complex_update(self, group: Update) -> tuple[Piece, list[Name]]:
         """s -> the next nudged state, and what the step adds to the gradient of each parameter."""
@@ -123,7 +123,7 @@ class Derivatives(Pieces):
 
             return in_complex(self.modules, both)
 
-        return self._piece(("complex update", group), run, tuple(map(complex_of, self.s))), names
+        return self._piece(("complex update", group), run, tuple(map(complex_of, self.s)), names=names)
 
     @torch.no_grad()
     def _complex_step(self, x: Tensor, nudge: Nudge, s: State, group: Update) -> State:

@@ -84,7 +84,7 @@ class Lowered:
         of weights of x, for instance, the sum of what the neurons contribute, times x.
         """
         moved = {*self.inputs[self.split :], *self.moving_nodes}
-        found = []
+        found: list[list[fx.Node]] = []
         for node in self.output[len(self.output) - count :]:
             chain = [node]
             while (before := _linear_in(chain[0], moved)) is not None:
@@ -106,7 +106,7 @@ class Lowered:
 
     def sums(self, prepared: Values, terms: Sequence[Array], chains: Sequence[Sequence[fx.Node]]) -> tuple[Array, ...]:
         """The outputs summed over steps, from the sums of those nodes."""
-        found = []
+        found = list[Array]()
         for term, chain in zip(terms, chains, strict=True):
             values = prepared | {chain[0]: term}
             _evaluate(chain[1:], values)

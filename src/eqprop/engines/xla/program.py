@@ -148,21 +148,32 @@ class Kind:
         return cls(free, second, False, settles, form, points)
 
 
+class Traced:
+    """What was traced of a model and a cost for some shapes: programs of other estimators take the same steps.
+
+    pieces      by what they are, with the parameters that they return something for
+    constants   tensors that they read besides parameters and buffers
+    """
+
+    def __init__(self) -> None:
+        self.pieces: dict[object, tuple[Piece, list[Name]]] = {}
+        self.constants: list[Tensor] = []
+
+
 class Pieces:
     """The pieces of a gradient as functions of arrays, each traced when first asked for.
 
     given   what they take first: parameters and buffers, x, y, beta and the unit of the updates
     """
 
-    def __init__(self, problem: Problem, s: State, beta: Tensor, unit: Tensor) -> None:
+    def __init__(self, problem: Problem, s: State, beta: Tensor, unit: Tensor, traced: Traced | None = None) -> None:
         self.model, self.cost, self.layers = problem.model, problem.cost, len(s)
         self.modules: tuple[nn.Module, ...] = (problem.model, problem.cost)
         self.held = [held_by(module) for module in self.modules]
         theta = [place.tensor.detach() for held in self.held for place in held.values()]
         self.x, self.s = problem.x, s
         self.given = (*theta, problem.x, problem.y, beta, unit)
-        self.constants: list[Tensor] = []
-        self._known: dict[object, Piece] = {}
+        self.traced = traced or Traced()
 
     def step(self, nudged: bool, update: Update = None) -> Piece:
         """s -> the next state."""
@@ -171,7 +182,7 @@ class Pieces:
             with torch.no_grad():
                 return _unchanged(Stepper(self.model, self.model.drive(x), nudge if nudged else None)(s, update), s)
 
-        return self._piece(("step", nudged, update), run, self.s)
+        return self._piece(("step", nudged, update), run, self.s)[0]
 
     def nudged(self, update: Update, kind: Kind) -> Piece:
         """s -> the next nudged state, in an own form (see `Kind`) around a fixed state."""
@@ -180,7 +191,8 @@ class Pieces:
             at, s = both[: self.layers], both[self.layers :]
             return _unchanged(self._stepper(x, nudge, at, kind)(s, update), s)
 
-        return self._piece(("nudged", update), torch.no_grad()(run), self.start(kind), self.s)
+        key = "nudged", update, kind.difference, kind.held
+        return self._piece(key, torch.no_grad()(run), self.start(kind), self.s)[0]
 
     def start(self, kind: Kind) -> State:
         """What a nudged phase begins from where the free one ends in `s`."""
@@ -219,7 +231,8 @@ class Pieces:
 
         end = self.start(kind)
         moving = end if kind.difference and not kind.symmetric else (*end, *end)
-        return self._piece("contrast", run, moving, self.s if around else ()), names
+        key = "contrast", kind.difference, around, len(moving)
+        return self._piece(key, run, moving, self.s if around else (), names)
 
     def contrasts_around(self, kind: Kind) -> bool:
         """Whether the contrast asks for where the phase begun: as a difference of it, or where there is no Phi."""
@@ -240,7 +253,8 @@ class Pieces:
             names[:] = [(0, name) for name in step.synapses]
             return (*new, *step.synapses.values())
 
-        return self._piece(("update", update_of), run, self.start(kind), self.s), names
+        key = "update", update_of, kind.difference, kind.held
+        return self._piece(key, run, self.start(kind), self.s, names)
 
     def direct(self) -> tuple[Piece, list[Name]]:
         """s -> the gradient of the cost at that state, for parameters it depends on."""
@@ -252,20 +266,26 @@ class Pieces:
             names[:] = [known[p] for p in found]
             return tuple(found.values())
 
-        return self._piece("direct", run, self.s), names
+        return self._piece("direct", run, self.s, names=names)
 
     def place(self, name: Name) -> int:
         """Where a parameter is among the given tensors."""
         k, path = name
         return k * len(self.held[0]) + list(self.held[k]).index(path)
 
-    def _piece(self, key: object, run: Callable[..., State], moving: State, fixed: State = ()) -> Piece:
-        """run(x, nudge, unit, (*fixed, *moving)) as a piece; what `fixed` alone decides is computed once per phase."""
-        if key not in self._known:
+    def _piece(
+        self, key: object, run: Callable[..., State], moving: State, fixed: State = (), names: list[Name] | None = None
+    ) -> tuple[Piece, list[Name]]:
+        """run(x, nudge, unit, (*fixed, *moving)) as a piece; what `fixed` alone decides is computed once per phase.
+
+        names   the parameters that it returns something for, filled by `run`
+        """
+        pieces = self.traced.pieces
+        if key not in pieces:
             function = partial(self._with_given, run)
             lowered = Lowered(trace(function, (*self.given, *fixed, *moving), operations()), len(moving))
-            self._known[key] = Piece(lowered, self._places(list(lowered.constants.values())))
-        return self._known[key]
+            pieces[key] = Piece(lowered, self._places(list(lowered.constants.values()))), names or []
+        return pieces[key]
 
     def _with_given(self, run: Callable[..., State], *values: Tensor) -> State:
         """run(x, nudge, unit, moving) with the given values in the place of the parameters and buffers."""
@@ -278,11 +298,12 @@ class Pieces:
 
     def _places(self, tensors: list[Tensor]) -> list[int]:
         """Where these tensors are among the constants of all pieces, added where they are new."""
-        known = {_memory(v): n for n, v in enumerate(self.constants)}
+        constants = self.traced.constants
+        known = {_memory(v): n for n, v in enumerate(constants)}
         for v in tensors:
             if _memory(v) not in known:
-                known[_memory(v)] = len(self.constants)
-                self.constants.append(v)
+                known[_memory(v)] = len(constants)
+                constants.append(v)
         return [known[_memory(v)] for v in tensors]
 
 

@@ -58,7 +58,7 @@ class TrainingPieces(Derivatives):
 
     def begin(self) -> Piece:
         """-> the state that free phases start from."""
-        return self._piece("begin", lambda x, nudge, unit, s: self._begun(x), ())
+        return self._piece("begin", lambda x, nudge, unit, s: self._begun(x), ())[0]
 
     @torch.no_grad()
     def _begun(self, x: Tensor) -> State:
@@ -73,7 +73,7 @@ class TrainingPieces(Derivatives):
             with torch.no_grad():
                 return self.cost.values(s, nudge.y, theta, dims), self.cost.scores(s).flatten(dims)
 
-        return self._piece("answers", run, self.s)
+        return self._piece("answers", run, self.s)[0]
 
     def constrained(self) -> tuple[Piece, list[Name]]:
         """-> the parameters that a constraint changes."""
@@ -85,7 +85,7 @@ class TrainingPieces(Derivatives):
             names[:] = [(0, name) for name in found]
             return tuple(found.values())
 
-        return self._piece("constrained", run, ()), names
+        return self._piece("constrained", run, (), names=names)
 
 
 class ScanInputs(NamedTuple):
@@ -148,7 +148,7 @@ class Iterations:
         self.gradient = PROGRAMS[type(estimator)](pieces, self.kind)
         self.begin, self.answers = pieces.begin(), pieces.answers()
         self.constraint, constrained = pieces.constrained()
-        self.held, self.constants = pieces.held, pieces.constants
+        self.held, self.constants = pieces.held, pieces.traced.constants
         self.places = [place for held in self.held for place in held.values()]
         tensors = [place.tensor for place in self.places]
         with_gradient = {id(tensors[pieces.place(name)]) for name in self.gradient.names}
