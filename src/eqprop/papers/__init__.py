@@ -75,7 +75,7 @@ class PublishedRow(NamedTuple):
     published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
     beside      the row of its yardstick, such as the same net by backprop
     minutes     estimated CPU time of a seed
-    remark      what does not come out as published or expected, and what was tried
+    remark      what differs from the published or expected result, and what was tried
     """
 
     name: str

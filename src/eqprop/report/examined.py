@@ -29,7 +29,7 @@ from eqprop.run.dataset import data_again, read_images
 from eqprop.run.evaluate import Trained, evaluation_phase, load
 from eqprop.run.laboratory import Weights, examine, find_problem
 from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
-from eqprop.run.session import Session, make_estimator
+from eqprop.run.session import Session, leg_folder, make_estimator
 from eqprop.state import State, distance
 
 OPERATIONS = 1e12
@@ -105,7 +105,7 @@ def examinations(run: RunFolder, gradients: bool = False, model: Factory | None 
     """
     own = own_of(model if isinstance(run.spec.model, OwnNet) else None, run.spec.model)
     for name in run.spec.estimators:
-        if (run.folder / run.described.folder_of(name, 0)).is_dir():
+        if (run.folder / leg_folder(name, 0, run.spec)).is_dir():
             yield _examined(run, name, gradients, own)
 
 
