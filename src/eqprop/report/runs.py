@@ -348,6 +348,7 @@ class Row:
 
 
 def rows(runs: list[RunFolder]) -> list[Row]:
+    """A row for each run and estimator, in the order of the runs."""
     return [
         Row(
             run,
@@ -422,6 +423,7 @@ def to_csv(table: list[Row]) -> str:
 
 
 def _fields(row: Row) -> dict[str, Any]:
+    """The columns of table.csv by name; None where a run has no such number."""
     run, spec, described = row.run, row.run.spec, row.run.described.data
     test, train, paper = row.test, row.train, row.paper_result
     T, K = row.phases or (None, None)
