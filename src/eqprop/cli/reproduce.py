@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -22,7 +23,6 @@ from eqprop.run.distributed import rank
 from eqprop.run.metrics import (
     Result,
     StoredTrial,
-    draw,
     free_phases,
     stored_trials,
 )
@@ -82,7 +82,7 @@ def table1(
         one_process("reproduce table1 --check")
         among = TrialSelection(None if rows is None else rows.split(","), preset, estimators)
         options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
-        check_again(draw(among.trials(check), settings.get("seed")), out, options, quiet)
+        check_again(Random(settings.get("seed")).choice(among.trials(check)), out, options, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
