@@ -372,3 +372,20 @@ def test_a_weight_that_the_rest_does_not_depend_on_is_not_called_faded(depends: 
     found = eqprop.doctor(gated(depends), eqprop.SquaredError(), x, y, EP(400, 60, beta=0.01))
     assert found.cause != "fades"
     assert ("the state of rest does not depend on G" in found.passed["depth"]) != depends
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_derivative_that_is_cut_off_is_named(cut: bool) -> None:
+    """Autodiff does not see what a detach hides, finite differences do; kinks are no cuts."""
+    draw = Draw(0)
+
+    def phi(x: Tensor, s: State, theta: dict[str, Tensor]) -> Tensor:
+        hidden = s[1].detach() if cut else s[1]
+        kinks = 0.1 * s[1].abs().clamp(max=0.5).sum(-1)
+        return (s[0] * (hidden @ theta["A"].T)).sum(-1) + (s[1] * (x @ theta["B"].T)).sum(-1) + kinks
+
+    theta = {"A": draw.glorot(2, 5), "B": draw.glorot(5, 4)}
+    model = eqprop.from_primitive(phi, theta, (2, 5), squash=torch.tanh)
+    found = eqprop.doctor(model, eqprop.SquaredError(), *draw.batch(4, 2), EP(100, 30, beta=0.02))
+    assert (found.cause == "cut") == cut
+    assert not cut or "the step of s0 by s1 is off by 100%" in found.verdict
