@@ -1,4 +1,4 @@
-"""What the page of a run shows beyond its log: the net is loaded and looked at once more.
+"""What the page of a run shows beyond its log, measured on its trained nets.
 
 Per estimator, for trial 0: errors by class and the worst pictures of the test set, how the state settles, the doctor's
 verdict, and on request the cosine of the estimator's gradient with BPTT's.

@@ -179,7 +179,7 @@ def is_paper_data(data: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def _preset_of(spec: Spec) -> Spec | None:
-    """The preset that an experiment says it is of, unchanged; None for one's own."""
+    """The preset that an experiment says it is of, unchanged; None for a user's."""
     return papers.of_preset(spec.name, spec.preset)
 
 

@@ -1,4 +1,4 @@
-"""What the page says of one's own runs: what changed between epochs, what curves show, what runs differ in."""
+"""Parts of the page about a run: what changed between epochs, what its curves show, how it differs from other runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a sweep: error after training and cosine of the gradient, over what a device is like."""
+"""The picture of a sweep: error after training and cosine of the gradient, over the imperfections of a device."""
 
 from __future__ import annotations
 
