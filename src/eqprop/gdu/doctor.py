@@ -17,7 +17,7 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP, Estimator
-from eqprop.gdu.examination import Examination, Rates
+from eqprop.gdu.examination import Examination, Rates, whole_cosine
 from eqprop.gdu.gradient_checks import AFTER, of_estimator
 from eqprop.gdu.lockstep import check_problem
 from eqprop.gdu.problem_checks import BEFORE, Checks
@@ -118,7 +118,8 @@ def examine(p: Examination, only: Collection[str] | None = None) -> Diagnosis:
     passed["settles"], p = rest.note, rest.examination
     if (cause := first_cause(AFTER, p)) is not None:
         return Diagnosis(cause, passed, voice=voice)
-    return Diagnosis(None, passed, p.remarks(), voice=voice, restless=rest.closer)
+    value = whole_cosine(p.as_it_is, p.exact) if "gradient" in passed else None
+    return Diagnosis(None, passed, p.remarks(), voice=voice, restless=rest.closer, cosine=value)
 
 
 def examine_alone(p: Examination, estimator: Estimator) -> Diagnosis:

@@ -124,6 +124,7 @@ class Diagnosis:
     remarks     what is not as the theorem has it, yet does no harm
     restless    what would bring the free phase closer to its rest, where its gradient does not suffer
     seconds     wall time
+    cosine      of EP's whole gradient to the exact one, where that was the last question and no cause was found
     """
 
     finding: Finding | None
@@ -132,6 +133,7 @@ class Diagnosis:
     seconds: float = 0.0
     voice: Voice = "python"
     restless: Finding | None = None
+    cosine: float | None = None
 
     @property
     def healthy(self) -> bool:
