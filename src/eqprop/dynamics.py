@@ -155,7 +155,7 @@ class Dynamics(nn.Module):
     def constrained(self) -> dict[str, Tensor]:
         """The parameters that a constraint would change, by name, as they should be: `{"g": self.g.clamp(min=0)}`.
 
-        By default none. Training asks after each step of the optimizer; in a loop of one's own, call `constrain`.
+        By default none. Training asks after each step of the optimizer; in a loop of your own, call `constrain`.
         """
         return {}
 

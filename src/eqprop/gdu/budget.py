@@ -23,7 +23,7 @@ MEANING = {
     "rounding": "which a larger beta or float64 lowers",
     "unsettled": "made by samples that have not settled",
 }
-"""What each part is, in the words of a sentence that goes on."""
+"""What each part is, worded to continue a sentence."""
 BEHIND_SQUASH = "which squash makes between neurons and the synapses do not feel"
 """Asymmetry in the neurons of a net with a primitive."""
 

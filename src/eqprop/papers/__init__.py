@@ -268,7 +268,7 @@ def read(path: Path, preset: str | None = None, name: str | None = None) -> Spec
 
 
 def _settled(spec: Spec) -> Spec:
-    """A spec from a file: a known experiment if it is unchanged, else one's own."""
+    """A spec from a file: a known experiment if it is unchanged, else a user's."""
     known = of_preset(spec.name, spec.preset)
     if known is not None and known == spec:
         return known

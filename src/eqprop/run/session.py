@@ -300,7 +300,7 @@ class Session:
 
     @property
     def changes_from_paper(self) -> list[str] | None:
-        """What is not as printed; None for a spec of one's own."""
+        """What is not as printed; None for a user's spec."""
         known = papers.printed(self.spec)
         return None if known is None else [str(change) for change in self.spec.changes(known)]
 
@@ -428,8 +428,8 @@ def build_cost(
         cost = None if function is None else function.build(spec.run.seed + trial).cost
         if cost is None:
             raise ValueError(
-                f"{spec.name} was trained with your own cost, and got no function that returns it. Pass "
-                "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+                f"{spec.name} was trained with your own cost, and got no function that returns it. Give it again: "
+                "--model FILE.py:FUNCTION, or model=function in Python."
             )
         return cost.to(dtype)
     if (make := COSTS[kind]) is not None:
@@ -533,7 +533,7 @@ def chosen(
 
 
 def under_own_name(spec: Spec, own: OwnFunction | None) -> Spec:
-    """The spec for a network of one's own: under the name of its function, with no preset and no paper result.
+    """The spec for a user's network: under the name of its function, with no preset and no paper result.
 
     If the function also gives a cost, and the spec names no other, it is trained with that one.
     """
@@ -690,7 +690,7 @@ def _check_shapes(session: Session, model: Dynamics) -> None:
 
 
 def _brings_few_labels(session: Session, outputs: int) -> bool:
-    """Whether these are the few samples of a net, or of one's own function, which need not show every class."""
+    """Whether these are the few samples of a net, or of a user's function, which need not show every class."""
     images, seed = session.images, session.spec.run.seed
     own, net = _own_samples(session.own, seed), session.spec.model.samples(1, seed)
     return session.source is None and (own or net) is not None and images.labelled and images.classes < outputs
