@@ -110,6 +110,7 @@ def examinations(run: RunFolder, gradients: bool = False, model: Factory | None 
 
 
 def _examined(run: RunFolder, estimator: str, gradients: bool, own: OwnFunction | None) -> ExaminedNet:
+    """Load an estimator's net, pass the test set, ask the doctor; what fails is said in `missing`."""
     found = ExaminedNet(estimator)
     try:
         trained = load(run.folder, estimator, model=own)
@@ -155,6 +156,7 @@ def _name_of(images: Images, label: int) -> str:
 
 
 def _classes(outputs: Tensor, images: Images) -> tuple[ClassErrors, ...]:
+    """Errors by class: how many samples are wrong, and which class they are most often taken for."""
     answers, labels = outputs.argmax(-1), images.test_y[: len(outputs)]
     out = []
     for label in labels.unique().tolist():
