@@ -48,7 +48,8 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
     "docs/physical.md": [
-        *(physical.training_block, physical.held_out_block, physical.spice_block),
+        *(physical.training_block, physical.ising_block, physical.held_out_block, physical.spice_block),
+        physical.sweep_block,
     ],
     "docs/field.md": [
         *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),
@@ -66,6 +67,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "table1-curves": table1.curves,
     "cifar10-curves": cifar10.curves,
     "estimators": lambda: drawn_bias(documents("estimators/bias.json")),
+    "sweep": physical.sweep_figure,
     "tuning": lambda: decisions(documents("tune/recipe.json")[0]),
 }
 PICTURES |= pictures()

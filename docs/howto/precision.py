@@ -78,7 +78,7 @@ assert found["one-sided", 0.01][3] < 0.5, "bfloat16 has lost the update at beta 
 #
 # A run below `float32` computes the update of a mini-batch of the first and of the last epoch in `float32` too. The
 # cosines stand in `metrics.jsonl` and on the page; below 0.95 the run warns and names the parameter, at 0 or less it
-# stops. A larger beta, or `--precision float32`, mends it.
+# stops. A larger beta, or `--precision float32`, fixes it.
 #
 # ## Where it runs
 #

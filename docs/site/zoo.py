@@ -21,7 +21,7 @@ from eqprop.run.spec import Spec
 
 INTRODUCTION = """# Zoo
 
-Every experiment that comes with the package: what the paper reports, what came out here, how long it took and on what,
+Every experiment that comes with the package: the paper's result, ours, how long it took and on which machine,
 and the command that trains it.
 
 Errors are test errors in percent after the last epoch; several trials are given as mean ± standard deviation. **Bold**:
@@ -109,7 +109,7 @@ def page() -> str:
 
 
 def _overview(name: str, own: list[Entry]) -> list[str]:
-    """By the experiment's own estimator, the first preset that comes out, else the first that was trained."""
+    """By the experiment's own estimator, the first preset that reproduces, else the first that was trained."""
     mine = [e for e in own if e.estimator == papers.find(name).estimator.kind]
     best = min(mine, key=lambda e: (not e.reproduced, e.mean is None, bool(e.short)))
     preset = f"`{best.experiment.preset}`"

@@ -89,8 +89,8 @@ assert column(noisy, "error")[-1] > column(noisy, "error")[0] + 5.0
 
 # %% [markdown]
 # The noise of a reading of 0.03 on a scale of 0 to 1 sounds harmless. But the signal is the *difference* that a nudge
-# of 0.1 makes, which is far smaller than the voltages themselves. (Each point has trained weights of its own, on which
-# its cosine is taken; so cosines do not fall in step.)
+# of 0.1 makes, which is far smaller than the voltages themselves. (The cosine of each point is taken at its own trained
+# weights, so the cosines do not fall evenly.)
 #
 # ## The remedy: nudge harder
 #
@@ -141,5 +141,5 @@ print(f"half of the weights missing: {errors[0, 2]:.1f} %; noise of 0.02: {error
 assert short or errors[0, 2] < errors[2, 0] - 4.0
 
 # %% [markdown]
-# What came out for P-1h is on [Physical networks](../physical.md). The same questions can be asked of your own net
+# Results for trained nets are on [Physical networks](../physical.md). The same questions can be asked of your own net
 # (`eqprop sweep my.py:build ...`) and around your own machine (`--machine board.py:MyBoard --read-noise 0:0.1:5`).

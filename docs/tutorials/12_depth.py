@@ -8,7 +8,7 @@
 # - **rounding**: the effect of the nudge on the first layers is smaller than the last digit of their states;
 # - **the optimizer's epsilon**: the updates of the first layers are smaller than what Adam adds to their size.
 #
-# This page shows each in numbers, layer by layer, and then what mends all three: computing the nudged phase on the
+# This page shows each in numbers, layer by layer, and then what fixes them: computing the nudged phase on the
 # *difference* of the states. It needs a minute.
 
 # %%
@@ -116,8 +116,8 @@ assert min(rows["difference, T = 30, float32"]) > 0.95
 #
 # and computes the right side without subtracting nearly equal numbers. For a layer with the input $a$ at $s_*$, the
 # change $e = W d$ of that input is computed first, and each activation gives $\sigma(a + e) - \sigma(a)$ by a formula:
-# of tanh it is $t (1 - s^2)/(1 + s t)$ with $s = \tanh a$, $t = \tanh e$. What $s_*$ is not quite at rest by, $F(x,
-# s_*) - s_*$, does not occur in it, so nothing drifts. One word asks for it: `EP(..., form="difference")`, or `--form
+# of tanh it is $t (1 - s^2)/(1 + s t)$ with $s = \tanh a$, $t = \tanh e$. What $s_*$ lacks to be at rest, $F(x,
+# s_*) - s_*$, does not occur in it, so nothing drifts. Ask for it by `EP(..., form="difference")`, or `--form
 # difference`.
 #
 # A model without such formulas (a Phi or a transition of your own) runs this one phase in float64 instead.
@@ -132,7 +132,7 @@ print("  ".join(f"{name} {left:.0e}" for name, left in zip(net.layer_names, net.
 
 # %% [markdown]
 # Divided, they are all of one size. To show the fault, take the loss in other units, a billionth of it, and ask the
-# doctor, who looks at the optimizer too:
+# doctor, which looks at the optimizer too:
 
 # %%
 faint = eqprop.FunctionCost(lambda s, target: 1e-9 * 0.5 * (s[0] - target).square().sum(-1))

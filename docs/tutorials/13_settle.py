@@ -168,9 +168,9 @@ for T in (20, 40, 80, 160):
 assert plain.beta < 0.1, "a net nearly at rest allows a small beta"
 
 # %% [markdown]
-# With both phases of symmetric nudging the drift is the same and cancels; what is then left to weigh is rounding, or
-# the resolution of a machine, against $\beta^2$, and the best $\beta$ grows as its third root. In the difference form
+# With both phases of symmetric nudging the drift is the same and cancels; then rounding, or the resolution of a
+# machine, is weighed against $\beta^2$, and the best $\beta$ grows as the third root of it. In the difference form
 # nothing is divided by $\beta$ that does not belong to it: any $\beta$ small enough will do, and a smaller one costs
-# nothing. Measured exponents stand in [the laboratory's page](../gdu.md#which-beta).
+# nothing. Measured exponents are on the [page on deep nets](../depth.md#which-beta).
 #
 # The doctor asks the same questions of any net of yours: [why does my EP not learn?](4_not_learning.md)

@@ -116,5 +116,5 @@ assert error < (60 if short else 30)
 
 # %% [markdown]
 # The same file works on the command line: `eqprop gdu FILE.py:build`, `eqprop doctor FILE.py:build`, `eqprop train
-# FILE.py:build` (see [training](../training.md#your-own-data)). If your net does not come out so well, the [next
-# tutorial](4_not_learning.md) is about that.
+# FILE.py:build` (see [training](../training.md#your-own-data)). If your net does not learn so well, read the
+# [next tutorial](4_not_learning.md).

@@ -2,7 +2,7 @@
 # # 4. Why does my EP not learn?
 #
 # Five networks that do not learn, as they come up in practice. Each is shown to the doctor, which names the cause, the
-# number that shows it and the remedy; each is then mended and shown again.
+# number that shows it and the remedy; each is then repaired and shown again.
 #
 # `eqprop.doctor` takes what training takes: a model, a cost, a mini-batch and the estimator. It changes nothing.
 

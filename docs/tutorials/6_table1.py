@@ -7,7 +7,7 @@
 # takes [minutes to hours](../table1.md):
 #
 # ```bash
-# eqprop reproduce table1 --rows P-1h --trials 5
+# eqprop reproduce table1 --rows P-1h --trials 5 --out table1
 # ```
 
 # %%
@@ -100,7 +100,7 @@ assert resumed.test_error("bptt") == whole.test_error("bptt")
 #
 # ## Report
 #
-# One page from all run folders in a folder: the table beside the paper's results, curves, settings, versions and seeds.
+# One page for all run folders in a folder: the table beside the paper's results, curves, settings, versions and seeds.
 # It is one file that needs no network.
 
 # %%
@@ -114,5 +114,5 @@ assert "http://" not in page.replace("http://www.w3.org", "")
 
 # %% [markdown]
 # A result counts as reproduced when its mean is within two of the paper's standard deviations, on the paper's data
-# and at full length; so this one does not. [What came out in full](../table1.md), and [what does not come out, and
+# and at full length; so this one does not. [The full results](../table1.md), and [what is not reproduced, and
 # why](../table1-notes.md). Next: [extend it from outside](8_extend.md).

@@ -96,7 +96,7 @@ stored("eqprop train cifar10-small --threads 1 --estimator backprop --out runs/t
 
 # %% [markdown]
 # Errors are percentages of 2,000 test images; by chance they are 90 %. Both nets have learnt little in so short a
-# training; what matters is that EP goes the way of backprop. From the stored metrics (`results/cifar10`), with two
+# training; what matters is that EP follows backprop. From the stored metrics (`results/cifar10`), with two
 # more seeds:
 
 # %%
@@ -121,7 +121,7 @@ assert all(trial["test_error"][-1] < 75 for trial in trials), "by chance it is 9
 assert all(trial["train_error"][-1] < trial["train_error"][0] for trial in trials)
 
 # %% [markdown]
-# Look at what came out: measure the error again from the weights, ask the doctor, and write the page. The doctor tries
+# Look at the result: measure the error again from the weights, ask the doctor, and write the page. The doctor tries
 # the first learning rate on the trained net, and finds it too large there; by then the training had lowered it along a
 # cosine to almost nothing, so this is no cause for concern.
 
@@ -138,7 +138,7 @@ for command in ("eqprop evaluate runs/small", "eqprop doctor runs/small", "eqpro
 # eqprop train cifar10-scellier-2023 --device cuda --out runs/scellier         # float32, 100 epochs
 # eqprop train cifar10-scellier-2023 --device cuda --preset fast --out runs/fast   # 58 epochs, 16-bit products
 # eqprop train cifar10-laborieux-2021 --device cuda --out runs/laborieux       # T = 250, 120 epochs; the paper: 11.7 %
-# torchrun --standalone --nproc-per-node 8 -m eqprop train cifar10-scellier-2023 --device cuda --out runs/eight
+# torchrun --standalone --nproc-per-node 8 -m -- eqprop train cifar10-scellier-2023 --device cuda --out runs/eight
 # eqprop resume runs/scellier                                                  # after a stop: the same bits
 # eqprop reproduce cifar10 --device cuda --engine compiled --minutes 9 --out cifar10   # all published rows, in pieces
 # ```

@@ -38,10 +38,10 @@ x = torch.tensor([0.2, 0.9], dtype=torch.float64)
 print(spice.netlist(tiny, x, eqprop.Nudge(eqprop.SquaredError(), torch.ones(1, 1).double(), 0.05)))
 
 # %% [markdown]
-# That is the circuit as ngspice takes it, one element a line: a conductance of 1 is a resistor of 1000 ohms. The last
+# That is the circuit as ngspice takes it, one element per line: a conductance of 1 is a resistor of 1000 ohms. The last
 # two lines are **the nudge, which is a resistor too**: $1/\beta$ from the output to a source at the target. With a
 # negative $\beta$ it is a negative resistance, which takes current away; it must not outweigh what the node has, or
-# there is no minimum any more. eqprop says what the limit is and refuses what is beyond.
+# there is no minimum any more. eqprop says what the limit is and refuses a larger beta.
 
 # %%
 print(f"the least conductance that an output sees: {tiny.least_conductance:.3f}")

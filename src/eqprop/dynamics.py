@@ -114,11 +114,6 @@ class Dynamics(nn.Module):
         """The difference form of a step around s, where it has formulas; None: a phase in float64 takes its place."""
         return None
 
-    @property
-    def nudge_added(self) -> bool:
-        """Whether a nudged step is the free step plus the push, so that both follow from one evaluation of F."""
-        return type(self).step is Dynamics.step
-
     def half_step(self, drive: Drive, s: State, parity: int) -> State:
         """F(x, s) for the layers of one parity (0: even); the other layers are unchanged."""
         raise TypeError(
@@ -160,7 +155,7 @@ class Dynamics(nn.Module):
     def constrained(self) -> dict[str, Tensor]:
         """The parameters that a constraint would change, by name, as they should be: `{"g": self.g.clamp(min=0)}`.
 
-        By default none. Training asks after each step of the optimizer; in a loop of one's own, call `constrain`.
+        By default none. Training asks after each step of the optimizer; in a loop of your own, call `constrain`.
         """
         return {}
 

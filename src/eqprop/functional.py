@@ -175,10 +175,6 @@ class _Transition(_ByFunction, Dynamics):
     def transition(self, x: Tensor, s: State) -> State:
         return self.project(tuple(self.function(x, s, self.theta())))
 
-    @property
-    def nudge_added(self) -> bool:
-        return self.extras.project is None
-
     def step(self, drive: Drive, s: State, push: Sequence[Tensor | None] | None = None) -> State:
         new = tuple(self.function(drive, s, self.theta()))
         return self.project(new if push is None else add(new, push))

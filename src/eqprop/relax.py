@@ -612,21 +612,9 @@ def threads_for(model: Dynamics, x: Tensor) -> int:
     most = torch.get_num_threads()
     if most == 1 or next(model.parameters(), x).device.type != "cpu":
         return most
-    return min(most, max(1, int(_step_flops(model, x) / FLOPS_PER_THREAD)))
-
-
-@torch.no_grad()
-def _step_flops(model: Dynamics, x: Tensor) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
     samples = math.prod(x.shape[: model.sample_dims(x)])
-    one = x[(slice(0, 1),) * model.sample_dims(x)] if model.networks is None else x[:, :1]
-    try:
-        with FlopCounterMode(display=False) as counter:
-            model.step(model.drive(one), model.init_state(one))
-        return float(counter.get_total_flops()) * samples / math.prod(one.shape[: model.sample_dims(one)])
-    except RuntimeError:  # the counter cannot follow a model that contains modules and differentiates itself
-        return 2.0 * samples * sum(p.numel() for p in model.parameters())
+    used_once = 2 * sum(p.numel() for p in model.parameters()) // (model.networks or 1)
+    return min(most, max(1, int(samples * max(model.operations(), used_once) / FLOPS_PER_THREAD)))
 
 
 @contextmanager

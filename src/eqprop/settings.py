@@ -101,31 +101,15 @@ def _meta(kind: Any) -> Meta | None:
 def check(values: object, kind: Any, where: str) -> Any:
     """Make a value of this type of plain data; errors name the field, `where` first."""
     try:
-        found = msgspec.convert(values, kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ValueError(_explained(error, values, kind, where)) from error
-    if isinstance(values, Mapping):
-        _check_tables(values, bare(kind), where)
-    return found
 
 
 def check_fields(made: Struct) -> None:
     """Check the fields of a Struct that was made in Python: msgspec checks only what it reads."""
     for name, kind in get_type_hints(type(made), include_extras=True).items():
         msgspec.structs.force_setattr(made, name, check(getattr(made, name), kind, name))
-
-
-def _check_tables(values: Mapping[Any, Any], kind: Any, where: str) -> None:
-    """Raise for unknown names in tables that become dataclasses, where msgspec passes them over."""
-    if not (isinstance(kind, type) and issubclass(kind, Struct)):
-        return
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        table, inner = values.get(name), bare(hint)
-        if isinstance(table, Mapping) and isinstance(inner, type) and is_dataclass(inner):
-            known = [f.name for f in dataclass_fields(inner)]
-            strange = next((each for each in table if each not in known), None)
-            if strange is not None:
-                raise ValueError(unknown(f"field of {where}.{name}", str(strange), known))
 
 
 def _explained(error: msgspec.ValidationError, values: Any, kind: Any, where: str) -> str:

@@ -1,7 +1,7 @@
 """Fuzz the command line: random command lines, experiment files and damaged run folders.
 
-Every case follows from the seed and its number alone, and runs in a process forked from one that has the command line
-imported. A case fails if it
+Every case follows from the seed and its number alone. Cases run one after the other in a process forked from one that
+has the command line imported; the next one takes over where a case ends it. A case fails if it
 
   ends in a traceback, or in a raw message of Python instead of a sentence;
   takes more than 30 seconds of a processor;
@@ -21,7 +21,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import struct
@@ -559,7 +558,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 class Worker:
-    """Runs cases, each in a process forked from this one, in a fresh copy of the template."""
+    """Runs cases one after the other in a process forked from this one, each in a fresh copy of the template."""
 
     def __init__(self, seed: int, root: Path) -> None:
         import jax  # noqa: F401, which starts no thread until it computes, and takes longer than most cases
@@ -569,51 +568,56 @@ class Worker:
 
         torch.set_num_threads(1)
         load_commands()
-        patch_large_data()
         self.seed, self.root, self.audit = seed, root, Audit()
         self.allowed = [os.path.realpath(os.environ[name]) for name in ("EQPROP_CACHE", "MPLCONFIGDIR", "TMPDIR")]
         # In a process of its own: what training starts would not survive a fork.
         made = fork(lambda: prepare(root), root / "log").wait(PATIENCE * LIMIT)
         assert made.code == 0, made.stderr
 
+    def cases(self, kind: str, numbers: range, until: float, report: Path) -> None:
+        """Run cases, warm from those before, and report each as a line of JSON, before and after."""
+        patch_large_data()
+        with report.open("w", buffering=1) as lines:
+            for number in numbers:
+                if time.monotonic() > until:
+                    return
+                lines.write(json.dumps({"begun": number}) + "\n")
+                # The kernel ends a case that computes or waits too long.
+                signal.setitimer(signal.ITIMER_PROF, LIMIT)
+                signal.setitimer(signal.ITIMER_REAL, PATIENCE * LIMIT)
+                found = self.case(KINDS[number % len(KINDS)] if kind == MIXED else kind, number)
+                lines.write(json.dumps({"number": number, **found}) + "\n")
+
     def case(self, kind: str, number: int) -> dict[str, Any]:
         """Make the folder of a case, draw its words, run and judge it, and remove the folder."""
         folder = self.root / "cases" / f"{kind}-{number}"
         shutil.copytree(self.root / "template", folder, symlinks=True)
         os.chdir(folder)
-        draw = random.Random(f"{self.seed} {kind} {number}")
         draws = {"commands": draw_command, "files": draw_file, "folders": draw_folder}
-        made = draws[kind](draw, folder)
-        before, said = snapshot(folder / "keep"), self.root / "said.json"
-        said.unlink(missing_ok=True)
-        started = time.monotonic()
-        ended = fork(lambda: self.run(made.words, said), self.root / "log").wait(PATIENCE * LIMIT)
-        found: dict[str, Any] = {"number": number, "words": made.words, "seconds": time.monotonic() - started}
-        if ended.code < 0 or ended.code == 124 or not said.exists():
-            hung = ended.code in (124, -signal.SIGXCPU)
-            found |= {"code": ended.code, "what": "hang" if hung else "died", "detail": ended.stderr[-2000:]}
-        else:
-            told = json.loads(said.read_text())
-            outside = self.outside(told["paths"], made, folder)
-            after, named = snapshot(folder / "keep"), self.named(made, folder)
-            changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-            outside += [path for path in changed if not within(path, named)]
-            what, detail = judge(told["code"], told["said"], told["crash"], outside)
-            found |= {"code": told["code"], "what": what, "detail": detail}
+        made = draws[kind](random.Random(f"{self.seed} {kind} {number}"), folder)
+        before, started = snapshot(folder / "keep"), time.process_time()
+        code, said, crash = self.run(made.words)
+        seconds = time.process_time() - started
+        outside = self.outside(made, folder)
+        after, named = snapshot(folder / "keep"), self.named(made, folder)
+        changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+        outside += [path for path in changed if not within(path, named)]
         os.chdir(self.root)
         for path in folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 path.chmod(0o600)
         shutil.rmtree(folder, ignore_errors=True)
-        return found
+        what, detail = judge(code, said, crash, outside)
+        return {"words": made.words, "code": code, "seconds": seconds, "what": what, "detail": detail}
 
-    def run(self, words: list[str], to: Path) -> None:
-        """Run a command and write its exit code, what it printed (standard error, if any), its traceback and paths."""
+    def run(self, words: list[str]) -> tuple[int | None, str, str]:
+        """Exit code, what was printed (standard error, if there is any), and the traceback if there was one."""
         from eqprop.cli import main
 
         sys.argv = ["eqprop", *words]
         out, err, crash, code = io.StringIO(), io.StringIO(), "", None
-        resource.setrlimit(resource.RLIMIT_CPU, (int(LIMIT), int(LIMIT) + 1))
+        modules, path = set(sys.modules), list(sys.path)
+        self.audit.paths.clear()
         self.audit.on = True
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -622,22 +626,26 @@ class Worker:
             code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
         except BaseException:
             crash = traceback.format_exc()
-        self.audit.on = False
+        finally:
+            self.audit.on = False
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if name.startswith("eqprop_own_"):
+                del sys.modules[name]
         # Without a command, the help is on standard output.
-        told = {"code": code, "said": err.getvalue() or out.getvalue(), "crash": crash}
-        to.write_text(json.dumps({**told, "paths": sorted(self.audit.paths)}))
+        return code, err.getvalue() or out.getvalue(), crash
 
     def named(self, made: Case, folder: Path) -> list[str]:
         own = ["runs", "tuned", "demo", "play.html"]
         return [os.path.realpath(folder / name) for name in [*own, *(n for n in made.may_write if n)]]
 
-    def outside(self, paths: Sequence[str], made: Case, folder: Path) -> list[str]:
+    def outside(self, made: Case, folder: Path) -> list[str]:
         allowed = [*self.allowed, *self.named(made, folder), "/dev/null", "/dev/tty"]
         # A temporary file beside a file that is named is renamed to it.
         beside = [os.path.join(os.path.dirname(n), f".{os.path.basename(n)}.") for n in self.named(made, folder)]
         return [
             path
-            for path in paths
+            for path in sorted(self.audit.paths)
             if not within(path, allowed)
             and not path.startswith((*beside, "/dev/", "/proc/self/fd"))
             # To make a folder, those above it are made.
@@ -700,12 +708,28 @@ def run(counts: dict[str, int], seed: int, seconds: float, first: int = 0) -> di
         set_environment(Path(folder))
         worker = Worker(seed, Path(folder))
         for kind, outcome in found.items():
-            for number in range(first, first + counts[kind]):
-                if time.monotonic() > until:
-                    break
-                note(outcome, kind, worker.case(KINDS[number % len(KINDS)] if kind == MIXED else kind, number))
+            campaign(worker, outcome, kind, range(first, first + counts[kind]), until)
         os.chdir(here)
     return found
+
+
+def campaign(worker: Worker, outcome: Outcome, kind: str, numbers: range, until: float) -> None:
+    """Run the cases of one kind, with a new process after one that ended in a case."""
+    report = worker.root / "lines"
+    while numbers and time.monotonic() < until:
+        rest = numbers
+        child = fork(lambda rest=rest: worker.cases(kind, rest, until, report), worker.root / "log")  # type: ignore[misc]
+        ended = child.wait(until - time.monotonic() + 2.0 * PATIENCE * LIMIT)
+        *done, last = [json.loads(line) for line in report.read_text().splitlines()]
+        for line in [*done, last]:
+            if "begun" not in line:
+                note(outcome, kind, line)
+        if "begun" not in last:
+            return
+        fate = "hang" if -ended.code in (signal.SIGPROF, signal.SIGALRM) else "died"
+        fault = {"number": last["begun"], "words": [], "seconds": LIMIT, "what": fate, "detail": ended.stderr[-2000:]}
+        note(outcome, kind, {**fault, "code": ended.code})
+        numbers = range(last["begun"] + 1, numbers.stop)
 
 
 def note(outcome: Outcome, kind: str, line: dict[str, Any]) -> None:

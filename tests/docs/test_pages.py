@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,14 @@ def commands(page: Path) -> list[list[str]]:
     return [words[1:] for words in lines if words[:1] == ["eqprop"] and not words[1].startswith("--")]
 
 
+@cache
+def all_commands() -> Any:
+    return typer.main.get_command(load_commands())
+
+
 def complaint(words: list[str]) -> str:
     """What is wrong with a command: one that does not exist, or an option it does not have."""
-    command: Any = typer.main.get_command(load_commands())
+    command = all_commands()
     while hasattr(command, "commands") and words:
         name, *words = words
         if name not in command.commands:

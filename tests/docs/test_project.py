@@ -281,12 +281,11 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert stated("CITATION.cff", r"^version: (.+)$") == version
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_long_test_names_itself(tmp_path: Path, workers: int) -> None:
+def test_a_long_test_names_itself(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(
         "import time\n\ndef test_quick(): pass\n\ndef test_long(): time.sleep(1.0)\n"
     )
-    words = [f"-n{workers}", "-p", "helpers.long_tests", "-o", "long_test_seconds=0.25", "--rootdir", "."]
+    words = ["-n1", "-p", "helpers.long_tests", "-o", "long_test_seconds=0.25", "--rootdir", "."]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *words, "-c", "/dev/null", "test_slow.py"],
         cwd=tmp_path,

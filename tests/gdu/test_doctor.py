@@ -340,3 +340,52 @@ def test_a_rate_that_goes_up_and_down_is_not_too_large(
     found = ask(HEALTHY["healthy_toy"](SEED), rates=0.1)
     assert found.cause == cause
     assert found.verdict.count("from 1 to 1.5, and 20 of them to 0.9") == (cause is None)
+
+
+def test_a_loss_below_zero_is_measured_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From -1 to -1.2 is a fall by a fifth, and -2 is farther down than -1.5."""
+    found = {(1.0, 5): -1.2}
+    monkeypatch.setattr("eqprop.gdu.rates.trial", lambda p, factor, steps=5: (-1.0, found[factor, steps]))
+    case = HEALTHY["healthy_toy"](SEED)
+    assert ask(case, rates=0.1).healthy
+    found |= {(1.0, 5): -1.0, **{(10.0**n, 20): -min(n, 2.0) for n in range(1, 13)}}
+    assert ask(case, rates=0.1).finding.change == {"lr": 10.0}
+
+
+def gated(depends: bool) -> Dynamics:
+    """A gate that slows the hidden layer down, of which the state of rest knows nothing, or one of its input."""
+    draw = Draw(0)
+
+    def transition(x: Tensor, s: State, theta: dict[str, Tensor]) -> State:
+        gate = torch.sigmoid(x @ theta["G"].T)
+        into = gate * (x @ theta["V"].T) if depends else x @ theta["V"].T
+        new = torch.tanh(s[0] @ theta["A"] + into)
+        return torch.tanh(s[1] @ theta["A"].T), (new if depends else gate * new + (1 - gate) * s[1])
+
+    theta = {"A": 0.4 * draw.normal(2, 5), "V": draw.normal(5, 4), "G": draw.normal(5, 4)}
+    return eqprop.from_transition(transition, theta, (2, 5))
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_a_weight_that_the_rest_does_not_depend_on_is_not_called_faded(depends: bool) -> None:
+    x, y = Draw(1).batch(4, 2)
+    found = eqprop.doctor(gated(depends), eqprop.SquaredError(), x, y, EP(400, 60, beta=0.01))
+    assert found.cause != "fades"
+    assert ("the state of rest does not depend on G" in found.passed["depth"]) != depends
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_derivative_that_is_cut_off_is_named(cut: bool) -> None:
+    """Autodiff does not see what a detach hides, finite differences do; kinks are no cuts."""
+    draw = Draw(0)
+
+    def phi(x: Tensor, s: State, theta: dict[str, Tensor]) -> Tensor:
+        hidden = s[1].detach() if cut else s[1]
+        kinks = 0.1 * s[1].abs().clamp(max=0.5).sum(-1)
+        return (s[0] * (hidden @ theta["A"].T)).sum(-1) + (s[1] * (x @ theta["B"].T)).sum(-1) + kinks
+
+    theta = {"A": draw.glorot(2, 5), "B": draw.glorot(5, 4)}
+    model = eqprop.from_primitive(phi, theta, (2, 5), squash=torch.tanh)
+    found = eqprop.doctor(model, eqprop.SquaredError(), *draw.batch(4, 2), EP(100, 30, beta=0.02))
+    assert (found.cause == "cut") == cut
+    assert not cut or "the step of s0 by s1 is off by 100%" in found.verdict

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from eqprop import EP, PrimitiveDynamics, SquaredError, doctor, from_energy, from_primitive, from_transition, gdu
 from eqprop.gdu import NeverSettlesError, Options
+from eqprop.gdu.budget import ErrorParts, sentence
 from eqprop.gdu.comparison import Report
+from eqprop.gdu.verdict import Diagnosis
 from eqprop.state import State
 
 COST = SquaredError()
@@ -92,6 +94,15 @@ def test_healthy_nets_are_not_accused(name: str) -> None:
     verdict = of(name).verdict
     assert "Use " not in verdict
     assert "Nothing has to change" in verdict or "Learning does not suffer" in verdict
+
+
+@pytest.mark.parametrize(("cosine", "words"), [(0.25, "A step still leads down"), (0.9, "Learning does not suffer")])
+def test_a_gradient_far_from_the_exact_one_is_not_called_harmless(cosine: float, words: str) -> None:
+    parts = ErrorParts(0.5, None, 0.4, None, None, None, None)
+    diagnosis = Diagnosis(None, {"gradient": f"a cosine of {cosine}"}, cosine=cosine)
+    text = sentence("fails", parts, parts, diagnosis, has_primitive=True)
+    assert words in text
+    assert f": a cosine of {cosine}, the sums" in text
 
 
 def test_a_strong_nudge_is_given_a_weaker_one() -> None:

@@ -200,7 +200,9 @@ def test_the_small_experiment_has_its_data_and_its_samples(tmp_path: Path, folde
     assert (small.data.samples, small.data.test_samples) == (5000, 2000)
     held_out = chosen("cifar10-small", None, {"validation": 500})[0].data
     assert (held_out.samples, held_out.test_samples) == (5000, None), "all that is held out"
-    result = train("cifar10-small", tmp_path / "run", data=folder, samples=64, test_samples=40, epochs=1, T=4, K=2)
+    result = train(
+        "cifar10-small", tmp_path / "run", data=folder, samples=64, test_samples=40, epochs=1, T=4, K=2, engine="eager"
+    )
     assert result.summary["data"]["training_samples"] == 64
     assert result.summary["changes_from_paper"] is None
     with pytest.raises(ValueError, match="has no preset 'authors'"):

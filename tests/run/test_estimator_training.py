@@ -18,7 +18,7 @@ from helpers.tolerances import SAME_FORMULA
 from helpers.training_runs import SMALL, assert_same_bits, few_images, weights
 from torch.testing import assert_close
 
-from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, papers, random_sign
+from eqprop import BPTT, EP, RBP, ContinualEP, Dynamics, Estimator, HolomorphicEP, SquaredError, random_sign
 from eqprop.data import Images
 from eqprop.engines import Engine, Job, Task
 from eqprop.engines.cuda.conv import ConvEngine
@@ -36,7 +36,6 @@ from eqprop.models import Convolutional, Layered, stack
 from eqprop.models.layered import LayeredNet
 from eqprop.report.page import write_report
 from eqprop.run import Stopped, resume, train
-from eqprop.run.api import continual_warning
 from eqprop.run.session import build_model, make_estimator
 from eqprop.run.spec import Spec
 from eqprop.run.watch import Progress, Watch
@@ -97,23 +96,6 @@ class StopAfter(Watch):
         if progress.epoch == self.epoch_wanted and progress.iteration > 4:
             self.epoch_wanted = -1
             os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.parametrize(
-    ("name", "preset", "factor"),
-    [
-        ("continual-ep-1h", "paper", None),
-        ("continual-ep-1h", "authors", None),
-        ("continual-ep-2h", "paper", None),
-        ("P-1h", "paper", "27 times"),
-        ("P-2h", "paper", "13 times"),
-    ],
-)
-def test_the_published_rates_of_continual_ep_warn_of_nothing_and_those_of_2019_do(
-    name: str, preset: str, factor: str | None
-) -> None:
-    warning = continual_warning(papers.find(name, preset).override(estimator="ep-continual"))
-    assert (warning is None) if factor is None else (warning is not None and factor in warning), warning
 
 
 @pytest.mark.parametrize("form", FORMS[1:])

@@ -57,7 +57,7 @@ def test_the_paper_preset_is_the_printed_table(name: str) -> None:
     assert "-".join(str(experiment.rates(weights)[n]) for n in reversed(weights)) == PRINTED[name][-1]
 
 
-OWN_BIAS_RATES = ("drn-3h", "ising-1h")
+OWN_BIAS_RATES = ("drn-3h", "ising-1h", "binary-1h")
 """Whose authors give biases rates of their own."""
 
 

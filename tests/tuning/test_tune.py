@@ -387,7 +387,7 @@ def test_the_command_writes_what_train_takes(
     printed = capsys.readouterr()
     document = json.loads((out / "tune.json").read_text())
     assert json.loads((tmp_path / "tune.json").read_text()) == document
-    for word in ("rates", "paper", "eqprop train"):
+    for word in ("rates", "beta = ", "eqprop train"):
         assert word in printed.out
     assert "training" in printed.err
     for name in ("decisions.png", "decisions.pdf", "tuned.toml"):

@@ -17,7 +17,8 @@ COMMAND = "eqprop reproduce figures --out figures"
 PLACE = "pictures/paper"
 INTRODUCTION = f"""# The figures of the paper, drawn anew
 
-All 22, by one command. Captions are in our words; a sentence says what agrees with the paper's and what differs.
+All 22 figures of the paper, drawn by one command. Each has a caption in our words and a sentence on what agrees with
+the paper's figure and what differs.
 
 ```bash
 {COMMAND}

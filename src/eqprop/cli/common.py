@@ -219,24 +219,19 @@ def results_table(found: Sequence[Row]) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    published = any(row.paper_result for row in found)
-    for heading in ("network", "estimator", "ours", *(["paper"] if published else []), "epochs"):
-        table.add_column(
-            heading, justify="left" if heading in ("network", "estimator") else "right", no_wrap=heading != "network"
-        )
-    if published:
-        table.add_column("reproduced", justify="right", no_wrap=True)
+    beside = any(row.paper_result for row in found)
+    for heading in ("network", "estimator", "ours", "epochs", *(("paper", "reproduced") if beside else ())):
+        words = heading in ("network", "estimator")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading != "network")
     for row in found:
-        paper = "--" if row.paper_result is None else str(row.paper_result)
-        verdict = row.verdict if row.verdict in ("yes", "no") else "--"
         ours = "--" if row.test is None else spread(row.test.mean, row.test.std)[:-2]
+        paper = "--" if row.paper_result is None else str(row.paper_result)
         table.add_row(
             row.run.title,
             label(row.estimator),
             ours + ("" if row.train is None else f" ({row.train.mean:.2f})"),
-            *([paper] if published else []),
             f"{row.test.epoch if row.test else 0}/{row.run.spec.optimizer.epochs}",
-            *([verdict] if published else []),
+            *((paper, row.verdict if row.verdict in ("yes", "no") else "--") if beside else ()),
         )
     return table
 

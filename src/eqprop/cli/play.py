@@ -1,4 +1,4 @@
-"""eqprop play: the theorem on a page to touch."""
+"""eqprop play: a page that shows the theorem on nets to play with."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from random import Random
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +23,6 @@ from eqprop.run.distributed import rank
 from eqprop.run.metrics import (
     Result,
     StoredTrial,
-    draw,
     free_phases,
     stored_trials,
 )
@@ -80,9 +80,9 @@ def table1(
     estimators = split_estimators(settings.pop("estimator", "ep,bptt"))
     if check is not None:
         one_process("reproduce table1 --check")
-        among = TrialSelection(None if rows is None else rows.split(","), preset, estimators)
+        among = _published_trials(check, rows, preset, estimators)
         options = {name: value for name, value in settings.items() if name in ("samples", *MACHINE)}
-        check_again(draw(among.trials(check), settings.get("seed")), out, options, quiet)
+        check_again(Random(settings.get("seed")).choice(among), out, options, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published results.")
@@ -114,21 +114,17 @@ def _published(result: Result) -> dict[str, Any]:
     return {**result.summary, "schedule": run.spec.phases.schedule, **more, "provenance": run.sessions}
 
 
-class TrialSelection(NamedTuple):
-    """Selects published trials."""
-
-    rows: list[str] | None
-    preset: str | None
-    estimators: tuple[str, ...]
-
-    def trials(self, folder: Path) -> list[StoredTrial]:
-        found = stored_trials(folder, self.rows)
-        wanted = [t for t in found if t.estimator in self.estimators and self.preset in (None, t.spec.preset)]
-        if not wanted:
-            there = sorted({f"{t.spec.name} {t.spec.preset} {t.estimator}" for t in found})
-            asked = " ".join([self.preset or "any preset", " or ".join(self.estimators)])
-            raise ValueError(f"No results for {asked}; published: {', '.join(there)}. Choose one of these.")
-        return wanted
+def _published_trials(
+    folder: Path, rows: str | None, preset: str | None, estimators: tuple[str, ...]
+) -> list[StoredTrial]:
+    """The trials of published rows, by these estimators and of this preset."""
+    found = stored_trials(folder, None if rows is None else rows.split(","))
+    wanted = [t for t in found if t.estimator in estimators and preset in (None, t.spec.preset)]
+    if not wanted:
+        there = sorted({f"{t.spec.name} {t.spec.preset} {t.estimator}" for t in found})
+        asked = " ".join([preset or "any preset", " or ".join(estimators)])
+        raise ValueError(f"No results for {asked}; published: {', '.join(there)}. Choose one of these.")
+    return wanted
 
 
 def _rows(rows: str | None, preset: str) -> list[Spec]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ from eqprop.run.field import examine
 from eqprop.run.folder import is_run, read_json
 from eqprop.run.log import cosines
 from eqprop.run.loop import Stopped
-from eqprop.run.metrics import PublishedRows, StoredTrial, draw, free_phases, stored_trials, summarise_trials, trial_of
+from eqprop.run.metrics import PublishedRows, StoredTrial, free_phases, stored_trials, summarise_trials, trial_of
 from eqprop.run.watch import Progress, Several, Watch
 
 UNFINISHED = 75
@@ -65,7 +66,7 @@ def cifar10(
     there = papers.cifar_rows()
     if check is not None:
         names = None if rows is None else [row.name for row in _chosen(rows, there)]
-        check_again(draw(_trials_to_check(check, names), seed), out, settings, quiet)
+        check_again(Random(seed).choice(_trials_to_check(check, names)), out, settings, quiet)
         return
     if out is None:
         raise ValueError("Nothing to do: expected --out FOLDER to train into, or --check FOLDER of published rows.")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from eqprop.cli import command
@@ -140,7 +139,8 @@ def run_recipe(tuning: Tuning) -> None:
     give_json(tuned.document, tuning.as_json)
     if not tuning.quiet and tuning.as_json != "-":
         console = new_console()
-        console.print(decisions_table(tuned.document))
+        for line in decisions(tuned.document):
+            console.print(line, soft_wrap=True)
         _warn_unsettled(tuned.document, console)
         console.print(f"Train with it: {tuning.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
@@ -175,25 +175,21 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield tell
 
 
-def decisions_table(document: Mapping[str, Any]) -> Table:
-    """Each decision, the paper's value, and the reason."""
-    effort, paper = document["effort"], document["paper"]
-    table = Table(
-        title=f"{document['name']}, seed {document['seed']}: decided in {document['seconds']:.0f} s from "
-        f"{len(document['trainings'])} trainings on {effort['samples']} samples",
-        show_lines=True,
+def decisions(document: Mapping[str, Any]) -> Iterator[str]:
+    """Each decision with the paper's value and the reason, a line each."""
+    paper = document["paper"] or {}
+    yield (
+        f"{document['name']}, seed {document['seed']}: decided in {document['seconds']:.0f} s from "
+        f"{len(document['trainings'])} trainings on {document['effort']['samples']} samples"
     )
-    for heading in ("", "decided", "paper", "reason"):
-        table.add_column(heading)
     for decision in document["decisions"]:
         name = decision["name"]
-        printed = "--" if paper is None else _shown(paper[name])
-        table.add_row(name.replace("_", "\n"), _shown(decision["value"]), printed, decision["reason"])
-    return table
+        printed = f" (paper: {_shown(paper[name])})" if name in paper else ""
+        yield f"{name} = {_shown(decision['value'])}{printed}: {decision['reason']}."
 
 
 def _shown(value: Any) -> str:
-    return "\n".join(f"{k} {v:g}" for k, v in value.items()) if isinstance(value, Mapping) else f"{value:g}"
+    return ", ".join(f"{k} {v:g}" for k, v in value.items()) if isinstance(value, Mapping) else f"{value:g}"
 
 
 JOURNAL, DOCUMENT, EXPERIMENT = "study.journal", "search.json", "best.toml"
@@ -226,7 +222,8 @@ def run_search(tuning: Tuning, trials: int, storage: str | None, workers: int) -
     give_json(found.document, tuning.as_json)
     if not tuning.quiet and tuning.as_json != "-":
         console = new_console()
-        console.print(trials_table(found.document))
+        for line in best_trials(found.document):
+            console.print(line, soft_wrap=True)
         console.print(f"Train with it: {tuning.next_command(EXPERIMENT)}", soft_wrap=True, markup=False)
 
 
@@ -272,19 +269,15 @@ def _write(tuning: Tuning, found: BestTrial) -> None:
     write_json(tuning.folder / DOCUMENT, found.document)
 
 
-def trials_table(document: Mapping[str, Any], most: int = 8) -> Table:
-    """The best trials."""
+def best_trials(document: Mapping[str, Any], most: int = 8) -> Iterator[str]:
+    """The best trials, a line each."""
     ended = [t for t in document["trials"] if t["held_out_error"] is not None]
-    states = [t["state"] for t in document["trials"]]
+    pruned = [t["state"] for t in document["trials"]].count("pruned")
     effort = document["effort"]
-    table = Table(
-        title=f"{document['name']}: {len(ended)} trials finished, {states.count('pruned')} pruned; "
+    yield (
+        f"{document['name']}: {len(ended)} trials finished, {pruned} pruned; "
         f"{effort['samples']} samples, {effort['epochs']} epochs, {effort['validation']} held out"
     )
-    names = list(ended[0]["values"])
-    for heading in ("trial", "held out, %", *names):
-        table.add_column(heading, justify="right")
     for trial in sorted(ended, key=lambda t: (t["held_out_error"], t["number"]))[:most]:
-        values = [f"{trial['values'][name]:.3g}" for name in names]
-        table.add_row(str(trial["number"]), f"{trial['held_out_error']:.2f}", *values)
-    return table
+        values = ", ".join(f"{name} {value:.3g}" for name, value in trial["values"].items())
+        yield f"trial {trial['number']}: {trial['held_out_error']:.2f} % held out, {values}"

@@ -282,7 +282,7 @@ class Runner(ABC):
 
 
 def _silent(_: str) -> None:
-    """Say nothing."""
+    """Discard the notice."""
 
 
 class Engine(ABC):

@@ -14,10 +14,10 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, check_beta
 from eqprop.dynamics import Drive, Dynamics
-from eqprop.estimators.base import Estimator, Step, check_resolved, parameter_vjp, pull_back
+from eqprop.estimators.base import Estimator, Step, check_resolved, last_of, parameter_vjp, pull_back
 from eqprop.estimators.ep import SideBySide
 from eqprop.estimators.settings import EstimatorSettings
-from eqprop.relax import Relaxation, check_finite, turns
+from eqprop.relax import Relaxation, turns
 from eqprop.settings import about
 from eqprop.state import State, add, subtract
 
@@ -55,13 +55,9 @@ class VectorField(Estimator):
         check_resolved(self.beta, model, dtype)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
-        displaced, visited = None, [free.state]
-        for displaced in self._displacements(problem, free):
-            visited += [add(free.state, displaced)] if self.checked else []
-        assert displaced is not None, "K is at least 1"
-        if self.checked:
-            check_finite(problem.model, visited[-1], lambda: iter(visited), kind="nudged step")
-        return free, parameter_vjp(problem.model, problem.x, free.state, self._slope(problem.model, displaced))
+        model, steps = problem.model, self._displacements(problem, free)
+        displaced = last_of(steps, model, self.checked, "nudged step", lambda d: add(free.state, d))
+        return free, parameter_vjp(model, problem.x, free.state, self._slope(model, displaced))
 
     @in_own_precision
     def steps(self, model: Dynamics, cost: Cost, x: Tensor, y: Tensor, free: Relaxation) -> Iterator[Step]:

@@ -6,9 +6,10 @@ import functools
 import importlib
 import warnings
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -18,7 +19,7 @@ from eqprop.autodiff import check_recordable, in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Drive, Dynamics, PrimitiveDynamics
 from eqprop.estimators.settings import EstimatorSettings
-from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, prepare, settle
+from eqprop.relax import SWEEPS, Phase, Relaxation, Schedule, Stop, check_finite, prepare, settle
 from eqprop.state import State, add, detach, per_sample, subtract
 
 Grads = dict[nn.Parameter, Tensor]
@@ -295,6 +296,19 @@ def add_to_grad(grads: Mapping[nn.Parameter, Tensor]) -> None:
         parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
 
+Visited = TypeVar("Visited")
+
+
+def last_of(
+    visited: Iterable[Visited], model: Dynamics, checked: bool, kind: str, state: Callable[[Visited], State]
+) -> Visited:
+    """The last that a second phase passes; with `checked`, all are kept to say which state first is not finite."""
+    passed = deque(visited, maxlen=None if checked else 1)
+    if checked:
+        check_finite(model, state(passed[-1]), lambda: map(state, passed), kind=kind)
+    return passed[-1]
+
+
 def difference(a: Step, b: Step) -> Step:
     return Step(subtract(a.neurons, b.neurons), {name: g - b.synapses[name] for name, g in a.synapses.items()})
 
@@ -386,11 +400,6 @@ def parameter_vjp(model: Dynamics, x: Tensor, s: State, v: State) -> dict[str, T
     """The batch mean of (dF/dtheta)^T v alone: no gradient flows back to the state."""
     with torch.enable_grad():
         out = model.step(model.drive(x), detach(s))
-    return parameter_pull_back(model, x, out, v)
-
-
-def parameter_pull_back(model: Dynamics, x: Tensor, out: State, v: State) -> dict[str, Tensor]:
-    """(dF/dtheta)^T v of a recorded step, as the batch mean."""
     parameters = trainable(model)
     grads = pull_back(out, tuple(parameters.values()), v)
     return batch_mean(model, x, out, dict(zip(parameters, grads, strict=True)))

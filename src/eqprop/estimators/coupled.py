@@ -13,8 +13,8 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem, SquaredError, check_beta
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
-from eqprop.estimators.base import Estimator, Rule, Step, trainable, update
-from eqprop.relax import Relaxation, check_finite, turns
+from eqprop.estimators.base import Estimator, Rule, Step, last_of, trainable, update
+from eqprop.relax import Relaxation, turns
 from eqprop.state import State
 
 
@@ -62,12 +62,8 @@ class CoupledLearning(Estimator):
         _check(model, cost)
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
-        model, end = _check(problem.model, problem.cost), free.state
-        visited = [end]
-        for end in self._clamped(problem, free.state):
-            visited += [end] if self.checked else []
-        if self.checked:
-            check_finite(model, end, lambda: iter(visited), kind="clamped step")
+        model = _check(problem.model, problem.cost)
+        end = last_of(self._clamped(problem, free.state), model, self.checked, "clamped step", lambda s: s)
         unit, learned = -1.0 / (self.beta * model.nudge_scale), trainable(model)
         contrast = model.contrast(problem.x, end, free.state)
         return free, {name: unit * g.detach() for name, g in contrast.items() if name in learned}

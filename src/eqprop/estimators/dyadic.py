@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics
-from eqprop.estimators.base import Estimator, Step, advance, parameter_vjp, pull_back
+from eqprop.estimators.base import Estimator, Step, advance, last_of, parameter_vjp, pull_back
 from eqprop.relax import Relaxation, check_finite, turns
 from eqprop.state import State, add, detach, subtract
 
@@ -34,12 +34,8 @@ class Dyadic(Estimator):
     follows_theorem: ClassVar[bool] = False
 
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
-        end, visited = None, [free.state]
-        for end in self._pairs(problem, free):
-            visited += [end[0]] if self.checked else []
-        assert end is not None, "K is at least 1"
+        end = last_of(self._pairs(problem, free), problem.model, self.checked, "step", lambda pair: pair[0])
         if self.checked:
-            check_finite(problem.model, visited[-1], lambda: iter(visited))
             check_finite(problem.model, end[1], lambda: iter([end[1]]), kind="error")
         return free, parameter_vjp(problem.model, problem.x, *end)
 

@@ -26,15 +26,14 @@ from eqprop.estimators.base import (
     difference_update,
     minus_sum,
     moved_contrast,
-    parameter_pull_back,
     parameter_vjp,
     trainable,
     update,
 )
 from eqprop.estimators.settings import EstimatorSettings
-from eqprop.relax import SWEEPS, PhaseForm, Relaxation, Schedule, end_of_phase, trajectory, turns
+from eqprop.relax import PhaseForm, Relaxation, Schedule, end_of_phase, trajectory, turns
 from eqprop.settings import about
-from eqprop.state import State, add, detach, subtract
+from eqprop.state import State, subtract
 
 
 class SideBySide:
@@ -254,9 +253,6 @@ class EP(Estimator):
     def estimate(self, problem: Problem, free: Relaxation) -> tuple[Relaxation, dict[str, Tensor]]:
         if isinstance(problem.model, PrimitiveDynamics):
             return free, self._telescoped(problem, problem.model, free)
-        simple = self.form == "plain" and not self.held
-        if simple and problem.model.nudge_added and self.nudging == "one-sided" and self.schedule not in SWEEPS:
-            return free, minus_sum(self._recorded(problem, free))
         return free, minus_sum(self._updates(problem, free))
 
     def _telescoped(self, problem: Problem, model: PrimitiveDynamics, free: Relaxation) -> dict[str, Tensor]:
@@ -299,20 +295,6 @@ class EP(Estimator):
             else:
                 parts = [update(model, x, before, after, unit, free.state) for before, after in pairs]
             yield parts[0] if len(parts) == 1 else difference(*parts)
-
-    def _recorded(self, problem: Problem, free: Relaxation) -> Iterator[Step]:
-        """The updates with F evaluated once per step: a free step is recorded, the nudged one is that plus the push."""
-        model, x, s = problem.model, problem.x, free.state
-        nudge, unit, theta = SideBySide(problem, self._betas).nudge, self._unit(model), problem.theta
-        for _ in range(self.K):
-            with torch.no_grad():
-                push = nudge.push(s, theta, model.nudge_scale)
-            with torch.enable_grad():
-                out = model.step(model.drive(x), s)
-            new = add(detach(out), push)
-            moved = tuple(by_network(unit, v) * v for v in subtract(new, s))
-            yield Step(moved, parameter_pull_back(model, x, out, moved))
-            s = new
 
     def _nudge(self, batch: SideBySide, s: State) -> Nudge:
         """The nudge of the second phase, which begins at s."""

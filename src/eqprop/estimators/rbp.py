@@ -76,7 +76,7 @@ class RBP(Estimator):
         return total, adjoint
 
     def _check_decay(self, out: State, leaves: State, left: State, start: Tensor, residual: Tensor) -> None:
-        """Raise GrowingAdjointError if the adjoint of a sample has grown and goes on growing.
+        """Raise GrowingAdjointError if the adjoint of a sample has grown and still grows.
 
         At an attracting fixed point too it may grow at first, as it spreads from the output: it is then followed
         until it has come back, or for LOOK further steps, by which it must be falling.

@@ -1,4 +1,4 @@
-"""Which beta: large enough that what the state still moves by, and rounding, do not count; small enough not to bend.
+"""The best beta: large enough to outweigh drift and rounding, small enough to keep the bias of the update small.
 
 A gradient's error is about a r / beta + c beta^p: r the residual or the rounding of a phase, p = 2 for centered nudging
 and 1 for one-sided. The best beta grows as r^(1/3), or r^(1/2). In the difference form the first term is absent.

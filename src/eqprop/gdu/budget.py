@@ -23,7 +23,7 @@ MEANING = {
     "rounding": "which a larger beta or float64 lowers",
     "unsettled": "made by samples that have not settled",
 }
-"""What each part is, in the words of a sentence that goes on."""
+"""What each part is, worded to continue a sentence."""
 BEHIND_SQUASH = "which squash makes between neurons and the synapses do not feel"
 """Asymmetry in the neurons of a net with a primitive."""
 
@@ -157,11 +157,17 @@ def sentence(
 
 
 def _harmless(diagnosis: Diagnosis) -> str:
-    """Why a mismatch does no harm."""
+    """Why a mismatch does no harm, or how much of the way down is left."""
+    far = diagnosis.cosine is not None and diagnosis.cosine < HALF_WAY
+    meaning = "A step still leads down, far from the steepest way" if far else "Learning does not suffer from it"
     return (
-        f"Learning does not suffer from it: {diagnosis.passed['gradient']}, the sums over all K steps that a training "
-        f"follows, while the RMSE counts every element and step alike, however small."
+        f"{meaning}: {diagnosis.passed['gradient']}, the sums over all K steps that a training follows, while the RMSE "
+        "counts every element and step alike, however small."
     )
+
+
+HALF_WAY = 0.5
+"""Below this cosine of EP's gradient to the exact one, more than learning's detail is at stake."""
 
 
 def _part(what: str, parts: ErrorParts, largest: tuple[str, float], meaning: str) -> str:

@@ -14,7 +14,6 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP
-from eqprop.estimators.base import trainable
 from eqprop.gdu.budget import Budget, outcome_of, parts_of, sentence
 from eqprop.gdu.doctor import OF_GRADIENT, examine
 from eqprop.gdu.examination import Examination
@@ -22,6 +21,7 @@ from eqprop.gdu.lockstep import (
     Linearised,
     Moment,
     asymmetry,
+    check_problem,
     dissect,
     pair,
     saturated,
@@ -33,7 +33,7 @@ from eqprop.gdu.rest import settles
 from eqprop.gdu.settling import NeverSettlesError, Release, audit, part, release, settle
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Finding, Voice
-from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps, prepare
+from eqprop.relax import SWEEPS, NotFiniteError, PhaseForm, Relaxation, Schedule, in_sweeps
 
 KINDS = ("neurons", "synapses", "biases")
 
@@ -82,7 +82,8 @@ def compare(
     options = options or Options()
     began, worked = time.perf_counter(), time.process_time()
     problem, ep = Problem(model, cost, x, y), EP(T, K, beta, schedule=options.schedule, form=options.form)
-    _check(problem, ep)
+    BPTT(ep.T, ep.K)
+    check_problem(problem)
     tell = _teller(options.progress, T + STEP_COST * K)
     try:
         free = settle(problem, ep, options.tolerance, tell)
@@ -127,20 +128,6 @@ def compare(
         seconds=time.perf_counter() - began,
         cpu_seconds=time.process_time() - worked,
     )
-
-
-def _check(problem: Problem, ep: EP) -> None:
-    model, x = problem.model, problem.x
-    BPTT(ep.T, ep.K)
-    if not trainable(model):
-        name = type(model).__name__
-        raise ValueError(f"{name} has no trainable parameter; expected at least one, to compare its updates.")
-    if model.sample_dims(x) != 1:
-        raise ValueError(
-            f"The input x has shape {tuple(x.shape)}, for stacked networks; expected a single network. Compare one at "
-            "a time: eqprop.models.unstack(model, r)."
-        )
-    problem.cost.check(prepare(model, x, None, None), problem.y)
 
 
 def _teller(progress: Callable[[float], None] | None, whole: int) -> Callable[[int], None]:

@@ -17,27 +17,26 @@ from eqprop.autodiff import in_own_precision
 from eqprop.cost import Cost, Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import EP, Estimator
-from eqprop.estimators.base import trainable
-from eqprop.gdu.examination import Examination, Rates
+from eqprop.gdu.examination import Examination, Rates, whole_cosine
 from eqprop.gdu.gradient_checks import AFTER, of_estimator
+from eqprop.gdu.lockstep import check_problem
 from eqprop.gdu.problem_checks import BEFORE, Checks
 from eqprop.gdu.rates import check_rates
 from eqprop.gdu.rest import settles
 from eqprop.gdu.trial import tried
 from eqprop.gdu.verdict import Diagnosis, Finding, Voice
 from eqprop.messages import unknown
-from eqprop.relax import prepare
 from eqprop.state import State
 
 OF_GRADIENT = (
-    *("formulas", "cost", "attracts", "weights", "silence", "depth"),
+    *("formulas", "derivatives", "cost", "attracts", "weights", "silence", "depth"),
     *("phi", "symmetric", "rounding", "beta", "nudge", "gradient"),
 )
 """Those that ask whether EP computes the gradient, as `eqprop.gdu.compare` does; that the free phase settles is asked
 with them."""
 
 OF_NET = (
-    *("numbers", "repeatable", "samples", "optimizer", "targets", "formulas", "cost"),
+    *("numbers", "repeatable", "samples", "optimizer", "targets", "formulas", "derivatives", "cost"),
     *("start", "attracts", "input", "saturation", "depth"),
 )
 """Those that ask nothing of EP."""
@@ -99,7 +98,8 @@ def _one_sign(ep: Estimator) -> EP:
 
 def examine(p: Examination, only: Collection[str] | None = None) -> Diagnosis:
     """Check after check, or only those named, up to the first that fails."""
-    _check(p)
+    check_problem(p.problem, p.state)
+    check_rates(p)
     voice = p.voice
     passed: dict[str, str] = {}
 
@@ -118,7 +118,8 @@ def examine(p: Examination, only: Collection[str] | None = None) -> Diagnosis:
     passed["settles"], p = rest.note, rest.examination
     if (cause := first_cause(AFTER, p)) is not None:
         return Diagnosis(cause, passed, voice=voice)
-    return Diagnosis(None, passed, p.remarks(), voice=voice, restless=rest.closer)
+    value = whole_cosine(p.as_it_is, p.exact) if "gradient" in passed else None
+    return Diagnosis(None, passed, p.remarks(), voice=voice, restless=rest.closer, cosine=value)
 
 
 def examine_alone(p: Examination, estimator: Estimator) -> Diagnosis:
@@ -130,18 +131,3 @@ def examine_alone(p: Examination, estimator: Estimator) -> Diagnosis:
     if isinstance(found, Finding):
         return replace(diagnosis, finding=found, remarks=())
     return replace(diagnosis, passed={**diagnosis.passed, "gradient": found}, remarks=())
-
-
-def _check(p: Examination) -> None:
-    model, x = p.problem.model, p.problem.x
-    if model.sample_dims(x) != 1:
-        raise ValueError(
-            f"The input x has shape {tuple(x.shape)}, that of stacked networks. Examine one network at a time: "
-            "eqprop.models.unstack(model, r)."
-        )
-    if not trainable(model):
-        raise ValueError(
-            f"{type(model).__name__} has no trainable parameter; expected at least one. Look for requires_grad_(False)."
-        )
-    p.problem.cost.check(prepare(model, x, p.state, None), p.problem.y)
-    check_rates(p)

@@ -190,6 +190,19 @@ class Examination:
         return self.series_of(self.around.squashed(self.push), 1).complete
 
     @cached_property
+    def adjoint(self) -> State:
+        """(I - J^T)^-1 dl/ds at rest: how the loss there depends on a push of each neuron."""
+        model = self.wide.model
+        with torch.enable_grad():
+            leaves = tuple(v.detach().requires_grad_() for v in self.rest)
+            out = model.step(model.drive(self.wide.x), leaves)
+
+        def product(rows: Tensor) -> Tensor:
+            return flat(pull_back(out, leaves, unflat(rows, self.rest), retain_graph=True))
+
+        return unflat(neumann(product, -flat(self.push), 1).complete, self.rest)
+
+    @cached_property
     def exact(self) -> Grads:
         J, model, x = self.jacobian, self.wide.model, self.wide.x
         if (groups := self.mirrored) is not None:

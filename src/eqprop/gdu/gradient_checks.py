@@ -156,9 +156,21 @@ def _depth(p: Examination) -> Finding | str:
     lost = [name for name in weights if sizes[name] <= FAINT * sizes[loud]]
     if not lost:
         return shown
+    if not _faint_layers(p):
+        return f"{shown}, though a signal reaches every layer: the state of rest does not depend on {', '.join(lost)}"
     share = f"{len(lost)} of {len(weights)} weights get less than {FAINT:g} of it"
     return Finding("fades", f"{shown}; {share}", advice=LOUDER)
 
+
+def _faint_layers(p: Examination) -> list[int]:
+    """The layers in which samples hardly differ, or where hardly anything of the output's error arrives."""
+    arrived = [float(v.norm()) for v in p.adjoint]
+    spread = [float((v - v.mean(0)).norm()) for v in p.rest]
+    return [n for n in range(len(p.rest)) if min(arrived[n] / max(arrived), spread[n] / max(spread)) <= WHISPER]
+
+
+WHISPER = 1e-3
+"""A layer is faint where it has less than this share of the signal of the loudest one."""
 
 LOUDER = (
     "Raise the gain of the initial weights until samples differ in every layer, use an activation with a slope near 1, "

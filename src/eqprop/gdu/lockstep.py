@@ -43,7 +43,7 @@ from eqprop.cost import Problem
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators import BPTT, EP, limit_steps
 from eqprop.estimators.base import Step, trainable, update
-from eqprop.relax import Relaxation, Stepper, turns
+from eqprop.relax import Relaxation, Stepper, prepare, turns
 from eqprop.state import State, detach, scale, subtract
 
 Turn = tuple[int, ...] | None
@@ -193,6 +193,26 @@ def _sum(signs: Sequence[int], values: Sequence[Tensor]) -> Tensor:
     for sign, value in zip(signs[1:], values[1:], strict=True):
         total.add_(value, alpha=sign)
     return total
+
+
+def single_start(model: Dynamics, x: Tensor, state: State | None) -> State:
+    """Where the free phase of a single network begins, checked; stacked networks are refused."""
+    start = prepare(model, x, state, None)
+    if model.sample_dims(x) != 1:
+        raise ValueError(
+            f"The input x has shape {tuple(x.shape)}, that of stacked networks; expected a single network. Look at one "
+            "at a time: eqprop.models.unstack(model, r)."
+        )
+    return start
+
+
+def check_problem(problem: Problem, state: State | None = None) -> None:
+    """Raise ValueError for a problem whose updates cannot be looked at: nothing is trained, or y does not fit."""
+    start = single_start(problem.model, problem.x, state)
+    if not trainable(problem.model):
+        name = problem.model.title
+        raise ValueError(f"{name} has no trainable parameter; expected at least one. Look for requires_grad_(False).")
+    problem.cost.check(start, problem.y)
 
 
 Receive = Callable[[State], Sequence[Tensor]]

@@ -13,6 +13,7 @@ from eqprop.cost import Problem, SquaredError
 from eqprop.dynamics import Dynamics, PrimitiveDynamics
 from eqprop.estimators.base import trainable
 from eqprop.gdu.examination import EXPLODED, Examination, size_of
+from eqprop.gdu.lockstep import Linearised
 from eqprop.gdu.verdict import Finding
 from eqprop.state import State, detach, distance, first_bad_layer, layer_name
 
@@ -163,6 +164,47 @@ def _formulas(p: Examination) -> Finding | str:
     return "hand-written formulas are the derivatives of Phi"
 
 
+def _derivatives(p: Examination) -> Finding | str:
+    """Automatic derivatives of a step against finite differences, at a random state: a detach cuts them off in silence.
+
+    Differences count where those of two lengths agree, so that a kink between them is not taken for a cut.
+    """
+    model, x = p.wide.model, p.wide.x
+    source = torch.Generator().manual_seed(1)
+    s = tuple(torch.rand(v.shape, generator=source).to(v.double()) for v in p.start)
+    ways = [torch.randn(v.shape, generator=source).to(v) for v in s]
+    around = Linearised(model, x, s)
+    worst = 0.0
+    for n, way in enumerate(ways):
+        along = tuple(way if m == n else torch.zeros_like(v) for m, v in enumerate(s))
+        found, (long, short) = around.product(along), (_difference(model, x, s, along, h) for h in DIFFERENCES)
+        for m, (mine, a, b) in enumerate(zip(found, long, short, strict=True)):
+            size = max(float(mine.norm()), float(b.norm()))
+            if not float((a - b).norm()) <= 1e-3 * size or size <= 1e-6 * float(way.norm()):
+                continue
+            off = float((mine - b).norm()) / size
+            if off > 0.1:
+                names = [layer_name(model.layer_names, k) for k in (m, n)]
+                shown = (
+                    f"the derivative of the step of {names[0]} by {names[1]} is off by {off:.0%} of what finite "
+                    "differences measure"
+                )
+                return Finding("cut", shown, advice="Look for detach(), .data, .item() or no_grad() on its way.")
+            worst = max(worst, off)
+    return f"automatic derivatives are those of finite differences, to {worst:.0e}"
+
+
+DIFFERENCES = (1e-4, 1e-5)
+
+
+@torch.no_grad()
+def _difference(model: Dynamics, x: Tensor, s: State, way: State, h: float) -> State:
+    """(F(s + h way) - F(s - h way)) / 2h."""
+    drive = model.drive(x)
+    there, back = (model.step(drive, tuple(v + c * w for v, w in zip(s, way, strict=True))) for c in (h, -h))
+    return tuple((a - b) / (2 * h) for a, b in zip(there, back, strict=True))
+
+
 def _slope_left_out(model: Dynamics) -> bool:
     """The authors' energy-based nets leave sigma' out of the output's step on purpose."""
     return getattr(model, "output_slope", True) is False
@@ -196,6 +238,7 @@ BEFORE: Checks = {
     "optimizer": _held,
     "targets": _targets,
     "formulas": _formulas,
+    "derivatives": _derivatives,
     "cost": _pulls,
 }
 """In turn, before anything is run for long; the first that fails is the cause."""

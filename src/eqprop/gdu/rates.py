@@ -51,11 +51,11 @@ def rates_at_work(p: Examination) -> Finding | str:
     if not any(group["lr"] for group in _optimizer(p, p.problem.model, 1.0).param_groups):
         return Finding("rate-small", "every learning rate is 0", advice="Give a rate above 0, such as 0.1.")
     before, after = trial(p, 1.0)
-    fallen = (before - after) / before if before > 0.0 else 0.0
+    fallen = (before - after) / abs(before) if before else 0.0
     shown = f"{TRIAL_STEPS} steps on this batch take the loss from {before:.3g} to {after:.3g}"
     if not fallen > -TOO_MUCH:
         later = trial(p, 1.0, MORE_STEPS)[1]
-        if later <= (1.0 + TOO_MUCH) * before:
+        if later <= before + TOO_MUCH * abs(before):
             return f"{shown}, and {MORE_STEPS} of them to {later:.3g}"
         found = _better(p, "rate-large", shown, (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-5), TOO_LITTLE)
         return found or f"no rate lowers the loss of {before:.3g} on this batch"
@@ -75,7 +75,7 @@ def _better(p: Examination, cause: str, shown: str, factors: Sequence[float], wo
             best, at = after, factor
         elif best < start:  # past the lowest
             break
-    if not best < start * (1 - worthwhile):
+    if not best < start - worthwhile * abs(start):
         return None
     did = f"{MORE_STEPS} steps then take the loss from {start:.3g} to {best:.3g}"
     return Finding(cause, shown, _rates_times(p.rates, at), tried=did, verified=True)

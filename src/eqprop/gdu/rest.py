@@ -1,4 +1,4 @@
-"""What keeps a free phase from its rest, and whether EP's gradient suffers from it."""
+"""Why a free phase does not come to rest, and whether EP's gradient suffers from it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _drift(p: Examination, found: Finding) -> Finding | None:
 
 
 def _few_restless(p: Examination, found: Finding) -> Finding | Settled:
-    """What it costs the gradient that some samples never rest; the others go on by themselves."""
+    """What it costs the gradient that some samples never rest; the others keep moving."""
     far = march(p.problem, p.free.state, LONGER[0] * max(p.ep.T, SHORTEST), 0.0).state
     with torch.no_grad():
         rests = distance(p.problem.model.transition(p.problem.x, far), far, 1) < settled_below(p.problem.x.dtype, None)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Dynamics
-from eqprop.gdu.lockstep import KRYLOV, Linearised, flat, krylov, unflat
-from eqprop.relax import prepare
+from eqprop.gdu.lockstep import KRYLOV, Linearised, flat, krylov, single_start, unflat
 from eqprop.state import State, distance
 
 Verdict = Literal["settles", "step too large", "oscillates", "grows", "unknown"]
@@ -118,12 +117,7 @@ def stability(model: Dynamics, x: Tensor, T: int = 1000, state: State | None = N
     """
     if not isinstance(T, int) or isinstance(T, bool) or T < 1:
         raise ValueError(f"T is {T!r}; expected a number of steps, at least 1.")
-    s = prepare(model, x, state, None)
-    if model.sample_dims(x) != 1:
-        raise ValueError(
-            f"The input x has shape {tuple(x.shape)}, that of stacked networks. Look at one network at a time: "
-            "eqprop.models.unstack(model, r)."
-        )
+    s = single_start(model, x, state)
     wide, x64 = copy.deepcopy(model).double(), x.double()
     start = tuple(layer.detach().double() for layer in s)
     rest = _rest(wide, x64, start, T)

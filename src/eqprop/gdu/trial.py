@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,10 +42,13 @@ class Trial:
 
 
 def tried(p: Examination, finding: Finding) -> Finding:
-    """The finding with what its change does when applied; where that falls short, with the first that does cure."""
+    """The finding with what its change does when applied; where that falls short, with the first that does cure.
+
+    Where none does, with the one that brings the gradient closest to the exact one.
+    """
     if not finding.change or finding.tried:
         return finding
-    first: Finding | None = None
+    best, closest = finding, -math.inf
     for change in _changes(p, finding):
         trial = attempt(p, change)
         if trial is None:  # this model does not take it
@@ -54,8 +58,10 @@ def tried(p: Examination, finding: Finding) -> Finding:
         found = replace(finding, change=change, tried=trial.text, verified=trial.cured)
         if trial.cured:
             return found
-        first = first or found
-    return first or finding
+        value = -2.0 if trial.cosine is None else trial.cosine
+        if value > closest:
+            best, closest = found, value
+    return best
 
 
 def _inside(p: Examination, finding: Finding, change: dict[str, Any], outside: Trial) -> Finding:
@@ -86,6 +92,9 @@ def _changes(p: Examination, finding: Finding) -> Iterator[dict[str, Any]]:
             }
         elif "T" in change or "K" in change:
             yield {name: int(nice(value * factor)) for name, value in change.items()}
+    if "K" in change:  # a push that goes on for longer moves the state farther, and away from where it rests
+        weaker = {**change, "beta": float(f"{0.1 * float(p.ep.beta):.3g}")}
+        yield from (weaker, {**weaker, "T": int(nice(4 * p.ep.T))})
     if change.get("schedule") == "alternating":
         yield {**change, "schedule": "sweeps"}
     if ("K" in change or "T" in change) and (eps := p.problem.model.nudge_scale) != 1.0:

@@ -19,6 +19,7 @@ CAUSES = {
     "optimizer": "The optimizer does not hold the model's parameters",
     "targets": "The targets are out of the outputs' reach",
     "formula": "A hand-written formula is not the derivative of Phi",
+    "cut": "A derivative is cut off",
     "start": "The free phase begins in the wrong place",
     "unbounded": "The energy is unbounded below",
     "diverges": "The state grows without bound",
@@ -123,6 +124,7 @@ class Diagnosis:
     remarks     what is not as the theorem has it, yet does no harm
     restless    what would bring the free phase closer to its rest, where its gradient does not suffer
     seconds     wall time
+    cosine      of EP's whole gradient to the exact one, where that was the last question and no cause was found
     """
 
     finding: Finding | None
@@ -131,6 +133,7 @@ class Diagnosis:
     seconds: float = 0.0
     voice: Voice = "python"
     restless: Finding | None = None
+    cosine: float | None = None
 
     @property
     def healthy(self) -> bool:

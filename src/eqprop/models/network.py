@@ -106,7 +106,7 @@ class Network(Graph):
 
     @torch.no_grad()
     def _check_forward_maps(self) -> None:
-        """Try each A on a sample of zeros: a connection of one's own may not fit."""
+        """Try each A on a sample of zeros: a user's connection may not fit."""
         for link in self._links:
             c, like = link.connection, next(self.parameters())
             got = self._call(link, c.forward, like.new_zeros(1, *self.shape(c.pre)))

@@ -53,8 +53,6 @@ TRAINING_SAMPLES, TEST_SAMPLES = 60_000, 10_000
 """The sizes of MNIST's two sets."""
 CIFAR_SAMPLES = 50_000
 """Training images of CIFAR-10; it has as many test images as MNIST."""
-MOST_BYTES = 1 << 20
-"""The largest file of experiments that is read: 1 MiB, hundreds of times a usual one."""
 
 
 class Literature(NamedTuple):
@@ -75,7 +73,7 @@ class PublishedRow(NamedTuple):
     published   the error in percent as printed, with what it is of: "7.8, best epoch on the test set, one run"
     beside      the row of its yardstick, such as the same net by backprop
     minutes     estimated CPU time of a seed
-    remark      what does not come out as published or expected, and what was tried
+    remark      what differs from the published or expected result, and what was tried
     """
 
     name: str
@@ -270,7 +268,7 @@ def read(path: Path, preset: str | None = None, name: str | None = None) -> Spec
 
 
 def _settled(spec: Spec) -> Spec:
-    """A spec from a file: a known experiment if it is unchanged, else one's own."""
+    """A spec from a file: a known experiment if it is unchanged, else a user's."""
     known = of_preset(spec.name, spec.preset)
     if known is not None and known == spec:
         return known
@@ -279,7 +277,7 @@ def _settled(spec: Spec) -> Spec:
 
 def _read_toml(path: Path, preset: str | None, name: str | None) -> Spec:
     try:
-        values = tomllib.loads(_text(path))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not a TOML file: {error}. Expected lines such as T = 30.") from error
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
@@ -310,20 +308,13 @@ def _from_table(name: str, table: dict[str, Any], preset: str | None) -> Spec:
 def _read_json(path: Path, preset: str | None, name: str | None) -> Spec:
     """A complete spec, or an object that holds one, like a run's experiment.json."""
     try:
-        values = json.loads(_text(path))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not a JSON file: {error}. Expected an experiment's settings.") from error
     values = values.get("experiment", values) if isinstance(values, dict) else values
     if not isinstance(values, dict):
         raise ValueError("it holds no experiment; expected an object with sections such as phases and optimizer.")
     return Spec.of(**{"name": path.stem, **values})
-
-
-def _text(path: Path) -> str:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"it has {size} bytes, and at most {MOST_BYTES} are read")
-    return path.read_text(encoding="utf-8")
 
 
 READERS: dict[str, Callable[[Path, str | None, str | None], Spec]] = {".toml": _read_toml, ".json": _read_json}

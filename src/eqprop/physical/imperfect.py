@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from eqprop.cost import Nudge
 from eqprop.dynamics import PrimitiveDynamics
 from eqprop.physical.machine import Machine, Reading
 from eqprop.relax import Phase, Relaxation, Stepper, Update, relax, settled_below, stepping
-from eqprop.state import State, distance, is_number
+from eqprop.settings import LARGEST, Finite, Section, check_fields
+from eqprop.state import State, distance
 
-MOST_BITS = 24
+Deviation = Annotated[float, Meta(ge=0.0, le=LARGEST)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Bits = Annotated[int, Meta(ge=1, le=24)]
 """Finer grids are finer than float32."""
 
 
-@dataclass(frozen=True)
-class Imperfections:
+class Imperfections(Section, frozen=True, kw_only=True):
     """What a device does to a network. All zero, or None, is a perfect one, bit for bit.
 
     state_noise     standard deviation of normal noise added to every neuron at every step
@@ -44,53 +46,29 @@ class Imperfections:
     Weights are the parameters with two or more dimensions; biases are left as they are.
     """
 
-    state_noise: float = 0.0
-    read_noise: float = 0.0
-    state_bits: int | None = None
-    read_bits: int | None = None
-    state_range: tuple[float, float] = (0.0, 1.0)
-    weight_bits: int | None = None
-    weight_limit: float | None = None
-    mismatch: float = 0.0
-    drift: float = 0.0
-    missing: float = 0.0
-    asymmetry: float = 0.0
-    weight_range: tuple[float, float] | None = None
+    state_noise: Deviation = 0.0
+    read_noise: Deviation = 0.0
+    state_bits: Bits | None = None
+    read_bits: Bits | None = None
+    state_range: tuple[Finite, Finite] = (0.0, 1.0)
+    weight_bits: Bits | None = None
+    weight_limit: Annotated[float, Meta(gt=0.0, le=LARGEST)] | None = None
+    mismatch: Deviation = 0.0
+    drift: Deviation = 0.0
+    missing: Share = 0.0
+    asymmetry: Share = 0.0
+    weight_range: tuple[Finite, Finite] | None = None
     on_grid: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("state_noise", "read_noise", "mismatch", "drift", "missing", "asymmetry"):
-            value = getattr(self, name)
-            most = 1.0 if name in ("missing", "asymmetry") else math.inf
-            if not is_number(value) or not math.isfinite(value) or not 0.0 <= value <= most:
-                upto = "to 1" if most == 1.0 else "on"
-                raise ValueError(f"{name} is {value!r}; expected a number from 0 {upto}, 0 for a perfect device.")
-        for name in ("state_bits", "read_bits", "weight_bits"):
-            value = getattr(self, name)
-            if value is not None and not (
-                isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_BITS
-            ):
-                raise ValueError(
-                    f"{name} is {value!r}; expected a whole number of bits from 1 to {MOST_BITS}, or None for no grid."
-                )
+        check_fields(self)
         for name in ("state_range", "weight_range"):
             value = getattr(self, name)
-            if value is not None and not (
-                len(value) == 2 and all(map(is_number, value)) and -math.inf < value[0] < value[1] < math.inf
-            ):
+            if value is not None and not value[0] < value[1]:
                 raise ValueError(f"{name} is {value!r}; expected two numbers, the least and the most.")
-        limit = self.weight_limit
-        if limit is not None and not (is_number(limit) and 0.0 < limit < math.inf):
-            raise ValueError(f"weight_limit is {limit!r}; expected a positive number, or None for no limit.")
         if self.on_grid and self.weight_bits is None:
             raise ValueError("on_grid is True and weight_bits is None; expected the bits of the grid.")
-
-    @property
-    def perfect(self) -> bool:
-        """Whether it changes nothing."""
-        asked = ("state_range", "seed")
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in asked)
 
     @property
     def of_steps(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -69,7 +68,7 @@ class MachineSettings(Section, frozen=True, kw_only=True):
             raise ValueError(f"machine is {self.kind!r}, and {model.title} has no Phi, of which updates follow.")
         device = self.imperfections
         if device is not None:
-            device = replace(device, seed=device.seed + trial)
+            device = msgspec.structs.replace(device, seed=device.seed + trial)
         made = model if self.kind in (NONE, SIMULATED) else self._made(model)
         return made if device is None and self.kind not in (NONE, SIMULATED) else Simulated(made, device)
 

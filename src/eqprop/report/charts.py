@@ -1,4 +1,4 @@
-"""Charts of the page: where values lie on a linear axis of epochs or steps and a logarithmic one of values.
+"""Charts of the page: values on a logarithmic axis, over epochs or steps on a linear one.
 
 What is drawn there is SVG, which charts.html writes.
 """

@@ -1,4 +1,4 @@
-"""What the page of a run shows beyond its log: the net is loaded and looked at once more.
+"""What the page of a run shows beyond its log, measured on its trained nets.
 
 Per estimator, for trial 0: errors by class and the worst pictures of the test set, how the state settles, the doctor's
 verdict, and on request the cosine of the estimator's gradient with BPTT's.
@@ -29,7 +29,7 @@ from eqprop.run.dataset import data_again, read_images
 from eqprop.run.evaluate import Trained, evaluation_phase, load
 from eqprop.run.laboratory import Weights, examine, find_problem
 from eqprop.run.own import Factory, OwnFunction, OwnNet, own_of
-from eqprop.run.session import Session, make_estimator
+from eqprop.run.session import Session, leg_folder, make_estimator
 from eqprop.state import State, distance
 
 OPERATIONS = 1e12
@@ -105,11 +105,12 @@ def examinations(run: RunFolder, gradients: bool = False, model: Factory | None 
     """
     own = own_of(model if isinstance(run.spec.model, OwnNet) else None, run.spec.model)
     for name in run.spec.estimators:
-        if (run.folder / run.described.folder_of(name, 0)).is_dir():
+        if (run.folder / leg_folder(name, 0, run.spec)).is_dir():
             yield _examined(run, name, gradients, own)
 
 
 def _examined(run: RunFolder, estimator: str, gradients: bool, own: OwnFunction | None) -> ExaminedNet:
+    """Load an estimator's net, pass the test set, ask the doctor; what fails is said in `missing`."""
     found = ExaminedNet(estimator)
     try:
         trained = load(run.folder, estimator, model=own)
@@ -155,6 +156,7 @@ def _name_of(images: Images, label: int) -> str:
 
 
 def _classes(outputs: Tensor, images: Images) -> tuple[ClassErrors, ...]:
+    """Errors by class: how many samples are wrong, and which class they are most often taken for."""
     answers, labels = outputs.argmax(-1), images.test_y[: len(outputs)]
     out = []
     for label in labels.unique().tolist():

@@ -170,6 +170,7 @@ def error_curves(panels: Sequence[Panel], columns: int = 3) -> Figure:
 
 
 def _draw(ax: Axes, panel: Panel, looks: Mapping[str, tuple[str, str]], inches: float) -> None:
+    """One panel: lines of means, bands of one deviation, the paper's error dotted, a note under the axis."""
     from matplotlib.ticker import MaxNLocator
 
     for (estimator, kind), points in panel.curves.items():
@@ -214,6 +215,7 @@ def percent_ticks(low: float, high: float) -> list[float]:
 
 
 def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], with_paper: bool) -> None:
+    """One legend for all panels: estimators by colour, kinds of error by line."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -269,6 +271,7 @@ def _first(document: Mapping[str, Any], name: str) -> int:
 
 
 def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
+    """How far a step still moves the state, for the median sample, nine tenths of them and the worst."""
     for look, style in zip(looks, LOOK_STYLES, strict=False):
         for kind, colour in zip(("median", "most", "worst"), COLOURS, strict=False):
             label = {"median": "median", "most": "nine tenths", "worst": "worst"}[kind]
@@ -280,6 +283,7 @@ def _residuals(ax: Axes, looks: Sequence[Mapping[str, Any]], T: int) -> None:
 
 
 def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
+    """How large each weight's gradient is at each step of the second phase, as a share of its largest."""
     for look, style in zip(looks, LOOK_STYLES, strict=False):
         for (name, norms), colour in zip(look["sizes"]["norms"].items(), COLOURS * 3, strict=False):
             peak = max(norms) or 1.0
@@ -293,6 +297,7 @@ def _sizes(ax: Axes, looks: Sequence[Mapping[str, Any]], K: int) -> None:
 
 
 def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
+    """The share of synapses whose update has the exact gradient's sign, over beta."""
     for look, style in zip(looks, LOOK_STYLES, strict=False):
         found = look["agreement"]
         for (name, signs), colour in zip(found["sign"].items(), COLOURS * 3, strict=False):
@@ -310,6 +315,7 @@ def _signs(ax: Axes, looks: Sequence[Mapping[str, Any]], beta: float) -> None:
 
 
 def _rates(ax: Axes, trainings: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
+    """Errors of the short trainings over the largest learning rate."""
     points = sorted((max(t["rates"].values()), t["train"], t["held_out"]) for t in trainings)
     chosen = experiment["optimizer"]["rates"]
     _marked(ax, max(chosen.values()), ", ".join(f"{as_text(name)} {rate:g}" for name, rate in chosen.items()))
@@ -336,6 +342,7 @@ def _steps(ax: Axes, trainings: Sequence[Mapping[str, Any]], name: str, chosen: 
 
 
 def _errors(ax: Axes, points: Sequence[tuple[float, float, float]]) -> None:
+    """Running training error and held-out error over what was varied."""
     across = [p[0] for p in points]
     ax.plot(across, [p[1] for p in points], "o-", ms=4, color=COLOURS[0], label="training, running")
     ax.plot(across, [p[2] for p in points], "s--", ms=4, color=COLOURS[1], label="held out")

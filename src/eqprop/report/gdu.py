@@ -115,6 +115,7 @@ def shown_rmse(document: Document, kind: str, name: str, settled: bool = False) 
 
 
 def _draw_trace(ax: Axes, trace: Document, K: int) -> None:
+    """The elements of a group: BPTT broad and pale, EP thin and dashed on top."""
     t = range(K)
     marker = "." if K <= 20 else None
     for k, (ep, bptt) in enumerate(zip(trace["ep"], trace["bptt"], strict=True)):
@@ -126,6 +127,7 @@ def _draw_trace(ax: Axes, trace: Document, K: int) -> None:
 
 
 def _legend(figure: Figure) -> None:
+    """What dashed and solid lines are."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -136,6 +138,7 @@ def _legend(figure: Figure) -> None:
 
 
 def _draw_bars(ax: Axes, document: Document) -> None:
+    """A bar per layer and per weight on a logarithmic axis, its value written at its foot."""
     position, ticks, labels = 0.0, [], []
     for kind, colour in (("neurons", BLUE), ("synapses", ORANGE)):
         for name in document[kind]:
@@ -167,6 +170,7 @@ def _draw_bars(ax: Axes, document: Document) -> None:
 
 
 def _bar_legend(figure: Figure, outlined: bool) -> None:
+    """What the bars' colours are, and the outline of all samples where some have not settled."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=BLUE, label="neurons"), Patch(color=ORANGE, label="synapses")]
@@ -206,6 +210,7 @@ def read_traces(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON document that is a table; None otherwise."""
     try:
         content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):

@@ -136,6 +136,7 @@ def render(contents: Contents, seen: Sequence[tuple[RunFolder, Sequence[Examined
 
 
 def page_template(name: str = "page.html") -> Template:
+    """A template of this package by name, escaping, with the filters that the page uses."""
     made = Environment(loader=PackageLoader("eqprop.report", "."), autoescape=True, undefined=StrictUndefined)
     made.filters |= {"label": label, "plain": in_words, "settings": _settings, "graph": _graph}
     made.filters |= {"verdict": _verdict, "epochs": epochs_table, "settling_chart": settling_chart}

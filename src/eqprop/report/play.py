@@ -95,6 +95,7 @@ def _read(name: str) -> str:
 
 
 def _page_data() -> dict[str, Any]:
+    """What the page's script reads: nets, digits and the words of its verdicts."""
     shown = ("setting", "eps", "sizes", "weights", "biases")
     nets = {name: {key: net[key] for key in shown} for name, net in stored()["nets"].items()}
     digits = {key: stored()[key] for key in ("examples", "back_and_forth")}
@@ -107,6 +108,7 @@ def _for_script(data: Mapping[str, Any]) -> str:
 
 
 def _about() -> str:
+    """The line at the foot of the page: what its nets are, and whose digits these are."""
     errors = {name: net["test_error"]["quantised"] for name, net in stored()["nets"].items()}
     sizes = "-".join(str(n) for n in reversed(stored()["nets"]["energy-based"]["sizes"]))
     return (

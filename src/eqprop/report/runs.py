@@ -179,7 +179,7 @@ def is_paper_data(data: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def _preset_of(spec: Spec) -> Spec | None:
-    """The preset that an experiment says it is of, unchanged; None for one's own."""
+    """The preset that an experiment says it is of, unchanged; None for a user's."""
     return papers.of_preset(spec.name, spec.preset)
 
 
@@ -348,6 +348,7 @@ class Row:
 
 
 def rows(runs: list[RunFolder]) -> list[Row]:
+    """A row for each run and estimator, in the order of the runs."""
     return [
         Row(
             run,
@@ -410,63 +411,48 @@ def published_cells(row: papers.PublishedRow, found: Mapping[str, Any] | None) -
     ]
 
 
-HEADINGS = (
-    "name",
-    "preset",
-    "estimator",
-    "model",
-    "data",
-    "training_samples",
-    "test_samples",
-    "test_error_mean",
-    "test_error_std",
-    "train_error_mean",
-    "trials",
-    "diverged",
-    "epoch",
-    "epochs",
-    "paper_test_error_mean",
-    "paper_test_error_std",
-    "paper_train_error_mean",
-    "reproduced",
-    "T",
-    "K",
-    "beta",
-    "schedule",
-    "changes_from_paper",
-    "test_error_top5_mean",
-)
-
-
 def to_csv(table: list[Row]) -> str:
+    """A line per run and estimator, under the names of its fields."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEADINGS)
-    for row in table:
-        spec, phases = row.run.spec, row.phases
-        test, train, paper = row.test, row.train, row.paper_result
-        writer.writerow(
-            [
-                _cell(spec.name),
-                spec.preset,
-                row.estimator,
-                _cell(row.run.model),
-                _cell(row.run.data),
-                *(_or_empty(row.run.described.data.get(key)) for key in ("training_samples", "test_samples")),
-                *(["", ""] if test is None else [test.mean, "" if test.std is None else test.std]),
-                "" if train is None else train.mean,
-                0 if test is None else test.trials,
-                row.diverged,
-                0 if test is None else test.epoch,
-                spec.optimizer.epochs,
-                *(["", "", ""] if paper is None else [_or_empty(v) for v in (paper.test, paper.test_std, paper.train)]),
-                row.verdict,
-                *(["", "", "", ""] if phases is None else [*phases, spec.phases.beta, spec.phases.schedule]),
-                _cell("; ".join(row.run.changes)),
-                _or_empty(row.top5),
-            ]
-        )
+    for n, fields in enumerate(map(_fields, table)):
+        writer = csv.DictWriter(out, fields, lineterminator="\n")
+        if n == 0:
+            writer.writeheader()
+        writer.writerow({name: "" if value is None else value for name, value in fields.items()})
     return out.getvalue()
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    """The columns of table.csv by name; None where a run has no such number."""
+    run, spec, described = row.run, row.run.spec, row.run.described.data
+    test, train, paper = row.test, row.train, row.paper_result
+    T, K = row.phases or (None, None)
+    return {
+        "name": _cell(spec.name),
+        "preset": spec.preset,
+        "estimator": row.estimator,
+        "model": _cell(run.model),
+        "data": _cell(run.data),
+        "training_samples": described.get("training_samples"),
+        "test_samples": described.get("test_samples"),
+        "test_error_mean": test and test.mean,
+        "test_error_std": test and test.std,
+        "train_error_mean": train and train.mean,
+        "trials": test.trials if test else 0,
+        "diverged": row.diverged,
+        "epoch": test.epoch if test else 0,
+        "epochs": spec.optimizer.epochs,
+        "paper_test_error_mean": paper and paper.test,
+        "paper_test_error_std": paper and paper.test_std,
+        "paper_train_error_mean": paper and paper.train,
+        "reproduced": row.verdict,
+        "T": T,
+        "K": K,
+        "beta": row.phases and spec.phases.beta,
+        "schedule": row.phases and spec.phases.schedule,
+        "changes_from_paper": _cell("; ".join(run.changes)),
+        "test_error_top5_mean": row.top5,
+    }
 
 
 def to_latex(table: list[Row]) -> str:
@@ -510,10 +496,6 @@ def _spread(point: Point | None) -> str:
 
 def _number(mean: float, std: float | None) -> str:
     return f"${mean:.2f}$" if std is None else rf"${mean:.2f} \pm {std:.2f}$"
-
-
-def _or_empty(value: Any) -> float | str:
-    return "" if value is None else value
 
 
 def _cell(text: str) -> str:

@@ -123,6 +123,7 @@ def _loss(ax: Axes, at: Point, last: Point, backward: bool = False) -> None:
 
 
 def _key(ax: Axes) -> None:
+    """The colours of the steps, and what the theorem says of each."""
     blank(ax, 5.4, 2.0, "Gradient-descending updates [Theorem 1]")
     for t, colour in enumerate(STEP_COLOURS):
         height = 1.6 - 0.45 * t
@@ -142,6 +143,7 @@ def unfolded() -> Figure:
 
 
 def _unfolded(ax: Axes, backward: bool) -> None:
+    """States in a row with a copy of theta above each step; arrows follow the gradient where `backward`."""
     flow = ArrowStyle(RED, 1.6) if backward else ArrowStyle()
 
     def passed(start: Point, end: Point, look: ArrowStyle = flow) -> None:
@@ -293,6 +295,7 @@ def _draw_paths(ax: Axes, title: str, backward: bool = False) -> None:
 
 
 def _path(ax: Axes, start: Point, end: Point, counts: bool, backward: bool) -> None:
+    """An arrow from one step to the next, pale where it does not reach the loss."""
     if backward and not counts:
         return
     look = ArrowStyle(RED, 1.6) if backward else ArrowStyle() if counts else ArrowStyle("#cccccc", 0.8)

@@ -1,4 +1,4 @@
-"""What the page says of one's own runs: what changed between epochs, what curves show, what runs differ in."""
+"""Parts of the page about a run: what changed between epochs, what its curves show, how it differs from other runs."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def what_is_seen(run: RunFolder) -> str:
 
 
 def _course(curve: Sequence[Point]) -> str:
+    """Where a curve of test errors begins and ends, in words."""
     first, last = curve[0], curve[-1]
     if first is last:
         return f"test error {last.mean:.2f} % after epoch {last.epoch}"
@@ -136,6 +137,7 @@ def differing(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
 
 
 def _flat(run: RunFolder) -> dict[str, str]:
+    """Every setting of a run and its data as words, by name."""
     found = {"preset": run.spec.preset, "data": run.data} | settings_of(run)
     found.pop("run: estimators", None)
     found["estimators"] = ", ".join(run.spec.estimators)

@@ -1,4 +1,4 @@
-"""The picture of a sweep: error after training and cosine of the gradient, over what a device is like."""
+"""The picture of a sweep: error after training and cosine of the gradient, over the imperfections of a device."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def _labels(values: Sequence[float | None]) -> list[str]:
 
 
 def _curve(ax: Axes, axes: Mapping[str, Sequence[float | None]], found: Sequence[Sequence[float]]) -> None:
+    """Means over one axis, with a band of one deviation over seeds."""
     ((name, values),) = axes.items()
     there = [k for k, f in enumerate(found) if f]
     means = [fmean(found[k]) for k in there]
@@ -76,6 +77,7 @@ def _curve(ax: Axes, axes: Mapping[str, Sequence[float | None]], found: Sequence
 def _table(
     ax: Axes, axes: Mapping[str, Sequence[float | None]], found: Sequence[Sequence[float]], better_low: bool
 ) -> None:
+    """Means over two axes as a table of colours, better ones light, with each number written in its cell."""
     (down, rows), (across, columns) = axes.items()
     means = [fmean(f) if f else float("nan") for f in found]
     grid = [means[k * len(columns) : (k + 1) * len(columns)] for k in range(len(rows))]

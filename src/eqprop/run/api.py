@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 
 import torch
 
-from eqprop import papers
 from eqprop.data import Data, open_set
 from eqprop.data.images import check_device
 from eqprop.engines import using_threads
-from eqprop.estimators.named import CONTINUAL
 from eqprop.files import write_bytes, write_json
 from eqprop.messages import command, unknown
 from eqprop.models.settings import ModelSettings
@@ -40,33 +37,6 @@ from eqprop.run.own import Factory, OwnFunction, own_of
 from eqprop.run.session import Session, bind, check_training, chosen
 from eqprop.run.spec import MACHINE, Spec, split_estimators
 from eqprop.run.watch import Several, Watch, as_watch, counted
-
-
-def known_ratio() -> float:
-    """The largest rate / beta of a published experiment that learns with continual EP."""
-    known = (papers.find(name, preset) for name in papers.names() for preset in papers.presets(name))
-    return max(_ratio(spec) for spec in known if spec.estimator.kind == CONTINUAL)
-
-
-def _ratio(spec: Spec) -> float:
-    """The largest rate / beta of the network: what a step of the second phase moves its parameters by."""
-    rates = [rate for name, rate in spec.optimizer.rates.items() if name not in spec.readout_names]
-    return max(rates, default=0.0) / abs(spec.phases.beta)
-
-
-def continual_warning(spec: Spec) -> str | None:
-    """A warning if the parameters move faster during the second phase than is known to work, else None."""
-    if CONTINUAL not in spec.estimators:
-        return None
-    found, known = _ratio(spec), known_ratio()
-    if found <= known:
-        return None
-    factor = found / known
-    return (
-        f"continual EP moves the parameters by rate / beta at each step of the second phase, here {found:.2g}, "
-        f"{factor:.2g} times the largest known to work ({known:.2g}, continual-ep-1h). It may not learn: divide the "
-        f"learning rates by {math.ceil(factor)}, or begin with continual-ep-1h or continual-ep-2h."
-    )
 
 
 def no_test_set(own: OwnFunction | None) -> str | None:
@@ -161,9 +131,8 @@ def _start(
             if ranks.leads:
                 _write(folder, EXPERIMENT, session.to_dict())
                 _write_picture(folder, session)
-        for problem in (continual_warning(session.spec), None if data is not None else no_test_set(own)):
-            if problem is not None and ranks.leads:
-                Several(watch).warn(problem)
+        if data is None and ranks.leads and (problem := no_test_set(own)) is not None:
+            Several(watch).warn(problem)
         return _work(session, folder, scope, watch)
 
 

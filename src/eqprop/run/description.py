@@ -12,7 +12,7 @@ import msgspec
 from eqprop import papers
 from eqprop.messages import shown
 from eqprop.run.folder import EXPERIMENT, FORMAT, read_json
-from eqprop.run.session import identity, leg_folder
+from eqprop.run.session import identity
 from eqprop.run.spec import Spec
 
 EARLIER = "earlier_epochs"
@@ -92,10 +92,6 @@ class Description:
             "changes_from_paper": changes,
         }
         return replace(self, spec=longer, content=content)
-
-    def folder_of(self, estimator: str, trial: int) -> str:
-        """The subfolder of a trial's checkpoints."""
-        return leg_folder(estimator, trial, self.spec)
 
 
 def read_description(folder: Path) -> Description:

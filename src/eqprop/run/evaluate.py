@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,11 +25,11 @@ from eqprop.estimators.named import BACKPROP
 from eqprop.messages import command, unknown
 from eqprop.relax import Phase, relax
 from eqprop.run.checkpoint import BEST, LAST, SUFFIX, Checkpoint, checkpoint_file, kept, read_checkpoint, restore_start
-from eqprop.run.dataset import TARGETS, Source, data_again, read_images
+from eqprop.run.dataset import TARGETS, data_again, read_images
 from eqprop.run.description import Description, read_description
 from eqprop.run.distributed import Ranks
 from eqprop.run.own import Factory, OwnFunction, own_of
-from eqprop.run.session import Session, build_cost, build_model, check_inputs, is_channels_last, make_start
+from eqprop.run.session import Session, build_cost, build_model, check_inputs, is_channels_last, leg_folder, make_start
 from eqprop.run.spec import Spec
 from eqprop.run.watch import counted
 from eqprop.starts import Start
@@ -291,9 +291,13 @@ def load(
     folder = Path(folder)
     described = read_description(folder)
     spec = described.spec
-    place = folder / _leg_folder(described, estimator, trial, folder)
+    name = estimator or spec.estimators[0]
+    if name not in spec.estimators:
+        raise ValueError(f"{folder}: {unknown('estimator', name, spec.estimators)}")
+    if not 0 <= trial < spec.run.trials:
+        raise ValueError(f"{folder} has trials 0 to {spec.run.trials - 1}; there is no trial {trial}.")
+    place = folder / leg_folder(name, trial, spec)
     if not place.is_dir():
-        name = estimator or described.spec.estimators[0]
         raise FileNotFoundError(
             f"{folder} has no weights of {name}, trial {trial}: its training has not started. Start it with: "
             f"{command('resume', folder)}"
@@ -302,17 +306,16 @@ def load(
     network = build_model(spec, trial, torch.float32, own)
     checkpoint = read_checkpoint(place, LAST if at is None else _kept_name(place, at))
     cost = _readout(described, checkpoint, trial, own)
-    for name, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
-        saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{name}")
+    for parameter, p in (*network.named_parameters(), *cost.named_parameters(prefix="cost")):
+        saved = (checkpoint.average or checkpoint.weights).get(f"{trial}.{parameter}")
         if saved is None or saved.shape != p.shape:
             raise ValueError(
-                f"{folder} has no weights for {name} of shape {tuple(p.shape)} (trial {trial}). Another network "
+                f"{folder} has no weights for {parameter} of shape {tuple(p.shape)} (trial {trial}). Another network "
                 "was trained: give the function that built it."
             )
         with torch.no_grad():
             p.copy_(saved)
     network, cost = network.to(device), cost.to(device)
-    name = estimator or described.spec.estimators[0]
     initialised = spec.phases.start == "initialised" and name != BACKPROP
     start = _initialiser(spec, network, checkpoint, trial) if initialised else None
     names = tuple(map(str, described.data.get("class_names") or ()))
@@ -368,10 +371,18 @@ def _as_input(x: Any, model: Dynamics) -> Tensor:
             f"The input x has shape {tuple(tensor.shape)}, channels last; expected {model.input_shape} per sample. "
             "Give it channels first, such as x.transpose(0, 3, 1, 2)."
         )
-    numbers = None if model.input_shape is None else math.prod(model.input_shape)
-    if tensor.numel() == numbers and math.prod(tensor.shape[1:]) != numbers:
-        tensor = tensor[None]
-    return tensor.to(like.device)
+    shape = model.input_shape
+    if shape is None:
+        return tensor.to(like.device)
+    numbers = math.prod(shape)
+    if tensor.numel() == numbers:  # a single sample
+        return tensor.reshape(1, *shape).to(like.device)
+    if tensor.dim() < 2 or math.prod(tensor.shape[1:]) != numbers:
+        raise ValueError(
+            f"The input x has shape {tuple(tensor.shape)}; expected (B, ...) with {numbers} numbers per sample, as the "
+            f"model takes {shape}. For one sample add a dimension: x[None]."
+        )
+    return tensor.reshape(len(tensor), *shape).to(like.device)
 
 
 def _is_picture(x: Any) -> bool:
@@ -435,23 +446,15 @@ def predict(
     network = load(network) if isinstance(network, str | Path) else network
     trained = network if isinstance(network, Trained) else None
     model = network.model if isinstance(network, Trained) else network
-    x = _as_input(x, model)
-    x = x if trained is None else normalised(x, trained.spec)
+    inputs = _as_input(x, model)
+    phase = Phase(UNTIL_SETTLED, stop="settled")
     if trained is not None:
+        inputs = normalised(inputs, trained.spec)
         phase = replace(evaluation_phase(trained.spec), checked=True)
-        phase = phase if T is None else replace(phase, T=T)
-    else:
-        phase = Phase(UNTIL_SETTLED if T is None else T, stop="settled")
-    if model.input_shape is not None and x.shape[1:] != model.input_shape:
-        pixels = math.prod(model.input_shape)
-        if x.dim() < 2 or math.prod(x.shape[1:]) != pixels:
-            raise ValueError(
-                f"The input x has shape {tuple(x.shape)}; expected (B, ...) with {pixels} numbers per sample, as the "
-                f"model takes {model.input_shape}. For one sample add a dimension: x[None]."
-            )
-        x = x.reshape(len(x), *model.input_shape)
-    assert isinstance(x, Tensor), "made by _as_input"
-    found = relax(model, x, phase).state[0] if trained is None else trained.cost.scores(trained.state(x, phase))
+    phase = phase if T is None else replace(phase, T=T)
+    found = (
+        relax(model, inputs, phase).state[0] if trained is None else trained.cost.scores(trained.state(inputs, phase))
+    )
     wanted = outputs if outputs is not None else trained is not None and not trained.labelled
     return found if wanted else found.argmax(-1)
 
@@ -482,15 +485,15 @@ def evaluate(
     described = read_description(folder)
     spec = described.spec.override(device=device)
     given = data_again(described.data, data, own_of(model, spec.model))
-    uncut = msgspec.structs.replace(spec.data, validation=0, samples=None, test_samples=None)
-    if whole:
-        images = read_images(given, uncut, spec.run.device)
-    else:
-        images = read_images(given, spec.data, spec.run.device) if data is None else _test_set(given, described, spec)
+    given = given if isinstance(given, Images | Streamed) else open_set(given)
+    cut = spec.data
+    if whole or (data is not None and not _is_recorded(given, described.data)):
+        cut = msgspec.structs.replace(cut, validation=0, samples=None, test_samples=None)
+    images = read_images(given, cut, spec.run.device)
     out: dict[str, list[dict[str, Any]]] = {}
     for name in spec.estimators:
         for trial in range(spec.run.trials):
-            place = folder / described.folder_of(name, trial)
+            place = folder / leg_folder(name, trial, spec)
             if place.is_dir():
                 found = load(folder, name, trial, model=model, device=spec.run.device)
                 session = Session(spec, images, dtype=images.dtype)
@@ -503,15 +506,11 @@ def evaluate(
     return out
 
 
-def _test_set(given: Source, described: Description, spec: Spec) -> Images | Streamed:
-    """Data for an evaluation: cut as in training if it is the run's own, else with its whole test set."""
-    found = given if isinstance(given, Images | Streamed) else open_set(given)
-    recorded = described.data
-    same = found.sha256 == recorded.get("sha256")
-    if found.fingerprint and "fingerprint" in recorded:
-        same = found.fingerprint == recorded["fingerprint"]
-    whole = msgspec.structs.replace(spec.data, validation=0, samples=None, test_samples=None)
-    return read_images(found, spec.data if same else whole, spec.run.device)
+def _is_recorded(given: Images | Streamed, recorded: Mapping[str, Any]) -> bool:
+    """Whether these are the data of the run."""
+    if given.fingerprint and "fingerprint" in recorded:
+        return bool(given.fingerprint == recorded["fingerprint"])
+    return bool(given.sha256 == recorded.get("sha256"))
 
 
 def _test_errors(found: Trained, session: Session, engine: str, precision: str | None) -> dict[str, float | None]:
@@ -522,13 +521,3 @@ def _test_errors(found: Trained, session: Session, engine: str, precision: str |
     )
     errors = measure.errors()
     return {"test_error": errors.top1[0]} | ({} if errors.top5[0] is None else {"test_error_top5": errors.top5[0]})
-
-
-def _leg_folder(described: Description, estimator: str | None, trial: int, folder: Path) -> str:
-    spec = described.spec
-    name = spec.estimators[0] if estimator is None else estimator
-    if name not in spec.estimators:
-        raise ValueError(f"{folder}: {unknown('estimator', name, spec.estimators)}")
-    if not 0 <= trial < spec.run.trials:
-        raise ValueError(f"{folder} has trials 0 to {spec.run.trials - 1}; there is no trial {trial}.")
-    return described.folder_of(name, trial)

@@ -55,7 +55,7 @@ def _decay(of: Optimizer, model: Dynamics, named: dict[str, nn.Parameter]) -> di
     dims = 1 if model.networks is None else 2
 
     def spared(name: str) -> bool:
-        """Biases; where a network of one's own does not name them, vectors and numbers."""
+        """Biases; where a user's network does not name them, vectors and numbers."""
         is_bias = name in biases or (not model.layer_parameters and named[name].dim() <= dims)
         return is_bias and not of.weight_decay_biases
 

@@ -47,7 +47,7 @@ class LineFields(msgspec.Struct):
 
 
 RESERVED = ("precision", "test_error_top5", "T", "beta", "rate_factor", "radius", "work")
-"""Names that only some lines have: no metric of one's own may take them."""
+"""Names that only some lines have: no metric of a user may take them."""
 
 
 class Log:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,11 +204,6 @@ def stored_trials(
             f"them with `{published.command}`."
         )
     return found
-
-
-def draw(trials: list[StoredTrial], seed: int | None) -> StoredTrial:
-    """Pick one at random."""
-    return random.Random(seed).choice(trials)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

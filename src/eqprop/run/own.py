@@ -163,19 +163,15 @@ def _seed_arguments(function: Factory, name: str) -> tuple[int, tuple[str, ...]]
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # builtins
         return 1, ()
-    if any(p.name == "seed" and p.kind is not p.POSITIONAL_ONLY for p in parameters):
-        others = [p for p in parameters if p.name != "seed"]
-    else:
-        others = parameters
-    needed = [p for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(others) < len(parameters) and not needed:
-        return 0, ("seed",)
-    if len(others) == len(parameters) and len(needed) <= 1 and all(p.kind is not p.KEYWORD_ONLY for p in needed):
-        return len(needed), ()
-    raise ValueError(
-        f"{name} needs {', '.join(p.name for p in needed)}; expected a function of a seed, or of nothing. Give the "
-        "other parameters a default."
-    )
+    seed = [p for p in parameters if p.name == "seed" and p.kind is not p.POSITIONAL_ONLY]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p not in seed and p.default is p.empty and p.kind not in variadic]
+    if len(needed) > (0 if seed else 1) or any(p.kind is p.KEYWORD_ONLY for p in needed):
+        raise ValueError(
+            f"{name} needs {', '.join(p.name for p in needed)}; expected a function of a seed, or of nothing. Give the "
+            "other parameters a default."
+        )
+    return len(needed), ("seed",) if seed else ()
 
 
 CONTRACT = "model; model, cost; model, cost, x, y; or model, cost, data"

@@ -1,4 +1,4 @@
-"""Keeping free phases at rest during training: looks every so many iterations, and what they change."""
+"""Keeping free phases at rest during training: what is checked every few iterations, and what is changed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Guard:
         return self.first.T + round((T - self.first.T) / self.period + (0.5 if self.T < T else -0.5)) * self.period
 
     def to_dict(self) -> dict[str, float]:
-        """What a resumed run needs to go on with the same bits."""
+        """What a resumed run needs to continue with the same bits."""
         return {
             "T": self.T,
             "beta": self.beta,

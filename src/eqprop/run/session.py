@@ -54,13 +54,6 @@ def leg_folder(estimator: str, trial: int, spec: Spec) -> str:
     return estimator if spec.run.stacked or spec.run.trials == 1 else f"{estimator}-{trial}"
 
 
-def all_legs(spec: Spec) -> list[Leg]:
-    """One estimator after the other; its trials together if stacked, else one by one."""
-    trials = tuple(range(spec.run.trials))
-    groups = [trials] if spec.run.stacked else [(trial,) for trial in trials]
-    return [Leg(name, group, leg_folder(name, group[0], spec)) for name in spec.estimators for group in groups]
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """What one leg is trained with: the network of its trial, or of its trials stacked, and all that belongs to it.
@@ -101,12 +94,6 @@ class Parts:
         start = "zero" if isinstance(estimator, Backprop) else of.spec.phases.start
         precision, work = of.spec.run.precision, of.work(self.model, estimator)
         return Task(self.model, self.cost, estimator, self.optimizer, start, of.extras, precision, work)
-
-    def by(self, engine: str | None) -> Parts:
-        """The same parts with another engine."""
-        other = Parts(self.session, self.leg, engine)
-        vars(other).update({name: part for name, part in vars(self).items() if name in ("model", "cost", "optimizer")})
-        return other
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -165,8 +152,6 @@ class Parts:
 class Session:
     """A spec with its data: what `train`, `resume`, `evaluate`, `gdu`, `doctor` and `tune` work on. See `bind`.
 
-    ranks       the processes that share the work
-    dtype       of the network
     spec        with what was decided for it: whether to stack trials, how many threads
     images      on the device, cut as the spec says         dtype       of inputs and networks
     own         builds your own network                     ranks       divide each mini-batch
@@ -215,17 +200,18 @@ class Session:
         return self.parts().start
 
     def legs(self) -> list[Leg]:
-        return all_legs(self.spec)
+        """One estimator after the other; its trials together if stacked, else one by one."""
+        spec = self.spec
+        trials = tuple(range(spec.run.trials))
+        groups = [trials] if spec.run.stacked else [(trial,) for trial in trials]
+        return [Leg(name, group, leg_folder(name, group[0], spec)) for name in spec.estimators for group in groups]
 
     def parts(self, leg: Leg | None = None, engine: str | None = None) -> Parts:
         """What a leg, by default the first, is trained with; `engine` replaces the spec's."""
         leg = self.legs()[0] if leg is None else leg
-        found = self.built.get(leg)
-        if found is None:
-            self.built[leg] = found = Parts(self, leg, engine)
-        elif engine not in (None, found.named):
-            self.built[leg] = found = found.by(engine)
-        return found
+        if leg not in self.built or engine not in (None, self.built[leg].named):
+            self.built[leg] = Parts(self, leg, engine)
+        return self.built[leg]
 
     def alone(self) -> Parts:
         """What the first trial is trained with by itself, whether or not it will be stacked."""
@@ -314,7 +300,7 @@ class Session:
 
     @property
     def changes_from_paper(self) -> list[str] | None:
-        """What is not as printed; None for a spec of one's own."""
+        """What is not as printed; None for a user's spec."""
         known = papers.printed(self.spec)
         return None if known is None else [str(change) for change in self.spec.changes(known)]
 
@@ -323,7 +309,7 @@ class Session:
     def network(self, trials: tuple[int, ...]) -> Dynamics:
         """These trials' networks with their initial weights, stacked if there are several."""
         models = [build_model(self.spec, trial, self.dtype, self.own).to(self.device) for trial in trials]
-        return stack(_stackable(models)) if len(trials) > 1 else models[0]
+        return stack([m for m in models if isinstance(m, PrimitiveDynamics)]) if len(trials) > 1 else models[0]
 
     def make_cost(self, model: Dynamics, trials: tuple[int, ...] = (0,)) -> Cost:
         """These trials' cost with its initial weights, if it has any; stacked like the networks."""
@@ -442,8 +428,8 @@ def build_cost(
         cost = None if function is None else function.build(spec.run.seed + trial).cost
         if cost is None:
             raise ValueError(
-                f"{spec.name} was trained with your own cost, and got no function that returns it. Pass "
-                "model=function in Python, or --model FILE.py:FUNCTION on the command line."
+                f"{spec.name} was trained with your own cost, and got no function that returns it. Give it again: "
+                "--model FILE.py:FUNCTION, or model=function in Python."
             )
         return cost.to(dtype)
     if (make := COSTS[kind]) is not None:
@@ -547,7 +533,7 @@ def chosen(
 
 
 def under_own_name(spec: Spec, own: OwnFunction | None) -> Spec:
-    """The spec for a network of one's own: under the name of its function, with no preset and no paper result.
+    """The spec for a user's network: under the name of its function, with no preset and no paper result.
 
     If the function also gives a cost, and the spec names no other, it is trained with that one.
     """
@@ -704,7 +690,7 @@ def _check_shapes(session: Session, model: Dynamics) -> None:
 
 
 def _brings_few_labels(session: Session, outputs: int) -> bool:
-    """Whether these are the few samples of a net, or of one's own function, which need not show every class."""
+    """Whether these are the few samples of a net, or of a user's function, which need not show every class."""
     images, seed = session.images, session.spec.run.seed
     own, net = _own_samples(session.own, seed), session.spec.model.samples(1, seed)
     return session.source is None and (own or net) is not None and images.labelled and images.classes < outputs
@@ -752,7 +738,3 @@ def _against_stacking(model: Dynamics, spec: Spec) -> str | None:
         kind = spec.optimizer.kind
         return f"the optimizer {kind} does not update elements independently and would mix the trials"
     return None
-
-
-def _stackable(models: list[Dynamics]) -> list[PrimitiveDynamics]:
-    return [m for m in models if isinstance(m, PrimitiveDynamics)]

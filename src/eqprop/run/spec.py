@@ -24,7 +24,6 @@ from eqprop.models.network import GraphNet
 from eqprop.models.readout import COSTS, OWN_COST
 from eqprop.models.settings import ModelSettings
 from eqprop.optimizers import OPTIMIZERS
-from eqprop.physical.imperfect import Imperfections
 from eqprop.physical.settings import MachineSettings
 from eqprop.plugins import Table, part
 from eqprop.relax import Schedule, Stop
@@ -485,9 +484,8 @@ def _joined(section: str, was: Mapping[str, Any], new: Mapping[str, Any]) -> dic
 
 
 def _table(value: Any) -> Any:
-    """A Struct or dataclass as a table; anything else as it is."""
-    kinds = Imperfections | msgspec.Struct
-    return msgspec.to_builtins(value) if isinstance(value, kinds) else value
+    """A Struct as a table; anything else as it is."""
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value
 
 
 def _split_estimators(given: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sweeps over imperfections: what a device may be like, for the error after training and for the gradient."""
+"""Sweeps over imperfections of a device: the error after training, and how exact the gradient is, at each."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _spec_of(experiment: str, folder: Path, imperfections: Mapping[str, Any], op
 def train_point(
     experiment: str, folder: Path, imperfections: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Train one point, or go on with it; its errors, its gradient's cosines and the CPU time."""
+    """Train one point, or continue it; its errors, its gradient's cosines and the CPU time."""
     path = folder / POINT
     if is_run(folder) and path.is_file():
         return dict(read_json(path, "a point of the sweep"))

@@ -225,7 +225,7 @@ class Trainer:
             self.preparation.epoch.fill_(epoch)
 
     def match(self) -> None:
-        """Take over the weights of rank 0, before the first iteration: a network of one's own may draw its own."""
+        """Take over the weights of rank 0, before the first iteration: a user's network may draw others."""
         if self.ranks.several:
             self._take_over()
             self._good, self._good_averages = self._weights(), self._averages()
@@ -380,7 +380,7 @@ class Trainer:
         return out
 
     def _averages(self) -> dict[str, Tensor]:
-        """TRIAL.PARAMETER -> the averaged weights, copied to the CPU, and under "power" what they need to go on."""
+        """TRIAL.PARAMETER -> the averaged weights, copied to the CPU, and under "power" what they need to continue."""
         if self.average is None:
             return {}
         with self.average.instead():

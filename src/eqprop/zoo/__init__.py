@@ -65,7 +65,7 @@ def numbers(name: str) -> dict[str, Any]:
 
 
 def build(name: str, **options: Any) -> Result:
-    """Train a net of the zoo with its published settings and keep it in the cache; goes on where it was stopped.
+    """Train a net of the zoo with its published settings and keep it in the cache; a stopped training continues.
 
     name        an experiment, such as "EB-1h"
     options     as `eqprop.train` takes them: device, threads, watch="lines" to see how far it is, ...

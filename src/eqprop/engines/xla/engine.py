@@ -1,4 +1,4 @@
-"""Programs by model: made when first needed, kept true, left to the reference where there can be none."""
+"""One program per model: made at first use, checked against the reference, which serves where none can be made."""
 
 from __future__ import annotations
 
