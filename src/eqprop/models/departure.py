@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eqprop.dynamics import UNBOUNDED, Drive, solve_implicit
 from eqprop.models.activations import clamp_moves
-from eqprop.models.connections import Ends
+from eqprop.models.connections import Ends, fed
 from eqprop.state import State
 
 if TYPE_CHECKING:
@@ -133,9 +133,3 @@ class GraphDeparture:
             return getattr(found, name)(*ends)
         each = [getattr(part, name)(*(v[k] for v in ends)) for k, part in enumerate(found)]
         return tuple(map(torch.stack, zip(*each, strict=True))) if name == "both" else torch.stack(each)
-
-
-def fed(total: Tensor | None) -> Tensor:
-    """The sum of a layer's inputs, which every layer has."""
-    assert total is not None, "every layer is fed"
-    return total

@@ -13,8 +13,8 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Drive, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters
-from eqprop.models.departure import GraphDeparture, fed
+from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters, fed
+from eqprop.models.departure import GraphDeparture
 from eqprop.models.drawing import Drawing, drawing, table
 from eqprop.state import LayerParameters, State, add, is_number, subtract, zero_state
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
 from eqprop.functional import layer_shapes
-from eqprop.models.connections import Connection, Ends, Init, Shape
-from eqprop.models.departure import fed
+from eqprop.models.connections import Connection, Ends, Init, Shape, fed
 from eqprop.models.graph import INPUT, Graph, Link, Wiring, _gather
 from eqprop.models.network import (
     AnyActivation,
