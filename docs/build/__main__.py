@@ -48,7 +48,8 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         partial(runs.runs_of, "cifar10-output-bias"),
     ],
     "docs/physical.md": [
-        *(physical.training_block, physical.held_out_block, physical.spice_block, physical.sweep_block),
+        *(physical.training_block, physical.ising_block, physical.held_out_block, physical.spice_block),
+        physical.sweep_block,
     ],
     "docs/field.md": [
         *(field.rows_block, field.remarks_block, field.cosines_block, field.rates_block, field.feedback_block),

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 from eqprop import CrossEntropy, Dynamics, PrimitiveDynamics, from_energy, from_primitive
 from eqprop.models import Activation, Connection, Conv, Convolutional, Dense, Layered, Network, Toy, Transposed, stack
+from eqprop.models.predictive import PredictiveCoding
+from eqprop.physical.oscillators import Oscillators
+from eqprop.physical.spins import Spins
 from eqprop.state import State
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -100,6 +103,10 @@ def untied_convolutions() -> Network:
     return Network((1, 8, 8), layers, links, "tanh", init="glorot", seed=0, dtype=F64)
 
 
+def predictive(visible: tuple[int, ...], first: Connection, hidden: tuple[int, ...] = (4,)) -> PredictiveCoding:
+    return PredictiveCoding(visible, {"s0": 3, "s1": hidden}, [first, Dense("s1", "s0")], "tanh", seed=0, dtype=F64)
+
+
 def own_model() -> Any:
     return example("own_model").Lateral(2, 4, 3)
 
@@ -130,6 +137,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "conv three layers deep": lambda: case(convolutional(channels=(2, 2, 2), flat=(3, 4), kernel=2, padding=1)),
     "conv untied": lambda: case(convolutional(flat=(3, 4), activation="tanh", untied=True)),
     "graph of untied convolutions": lambda: case(untied_convolutions()),
+    "predictive": lambda: case(predictive((6,), Dense("x", "s1"))),
+    "predictive conv": lambda: case(predictive((1, 4, 6), Conv("x", "s1", kernel=3, padding=1, pool=2), (2, 2, 3))),
+    "oscillators": lambda: case(Oscillators((3, 5, 4), eps=0.1, seed=0, dtype=F64)),
+    "spins": lambda: case(Spins((3, 5, 4), seed=0, dtype=F64)),
     "conv without flat layers": lambda: read_out(convolutional(flat=(), activation="tanh")),
     "P read out": lambda: read_out(prototypical(3, "sigmoid")),
     "toy read out": lambda: read_out(toy()),

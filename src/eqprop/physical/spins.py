@@ -90,6 +90,9 @@ class Spins(Chain):
         fields = self.fields(drive)
         return tuple([self._felt(fields[n], s, n) if n in layers else v for n, v in enumerate(s)])
 
+    def half_step(self, drive: Tensor, s: State, parity: int) -> State:
+        return self.group_step(drive, s, range(parity, len(s), 2))
+
     def _felt(self, h: Tensor, s: State, n: int) -> Tensor:
         """The field on the spins of a layer."""
         if n > 0:
