@@ -92,7 +92,10 @@ class Bop(torch.optim.Optimizer):
         return loss
 
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"Bop": Bop, "Lion": Lion}
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "Bop": Bop,
+    "Lion": Lion,
+}
 """By name, beside those of torch.optim."""
 
 

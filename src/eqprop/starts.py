@@ -6,7 +6,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from eqprop.state import State, per_sample
 
 StartName = Literal["zero", "persistent", "initialised", "carried"]
 """Where free phases begin in training; "zero" is the model's own `init_state`."""
-
-STARTS: tuple[str, ...] = get_args(StartName)
 
 
 class Start(ABC):

@@ -43,7 +43,7 @@ def test_the_page_shows_what_gloo_measured() -> None:
 def test_one_rank_pays_less_than_two_percent() -> None:
     found = json.loads((ROOT / "results" / "bench" / "ranks-cpu.json").read_text())["one_rank"]
     page = (ROOT / "docs" / "howto" / "several-gpus.md").read_text()
-    assert found["engines"].keys() == {"cpu", "eager"}
+    assert found["engines"].keys() == {"xla", "eager"}
     for engine, one in found["engines"].items():
         lower, middle, upper = one["ratio_quartiles"]
         assert middle < 1.02

@@ -136,7 +136,7 @@ def test_a_foreign_or_unwritable_out_folder_is_refused_and_kept(call: Call, plac
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     code, _, err = call(*words, tmp_path / "mine")
     assert code == 2
-    assert "not empty and not a run (it holds thesis.txt)" in err
+    assert "holds something else (thesis.txt)" in err
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     code, _, err = call(*words, tmp_path / "mine" / "thesis.txt")
     assert code == 2

@@ -51,3 +51,7 @@ def test_a_net_of_binary_neurons_and_weights_learns() -> None:
         optimizer.step()
     assert all(len(w.detach().abs().unique()) == 1 for w in (model.W01, model.W12))
     assert wrong(model, cost, x, kinds) < min(0.2, first)
+
+
+def test_its_experiment_is_among_those_of_the_package() -> None:
+    assert eqprop.papers.find("binary-1h").optimizer.kind == "Bop"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import eqprop
 from eqprop.run import evaluate, load, resume, train
-from eqprop.run.own import OwnFunction
+from eqprop.run.own import OwnFunction, load_own
 
 FILE = """
 import torch
@@ -238,3 +238,8 @@ def test_a_model_is_called_for_its_output_and_a_cost_without_theta() -> None:
     parametric = eqprop.FunctionCost(lambda s, y, theta: theta["W01"].sum() + s[0].sum(-1), parametric=True)
     with pytest.raises(ValueError, match=r"expected cost\(s, y, theta\)"):
         parametric(settled.state, y)
+
+
+def test_a_model_that_is_no_text_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"The model is \[\]; expected FILE\.py:FUNCTION"):
+        load_own([])  # type: ignore[arg-type]

@@ -441,6 +441,7 @@ def test_a_run_far_from_rest_points_to_the_doctor_once(tmp_path: Path, images: I
         ({"batch": 401}, "mini-batch of 401"),
         ({"device": "nonsense"}, "nonsense"),
         ({"optimizer_options": {"momentun": 1}}, "does not take the options"),
+        ({"optimizer": "Adam", "optimizer_options": {"betas": [0.9]}}, "does not take the options"),
         ({"rates": {"W99": 1.0}}, "for no known parameter"),
         ({"checkpoint_every": 0.0}, "checkpoint_every"),
         ({"model": LayeredNet((10, 24, 100))}, "784 pixels"),

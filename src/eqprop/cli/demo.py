@@ -14,7 +14,7 @@ from eqprop.cli import command
 from eqprop.cli.common import Quiet, new_console, results_table, stopping, watcher
 from eqprop.cli.options import with_settings
 from eqprop.run.api import begin_or_resume
-from eqprop.run.folder import is_run
+from eqprop.run.folder import check_free, is_run
 
 SAMPLES, EPOCHS = 20_000, 3
 """A third of MNIST, three times: enough to see that EP and BPTT learn alike."""
@@ -33,8 +33,8 @@ def demo(
 
     started = time.monotonic()
     console = new_console(quiet=quiet)
-    if out.exists() and any(out.iterdir()) and not is_run(out / "p-1h") and not (out / "toy").is_dir():
-        raise FileExistsError(f"{out} holds something else. Choose a new or empty folder with --out.")
+    if not is_run(out / "p-1h") and not (out / "toy").is_dir():
+        check_free(out)
     console.print("1. The toy model: EP's updates against the gradients of BPTT, step by step", style="bold")
     console.print(_toy(out / "toy"))
     settings = {"samples": SAMPLES, "epochs": EPOCHS, **settings}

@@ -55,7 +55,7 @@ def list_experiments(
         return
     console.print("EP and BPTT: published test errors, train errors in brackets.")
     others = counted(len(papers.names()) - len({*names, *(spec.name for spec in compared)}), "experiment")
-    console.print(f"{others} of other papers: eqprop list --all. Every setting of one: eqprop show NAME.")
+    console.print(f"{others} of other papers: eqprop list --all. All settings: eqprop show NAME.")
 
 
 def _trained(specs: Iterable[Spec], everything: bool) -> Table:

@@ -12,6 +12,7 @@ from eqprop.cli.common import stopping, watcher
 from eqprop.run import Session, bind
 from eqprop.run.api import begin_or_resume
 from eqprop.run.dataset import describe
+from eqprop.run.folder import check_free
 from eqprop.run.metrics import StoredTrial, mean
 from eqprop.run.spec import Spec
 from eqprop.run.watch import counted
@@ -56,13 +57,8 @@ def _check_data(trial: StoredTrial, session: Session) -> None:
 
 def check_folder(out: Path) -> None:
     """Accept only a new folder, or one written by this command."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file; expected a folder. Choose another --out.")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not any(True for _ in out.glob("*/*/experiment.json")) and not (out / "figures").is_dir():
-        listing = ", ".join(sorted(p.name for p in out.iterdir())[:5])
-        raise FileExistsError(f"{out} holds something else ({listing}). Choose a new or empty folder with --out.")
+    if not (out / "figures").is_dir() and not any(True for _ in out.glob("*/*/experiment.json")):
+        check_free(out)
 
 
 def run_name(spec: Spec, schedule: str | None) -> str:

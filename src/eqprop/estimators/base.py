@@ -110,12 +110,7 @@ class Estimator(ABC):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if isinstance(beta := getattr(self, "beta", None), str):
-            raise ValueError(
-                f"{name} got beta={beta!r}; expected a number. Give the schedule by name: "
-                f"{name}({self.T}, {self.K}, schedule={beta!r})."
-            )
-        if isinstance(beta, complex):
+        if isinstance(beta := getattr(self, "beta", None), complex):
             raise ValueError(f"{name} got beta={beta}; expected a real number. For complex ones use HolomorphicEP.")
         if not isinstance(self.T, int) or isinstance(self.T, bool) or self.T < 0:
             raise ValueError(f"{name} got T={self.T!r}; expected the number of free steps, 0 or more.")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Voice = Literal["python", "command line"]
 """Who asks: remedies are Python arguments, or options of the command line."""
-
-VOICES: tuple[Voice, ...] = get_args(Voice)
 
 CAUSES = {
     "bad-numbers": "A number is not finite",

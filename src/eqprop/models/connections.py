@@ -221,6 +221,12 @@ def changed(plus: Ends, minus: Ends) -> Ends:
     return Ends(plus.post - minus.post, plus.pre if plus.pre is minus.pre else plus.pre - minus.pre)
 
 
+def fed(total: Tensor | None) -> Tensor:
+    """The sum of a layer's inputs, which every layer has."""
+    assert total is not None, "every layer is fed"
+    return total
+
+
 class ConnectionDeparture(Protocol):
     """A connection's maps around a state, as functions of how far its layers have moved from there."""
 

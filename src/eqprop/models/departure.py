@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eqprop.dynamics import UNBOUNDED, Drive, solve_implicit
 from eqprop.models.activations import clamp_moves
-from eqprop.models.connections import Ends
+from eqprop.models.connections import Ends, fed
 from eqprop.state import State
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class GraphDeparture:
         self.graph, self._s0 = graph, s[0]
         r, layers = graph.activity(s), range(len(s))
         self._links: dict[int, Any] = {id(link): self._around(link, r) for link in graph._inner}
-        inputs = [_fed(v) for v in graph.gathered(drive, r, layers, graph.along)]
+        inputs = [fed(v) for v in graph.gathered(drive, r, layers, graph.along)]
         self._inputs, self._none = inputs, [None] * len(s)
         if not graph.energy_based:
             self._moves = [sigma.around(a) for sigma, a in zip(graph.activations, inputs, strict=True)]
@@ -63,7 +63,7 @@ class GraphDeparture:
             if n == 0 and n in chosen:
                 out.append(self._solved(e, target, strength))
             else:
-                out.append(self._moves[n](_fed(e)) if n in chosen else v)
+                out.append(self._moves[n](fed(e)) if n in chosen else v)
         return tuple(out)
 
     def _arriving(self, d: State, layers: Collection[int]) -> list[tuple[int, Tensor, Tensor | None]]:
@@ -92,7 +92,7 @@ class GraphDeparture:
         return (1.0 - eps) * d + eps * e
 
     def _solved(self, e: Tensor | None, target: Tensor, strength: float | Tensor) -> Tensor:
-        e, bounds, o = _fed(e), self.graph.output_bounds, self._output
+        e, bounds, o = fed(e), self.graph.output_bounds, self._output
         size = e.abs() + torch.as_tensor(strength).abs().to(e) * (target - o).abs()
         if bounds is None or bounds == UNBOUNDED:
             return solve_implicit(self._moves[0], e, target - o, strength, bounds, size)
@@ -133,8 +133,3 @@ class GraphDeparture:
             return getattr(found, name)(*ends)
         each = [getattr(part, name)(*(v[k] for v in ends)) for k, part in enumerate(found)]
         return tuple(map(torch.stack, zip(*each, strict=True))) if name == "both" else torch.stack(each)
-
-
-def _fed(total: Tensor | None) -> Tensor:
-    assert total is not None, "every layer is fed"
-    return total

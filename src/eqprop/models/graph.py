@@ -13,7 +13,7 @@ from torch import Tensor
 from eqprop.autodiff import in_own_precision
 from eqprop.dynamics import Drive, NudgeSite, PrimitiveDynamics, check_eps, set_nudge_site
 from eqprop.models.activations import Activation
-from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters
+from eqprop.models.connections import Connection, Dense, Ends, Init, Shape, Theta, Weight, add_parameters, fed
 from eqprop.models.departure import GraphDeparture
 from eqprop.models.drawing import Drawing, drawing, table
 from eqprop.state import LayerParameters, State, add, is_number, subtract, zero_state
@@ -234,8 +234,8 @@ class Graph(PrimitiveDynamics):
         """dPhi/ds of these layers; the others are returned unchanged."""
         total = self.gathered(drive, self.activity(s), layers, self.along)
         if not self.energy_based:
-            return tuple([_fed(total[n]) if n in layers else v for n, v in enumerate(s)])
-        return tuple([self._leaked(_fed(total[n]), v, n) if n in layers else v for n, v in enumerate(s)])
+            return tuple([fed(total[n]) if n in layers else v for n, v in enumerate(s)])
+        return tuple([self._leaked(fed(total[n]), v, n) if n in layers else v for n, v in enumerate(s)])
 
     def gathered(
         self, drive: Sequence[Tensor | None], r: State, layers: Collection[int], apply: Apply
@@ -270,7 +270,7 @@ class Graph(PrimitiveDynamics):
                 if link.post == n:
                     part = self.along(link, "forward", layers[link.pre])
                     _gather(total, tuple(layers), n, _times(part, link.connection.forward_gain))
-            layers[n] = self.activations[n](_fed(total[n])).expand_as(layers[n])
+            layers[n] = self.activations[n](fed(total[n])).expand_as(layers[n])
         return tuple(layers)
 
     def _forward_order(self) -> list[int] | None:
@@ -534,11 +534,6 @@ def _gather(total: list[Tensor | None], s: State, n: int, part: Tensor) -> None:
     part = part if part.dim() == s[n].dim() else part.view_as(s[n])
     known = total[n]
     total[n] = part if known is None else known + part
-
-
-def _fed(total: Tensor | None) -> Tensor:
-    assert total is not None, "every layer is fed"
-    return total
 
 
 def _of_one(v: Tensor | Ends, r: int) -> Tensor | Ends:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eqprop.autodiff import in_own_precision
 from eqprop.functional import layer_shapes
-from eqprop.models.connections import Connection, Ends, Init, Shape
-from eqprop.models.graph import INPUT, Graph, Link, Wiring, _fed, _gather
+from eqprop.models.connections import Connection, Ends, Init, Shape, fed
+from eqprop.models.graph import INPUT, Graph, Link, Wiring, _gather
 from eqprop.models.network import (
     AnyActivation,
     ConnectedNet,
@@ -121,7 +121,7 @@ class PredictiveCoding(Graph):
         for link in self._inner:
             if link.post == n:
                 _gather(total, s, n, self._call(link, link.connection.forward, s[link.pre]))
-        return _fed(total[n])
+        return fed(total[n])
 
     def primitive(self, x: Tensor, s: State) -> Tensor:
         lead, drive = self.sample_dims(x), self.drive(x)
@@ -141,8 +141,8 @@ class PredictiveCoding(Graph):
                 forward, pull = self._passed(link, drive, s)
                 _gather(total, s, link.post, forward)
                 back += [(link.post, link.pre, pull)] if link.pre in layers else []
-        new: list[Tensor] = [self.activations[n](_fed(total[n])) if n in layers else v for n, v in enumerate(s)]
-        errors = {m: self._error(m, _fed(total[m]), s[m]) for m in reached}
+        new: list[Tensor] = [self.activations[n](fed(total[n])) if n in layers else v for n, v in enumerate(s)]
+        errors = {m: self._error(m, fed(total[m]), s[m]) for m in reached}
         for post, pre, pull in back:
             new[pre] = new[pre] + pull(errors[post]).view_as(s[pre])
         return tuple(v.expand_as(s[n]) for n, v in enumerate(new))

@@ -30,7 +30,7 @@ def make_optimizer(spec: Spec, model: Dynamics, cost: Cost | None = None) -> tor
     options = dict(of.options)
     try:
         optimizer: torch.optim.Optimizer = optimizer_class(of.kind)(groups, **options)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ValueError(f"The optimizer {of.kind} does not take the options {options}: {error}.") from error
     if any(DECOUPLED in group for group in groups):
         optimizer.register_step_pre_hook(_shrink)

@@ -59,15 +59,7 @@ def prepare_new(folder: Path) -> None:
         raise FileExistsError(
             f"{folder} already holds a run. Continue it with {command('resume', folder)}, or choose another --out."
         )
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder for the run. Choose another --out.")
-    # A run stopped before it started leaves only a lock and temporary files.
-    foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
-    if foreign:
-        listing = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
-        raise FileExistsError(
-            f"{folder} is not empty and not a run (it holds {listing}). Choose a new or an empty folder with --out."
-        )
+    check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(open_lock(folder / LOCK))
@@ -75,6 +67,16 @@ def prepare_new(folder: Path) -> None:
         raise type(error)(
             f"Cannot write to {folder}: {error.strerror or error}. Choose a folder you may write to with --out."
         ) from error
+
+
+def check_free(folder: Path) -> None:
+    """Raise unless the folder is missing or empty, but for what a process leaves that was stopped as it began."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; expected a folder. Choose another --out.")
+    foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
+    if foreign:
+        listing = ", ".join(sorted(foreign)[:5]) + (", ..." if len(foreign) > 5 else "")
+        raise FileExistsError(f"{folder} holds something else ({listing}). Choose a new or an empty folder with --out.")
 
 
 @contextmanager

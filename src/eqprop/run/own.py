@@ -148,6 +148,8 @@ def is_own(target: object) -> bool:
 
 def load_own(where: str) -> OwnFunction:
     """FILE.py:FUNCTION, package.module:FUNCTION or a registered model as `OwnFunction`."""
+    if not isinstance(where, str):
+        raise ValueError(f"The model is {where!r}; expected FILE.py:FUNCTION, package.module:FUNCTION or a name.")
     return OwnFunction(MODELS[where] if where in MODELS else load_function(where), where)
 
 

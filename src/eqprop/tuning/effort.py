@@ -20,7 +20,7 @@ from eqprop.files import write_json
 from eqprop.models.graph import Graph
 from eqprop.run.api import begin_or_resume
 from eqprop.run.evaluate import load
-from eqprop.run.folder import LOCK, read_json
+from eqprop.run.folder import check_free, read_json
 from eqprop.run.log import read_metrics
 from eqprop.run.own import Factory
 from eqprop.run.session import Session
@@ -247,18 +247,11 @@ def prepare_folder(folder: Path, request: Mapping[str, Any]) -> bool:
 
     Raises if the folder holds another request or other files.
     """
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder for the results. Choose another --out.")
     wanted = json.loads(json.dumps(request))
     if (folder / REQUEST).is_file():
         _check_same(folder, read_json(folder / REQUEST, "the request of the tuning"), wanted)
         return True
-    foreign = [p.name for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part"] if folder.exists() else []
-    if foreign:
-        raise FileExistsError(
-            f"{folder} is not empty and holds no tuning ({', '.join(sorted(foreign)[:5])}). Choose a new or empty "
-            "folder with --out."
-        )
+    check_free(folder)
     try:
         write_json(folder / REQUEST, wanted)
     except OSError as error:
