@@ -171,6 +171,9 @@ NETS = {
     "implicit": lambda: Layered((5, 20, 10), "prototypical", "tanh", nudge_site="implicit", seed=0),
     "implicit, clamped": lambda: graph(activation="hard-sigmoid", nudge_site="implicit", seed=0),
     "implicit, energy-based": lambda: graph(setting="energy-based", eps=0.3, nudge_site="implicit", seed=0),
+    "implicit, energy-based, at rest": lambda: Layered(
+        (5, 20, 10), "energy-based", "tanh", eps=0.5, nudge_site="implicit", init="default", seed=0
+    ),
     "own parts": lambda: mixed(seed=0),
     "own parts, energy-based": lambda: mixed(setting="energy-based", eps=0.3, seed=0),
     "own energy": energy,
