@@ -61,6 +61,19 @@ def test_a_healthy_net_is_not_accused(name: str) -> None:
     assert "No cause found" in found.verdict
 
 
+@pytest.mark.parametrize(("setting", "said"), [("prototypical", True), ("energy-based", False)])
+def test_half_the_arithmetic_is_pointed_out_where_it_is_free(setting: str, said: bool) -> None:
+    torch.manual_seed(SEED)
+    extra = {} if setting == "prototypical" else {"eps": 0.5}
+    model = Layered((3, 8, 5), setting, activation="tanh", init="default", seed=SEED, **extra).double()
+    asked = (model, eqprop.SquaredError(), torch.rand(10, 5).double(), 0.5 * torch.rand(10, 3).double())
+    found = eqprop.doctor(*asked, EP(T=200, K=100, beta=0.01))
+    assert found.healthy, str(found)
+    assert any("schedule='alternating'" in remark for remark in found.remarks) == said
+    alternating = eqprop.doctor(*asked, EP(T=200, K=100, beta=0.01, schedule="alternating" if said else "synchronous"))
+    assert not any("two halves" in remark for remark in alternating.remarks)
+
+
 def test_every_cause_that_generators_plant_is_known() -> None:
     assert {make(SEED).cause for make in AILING.values()} <= set(CAUSES)
     assert len(AILING) >= 20

@@ -97,14 +97,15 @@ class Finding:
         parts = []
         if self.change:
             tried = f" (tried on this batch: {self.tried})" if self.tried else ""
-            parts.append(f"Use {_settings(self.change, voice)}{tried}.")
+            parts.append(f"Use {settings(self.change, voice)}{tried}.")
         return " ".join([*parts, *([self.advice] if self.advice else [])])
 
     def text(self, voice: Voice = "python") -> str:
         return f"{CAUSES[self.cause]}: {self.shown_by}. {self.remedy(voice)}".strip()
 
 
-def _settings(change: Mapping[str, Any], voice: Voice) -> str:
+def settings(change: Mapping[str, Any], voice: Voice) -> str:
+    """Values of settings, as who asks writes them."""
     if voice == "command line":
         words = [IN_SHELL[n].format(v) if n in IN_SHELL else f"{OPTIONS[n]} {v}" for n, v in change.items()]
         return " ".join(words)
@@ -119,7 +120,7 @@ class Diagnosis:
 
     finding     the first cause, or None for a net that has none of those looked for
     passed      the checks before it and what each measured
-    remarks     what is not as the theorem has it, yet does no harm
+    remarks     what is not as the theorem has it, yet does no harm; what would be had for less
     restless    what would bring the free phase closer to its rest, where its gradient does not suffer
     seconds     wall time
     cosine      of EP's whole gradient to the exact one, where that was the last question and no cause was found
