@@ -82,7 +82,7 @@ def run_document(folder: Path) -> Document:
         if guard := line.get("precision"):
             trial.setdefault("cosine_with_float32", []).append(guard["with_float32"]["whole"]["cosine"])
     ran = sessions(folder)
-    # Where a folder lay on the machine that made it concerns nobody.
+    # Strip local paths.
     made = [{**s["provenance"], "command": re.sub(r"\S*/", "", s["provenance"]["command"])} for s in ran]
     return {
         "experiment": described["experiment"],

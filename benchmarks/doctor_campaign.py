@@ -4,9 +4,9 @@
 
 Thresholds were fixed on seeds 0 to 4; the shares reported are those of seeds 40 to 44, which were not
 looked at before. Tests use others. With --remedies, what the doctor names is followed as the user of the net would
-(tests/helpers/mends.py), settings and words. A net is cured where EP's gradient then has a cosine of 0.99 to recurrent
-backprop at the steady state, in float64, or where training it by EP leaves no more of its loss, to within 5 % of
-the first, than training the net as it was before it was broken by the exact gradient.
+(tests/helpers/remedies.py), settings and words. A net is cured where EP's gradient then has a cosine of 0.99 to
+recurrent backprop at the steady state, in float64, or where training it by EP leaves no more of its loss, to within
+5 % of the first, than training the net as it was before it was broken by the exact gradient.
 
     python -m benchmarks.doctor_campaign --seeds 5-9 --healthy 200-216 --remedies results/doctor-remedies.json
 """
@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from helpers import mends
+from helpers import remedies
 from helpers.ailing_nets import AILING, HEALTHY, Case
 
 from eqprop.files import write_json
@@ -34,22 +34,22 @@ from eqprop.provenance import provenance
 FIXED_ON, REPORTED_ON = range(5), range(40, 45)
 
 
-def remedies(seeds: Sequence[int], healthy: Sequence[int]) -> dict[str, Any]:
+def followed(seeds: Sequence[int], healthy: Sequence[int]) -> dict[str, Any]:
     """How often the named remedies cure, those called verified above all, and which healthy nets are accused."""
     rows: list[dict[str, Any]] = []
     for name, make in AILING.items():
         for seed in seeds:
             case = make(seed)
-            found = mends.ask(case)
+            found = remedies.ask(case)
             row: dict[str, Any] = {"net": f"{name} {seed}", "cause_named": found.cause == case.cause}
             if (finding := found.finding) is not None:
                 row |= {"change": dict(finding.change), "verified": finding.verified}
-                row |= {**mends.worth(case, finding), "text": found.verdict}
+                row |= {**remedies.worth(case, finding), "text": found.verdict}
             else:
                 row |= {"verified": False, "cured": False, "text": found.verdict}
             rows.append(row)
             print({k: v for k, v in row.items() if k != "text"}, flush=True)
-    called = {f"{name} {seed}": mends.ask(make(seed)) for name, make in HEALTHY.items() for seed in healthy}
+    called = {f"{name} {seed}": remedies.ask(make(seed)) for name, make in HEALTHY.items() for seed in healthy}
     verified = [row for row in rows if row["verified"]]
     return {
         "ailing": len(rows),
@@ -73,7 +73,7 @@ def remedies(seeds: Sequence[int], healthy: Sequence[int]) -> dict[str, Any]:
 
 def ask(case: Case) -> dict[str, Any]:
     began, worked = time.perf_counter(), time.process_time()
-    found = mends.ask(case)
+    found = remedies.ask(case)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     change = dict(found.finding.change) if found.finding else {}
     return {
@@ -137,9 +137,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if asked.remedies is not None:
         given = {"seeds": asked.seeds, "healthy_seeds": asked.healthy}
-        told = remedies(_seeds(asked.seeds), _seeds(asked.healthy))
-        print(json.dumps({k: v for k, v in told.items() if isinstance(v, int)}, indent=2))
-        write_json(asked.remedies, {**given, **told, "provenance": provenance("cpu")})
+        counts = followed(_seeds(asked.seeds), _seeds(asked.healthy))
+        print(json.dumps({k: v for k, v in counts.items() if isinstance(v, int)}, indent=2))
+        write_json(asked.remedies, {**given, **counts, "provenance": provenance("cpu")})
         return
     seeds = _seeds(asked.seeds)
     found = campaign(seeds, asked.only, talk=True)

@@ -35,10 +35,7 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns what the closure does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _called(closure)
         for group in self.param_groups:
             first, second = group["betas"]
             for p in group["params"]:
@@ -72,10 +69,7 @@ class Bop(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the first makes weights binary. Returns what the closure does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _called(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -90,6 +84,14 @@ class Bop(torch.optim.Optimizer):
                 kept: Tensor = state["low_pass"].lerp_(p.grad, group["lr"])
                 p.mul_(torch.where(kept * p.sign() > group["threshold"], -1.0, 1.0))
         return loss
+
+
+def _called(closure: Callable[[], Any] | None) -> Any:
+    """What the closure of a step returns, with gradients recorded; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {

@@ -309,10 +309,10 @@ def difference(a: Step, b: Step) -> Step:
 
 
 def moved_contrast(model: PrimitiveDynamics, x: Tensor, after: State, before: State, begun: State) -> dict[str, Tensor]:
-    """The contrast of two states of a nudged phase that begun at a state.
+    """The contrast of two states of a nudged phase that began at a state `begun`.
 
     Where there is no Phi, contrasts are of the move seen from the state it leaves: here both are seen from where the
-    phase begun, so that those of its steps add up to that of the whole.
+    phase began, so that those of its steps add up to that of the whole.
     """
     if model.conservative or before is begun:
         return model.contrast(x, after, before)
@@ -323,7 +323,7 @@ def moved_contrast(model: PrimitiveDynamics, x: Tensor, after: State, before: St
 def update(model: Dynamics, x: Tensor, before: State, after: State, unit: Factor, begun: State | None = None) -> Step:
     """The update of neurons and synapses by one step of a nudged phase, times `unit`  [eq:delta-ep].
 
-    begun   where the phase begun, which nets without a Phi ask for; None: at `before`
+    begun   where the phase began, which nets without a Phi ask for; None: at `before`
     """
     moved = tuple(by_network(unit, v) * v for v in subtract(after, before))
     if not isinstance(model, PrimitiveDynamics):

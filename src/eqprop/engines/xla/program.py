@@ -235,7 +235,7 @@ class Pieces:
         return self._piece(key, run, moving, self.s if around else (), names)
 
     def contrasts_around(self, kind: Kind) -> bool:
-        """Whether the contrast asks for where the phase begun: as a difference of it, or where there is no Phi."""
+        """Whether the contrast asks for where the phase began: as a difference of it, or where there is no Phi."""
         return kind.difference or (kind.symmetric and not getattr(self.model, "conservative", True))
 
     def update(self, update_of: Update, kind: Kind) -> tuple[Piece, list[Name]]:
